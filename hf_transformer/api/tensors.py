@@ -102,13 +102,13 @@ def _switch_on(
         InvalidInput: an output is unknown, or the request's own parameter switches it off.
     """
     for wanted in request.outputs:
-        switch = switches.get(wanted.name)
+        switch = switches.get(wanted)
         if switch is not None:
             if parameters.setdefault(switch, True) is not True:
-                raise InvalidInput(f"outputs: {wanted.name!r} is asked for, and {where}{switch} switches it off")
-        elif wanted.name != output:
+                raise InvalidInput(f"outputs: {wanted!r} is asked for, and {where}{switch} switches it off")
+        elif wanted != output:
             known = ", ".join((output, *switches))
-            raise InvalidInput(f"outputs: {wanted.name[:100]!r} is unknown, expected one of {known}")
+            raise InvalidInput(f"outputs: {wanted[:100]!r} is unknown, expected one of {known}")
 
 
 def _wanted(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
@@ -116,7 +116,7 @@ def _wanted(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
     if not request.outputs:
         return outputs
     by_name = {tensor.name: tensor for tensor in outputs}
-    return [by_name[wanted.name] for wanted in request.outputs]
+    return [by_name[name] for name in request.outputs]
 
 
 # The tensors of Triton's backends
@@ -126,7 +126,7 @@ def is_for_backend(model: Model, request: InferRequest) -> bool:
     """Whether a request is in the form of Triton's backends; ``text_input`` alone is a name of V2's own input, too."""
     if PROMPT not in request.inputs or not isinstance(model.task, TextGeneration):
         return False
-    return len(request.inputs) > 1 or any(one.name == ANSWER or one.name in FURTHER for one in request.outputs)
+    return len(request.inputs) > 1 or any(name == ANSWER or name in FURTHER for name in request.outputs)
 
 
 def read_as_backend(model: Model, request: InferRequest) -> GenerateRequest:

@@ -11,25 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Final
 
 import numpy as np
 import orjson
 
 from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.tensors import Malformed, Unwritable, json_kind, shorten
-from hf_transformer.types import Json, Tensor
+from hf_transformer.types import NUMPY_DTYPES, Json, Tensor
 
-_RAW_ONLY: Final = frozenset({"FP16", "BF16"})
-"""Datatypes that Triton reads and writes only as raw bytes."""
-
-_RESERVED: Final = frozenset({"id", "model_name", "model_version"})
-"""The keys of a response beside its outputs."""
-
-_MOST_LINES: Final = 10_000
+_MOST_LINES = 10_000
 """Of data in one event. Each takes 40 bytes more than it has; Triton's events have one."""
-
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
@@ -38,7 +30,7 @@ def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
 
 
 def _json(tensor: Tensor) -> Json:
-    if tensor.datatype in _RAW_ONLY:
+    if tensor.datatype in ("FP16", "BF16"):
         raise Unwritable(f"tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for")
     values = tensor.data.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
@@ -62,7 +54,7 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     if "error" in response and "error" not in outputs:
         error = response["error"]
         return (error if isinstance(error, str) else shorten(error, 500)) or "''", {}
-    names = outputs or response.keys() - _RESERVED
+    names = outputs or response.keys() - {"id", "model_name", "model_version"}
     return "", {name: _tensor(name, response[name]) for name in names if name in response}
 
 
@@ -74,12 +66,9 @@ def _tensor(name: str, value: Json) -> Tensor:
         data[:] = [text.encode() for text in values]
         return Tensor(name, "BYTES", data)
     try:
-        if kinds == {bool}:
-            return Tensor(name, "BOOL", np.array(values, np.bool_))
-        if kinds == {int}:
-            return Tensor(name, "INT64", np.array(values, np.int64))
-        if kinds <= {int, float}:
-            return Tensor(name, "FP64", np.array(values, np.float64))
+        for datatype, taken in (("BOOL", {bool}), ("INT64", {int}), ("FP64", {int, float})):
+            if kinds <= taken:
+                return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]))
     except OverflowError as exc:
         raise Malformed(f"{name!r} holds a number beyond 64 bits") from exc
     raise Malformed(f"{shorten(name)!r} is {json_kind(value)}, expected an element, or a flat list of one kind")

@@ -29,7 +29,6 @@ from hf_transformer.protocol.inbound import (
     BINARY_DATA_SIZE,
     InferRequest,
     InferResponse,
-    RequestedOutput,
     check_input_parameters,
     check_number,
     read_flag,
@@ -115,9 +114,8 @@ def encode_infer_response(
     that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that no response follows.
     ``parameters`` are those of one of several responses, which then says in either case whether it is the last one.
     """
-    message = pb.ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
+    name, version = response.model_name, response.model_version
+    message = pb.ModelInferResponse(model_name=name, model_version=version, id=response.id)
     if final or parameters is not None:
         message.parameters[FINAL_RESPONSE].bool_param = final
     for name, value in (parameters or {}).items():
@@ -220,7 +218,7 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
     return read_raw(name, datatype, shape, raw, max_elements)
 
 
-def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
+def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, bool | None]:
     check_number("outputs", len(entries))
     return requested_outputs(
         (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))

@@ -10,25 +10,16 @@ from hf_transformer.types import Json, Tensor, Texts
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make
-class RequestedOutput:
-    """An output that a request names; immutable by convention. ``binary`` is None where the whole request decides."""
-
-    name: str
-    binary: bool | None = None
-
-
-@dataclass(slots=True)
 class InferRequest:
     """A client's request; immutable by convention.
 
-    ``inputs`` are by name. ``id`` is empty if the client gave none. ``outputs`` is empty if the client wants all of
-    them. ``parameters`` are the request's without ``binary_data_output``, which is in ``binary``: whether outputs
-    without a wish of their own are sent raw. ``model_name`` and ``model_version`` are those in the body, empty if there
-    are none.
+    ``inputs`` are by name. ``outputs`` has the names that the client wants, none if it wants all, and for each whether
+    it is sent raw, None where ``binary`` decides. ``parameters`` are the request's without ``binary_data_output``,
+    which is in ``binary``. ``id``, ``model_name`` and ``model_version`` are those in the body, empty if there are none.
     """
 
     inputs: Mapping[str, Tensor | Texts]
-    outputs: Sequence[RequestedOutput] = ()
+    outputs: Mapping[str, bool | None] = field(default_factory=dict)
     parameters: Mapping[str, Json] = field(default_factory=dict)
     id: str = ""
     binary: bool = False
@@ -37,10 +28,8 @@ class InferRequest:
 
     def wants_binary(self, output: str) -> bool:
         """Whether an output is sent raw."""
-        for wanted in self.outputs:
-            if wanted.name == output and wanted.binary is not None:
-                return wanted.binary
-        return self.binary
+        wish = self.outputs.get(output)
+        return self.binary if wish is None else wish
 
 
 @dataclass(slots=True)
@@ -54,10 +43,9 @@ class InferResponse:
 
 
 BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
-CONTENT_TYPE = "content_type"
-"""The parameter of an input with which clients of MLServer and Seldon tell the content of a tensor of bytes."""
-TEXT = "str"
-"""Its value for text in UTF-8, the only content of BYTES here."""
+CONTENT_TYPE, TEXT = "content_type", "str"
+"""The parameter of an input with which clients of MLServer and Seldon tell the content of a tensor of bytes, and its
+value for text in UTF-8, the only one that is taken here."""
 
 MOST_TENSORS = 16
 """Inputs, or outputs, of a request: more than any task has."""
@@ -110,16 +98,16 @@ def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, 
     return read_texts(name, shape, raw_elements(name, shape, raw))
 
 
-def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list[RequestedOutput]:
-    """The outputs of a request, from their checked names and their parameters.
+def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> dict[str, bool | None]:
+    """The outputs of a request, from their checked names and their parameters, as InferRequest has them.
 
     Raises Malformed for a name that comes twice, an unknown parameter, or a ``binary_data`` that is no flag.
     """
-    outputs: dict[str, RequestedOutput] = {}
+    outputs: dict[str, bool | None] = {}
     for name, parameters in entries:
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
         where = f"outputs: the parameters of {name!r}"
         check_keys(where, parameters, (BINARY_DATA,))
-        outputs[name] = RequestedOutput(name, read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
-    return list(outputs.values())
+        outputs[name] = read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA))
+    return outputs

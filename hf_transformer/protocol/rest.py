@@ -30,7 +30,6 @@ from hf_transformer.protocol.tensors import (
 from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-MOST_DIGITS = 19
 _BINARY: Json = {"binary_data": True}
 
 # Inference
@@ -53,19 +52,14 @@ def encode_infer_request(
     for tensor in inputs:
         chunk = raw_view(tensor)
         chunks.append(chunk)
-        entries.append(
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype,
-                "shape": tensor.data.shape,
-                "parameters": {"binary_data_size": len(chunk)},
-            }
-        )
+        entry: Json = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
+        entry["parameters"] = {"binary_data_size": len(chunk)}
+        entries.append(entry)
     if not outputs:
         return orjson.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}), chunks
-    wanted: list[Json] = []
-    for name in outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
-        wanted.append({"name": name, "parameters": placements[name].parameters if name in placements else _BINARY})
+    wanted: list[Json] = [  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
+        {"name": name, "parameters": placements[name].parameters if name in placements else _BINARY} for name in outputs
+    ]
     return orjson.dumps({"inputs": entries, "outputs": wanted}), chunks
 
 
@@ -134,7 +128,7 @@ def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | N
 
 def parse_header_length(value: bytes) -> int:
     """The value of the HTTP header HEADER_LENGTH. Raises Malformed for anything but a number."""
-    if len(value) > MOST_DIGITS or not value.strip().isdigit():
+    if len(value) > 19 or not value.strip().isdigit():
         raise Malformed(f"{HEADER_LENGTH} is {shorten(value.decode('latin-1'))}, expected a number of bytes")
     return int(value)
 

@@ -18,7 +18,6 @@ from hf_transformer.protocol.inbound import (
     BINARY_DATA_SIZE,
     InferRequest,
     InferResponse,
-    RequestedOutput,
     check_input_parameters,
     check_keys,
     check_number,
@@ -46,7 +45,6 @@ REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_ve
 INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
 OUTPUT_KEYS = ("name", "parameters")
 NOTHING = memoryview(b"")
-NO_PARAMETERS: Mapping[str, Json] = {}
 
 
 def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
@@ -70,7 +68,7 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     )
     return InferRequest(
         _inputs(header.get("inputs"), raw, len(text) // 2 + 1, max_elements),  # an element takes two bytes: "1,"
-        _outputs(header["outputs"]) if "outputs" in header else [],
+        _outputs(header["outputs"]) if "outputs" in header else {},
         parameters,
         _string("id", header) if "id" in header else "",
         binary or False,
@@ -122,36 +120,30 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
         datatype = checked_datatype(name, entry.get("datatype"))
         shape = checked_shape(name, entry.get("shape"))
         data = entry.get("data")
-        if size is None:
-            tensors[name] = _read_json(name, datatype, shape, data, room, max_elements)
-        elif data is None:
+        if (size is None) is (data is None):
+            has = "neither data nor" if data is None else "both data and"
+            raise Malformed(f"tensor {name!r} has {has} {BINARY_DATA_SIZE}")
+        if size is not None:
             tensors[name] = read_raw(name, datatype, shape, raw[position : position + size], max_elements)
             position += size
+            continue
+        check_count(name, shape, room, max_elements)
+        if datatype == "BYTES":
+            tensors[name] = Texts(name, shape, json_strings(name, shape, data))
         else:
-            raise Malformed(f"tensor {name!r} has both data and {BINARY_DATA_SIZE}")
+            tensors[name] = Tensor(name, datatype, decode_json(name, datatype, shape, data))
     if position != len(raw):
         raise Malformed(f"body: {len(raw) - position} bytes stand behind the last tensor")
     return tensors
 
 
-def _read_json(
-    name: str, datatype: str, shape: tuple[int, ...], data: Json, room: int, max_elements: int
-) -> Tensor | Texts:
-    if data is None:
-        raise Malformed(f"tensor {name!r} has neither data nor {BINARY_DATA_SIZE}")
-    check_count(name, shape, room, max_elements)
-    if datatype == "BYTES":
-        return Texts(name, shape, json_strings(name, shape, data))
-    return Tensor(name, datatype, decode_json(name, datatype, shape, data))
-
-
-def _outputs(entries: Json) -> list[RequestedOutput]:
+def _outputs(entries: Json) -> dict[str, bool | None]:
     if entries is None:
-        return []
+        return {}
     return requested_outputs(
         (
             name := _name(f"outputs[{index}]", one, OUTPUT_KEYS),
-            _parameters(f"outputs: the parameters of {name!r}", one) if "parameters" in one else NO_PARAMETERS,
+            _parameters(f"outputs: the parameters of {name!r}", one) if "parameters" in one else {},
         )
         for index, one in enumerate(_entries("outputs", entries))
     )

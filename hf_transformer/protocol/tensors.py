@@ -45,18 +45,9 @@ _LENGTH = struct.Struct("<I")
 _SHORT = Repr()
 _SHORT.maxlist = _MAX_RANK
 """Looks only at the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
-_JSON_TYPES: dict[str, frozenset[type]] = {
-    "b": frozenset({bool}),
-    "u": frozenset({int}),
-    "i": frozenset({int}),
-    "f": frozenset({int, float}),
-}
+_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """The types of JSON values that are elements of each kind of numpy dtype."""
-_STRINGS = frozenset({str})
-"""The same for BYTES."""
-
-_JSON_KINDS: dict[type, str] = {
-    type(None): "null",
+_JSON_KINDS = {
     bool: "a boolean",
     int: "a number",
     float: "a number",
@@ -194,7 +185,12 @@ def raw_view(tensor: Tensor) -> bytes | memoryview:
     if data.dtype is not NUMPY_DTYPES.get(tensor.datatype):
         if tensor.datatype == "BYTES":
             return _framed(data)
-        data = _as_datatype(tensor)
+        try:
+            data = data.astype(_AS_VALUES[tensor.datatype], casting="same_kind")
+        except (KeyError, TypeError) as exc:
+            raise Unwritable(f"tensor {tensor.name!r} is {tensor.datatype}, its data is {data.dtype}") from exc
+        if tensor.datatype == "BF16":
+            data = _round_to_bfloat16(data)
     return data.tobytes() if data.nbytes < _WORTH_A_VIEW else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
 
 
@@ -205,16 +201,6 @@ def _framed(elements: Array) -> bytes:
         element = value.encode() if isinstance(value, str) else bytes(value)
         written += (_LENGTH.pack(len(element)), element)
     return b"".join(written)
-
-
-def _as_datatype(tensor: Tensor) -> Array:
-    """The data as the numpy type that travels for its datatype. Raises Unwritable where there is none."""
-    try:
-        data = tensor.data.astype(_AS_VALUES[tensor.datatype], casting="same_kind")
-    except (KeyError, TypeError) as exc:
-        message = f"tensor {tensor.name!r} is {tensor.datatype}, its data is {tensor.data.dtype}"
-        raise Unwritable(message) from exc
-    return _round_to_bfloat16(data) if tensor.datatype == "BF16" else data
 
 
 def _round_to_bfloat16(data: Array) -> Array:
@@ -246,7 +232,7 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> A
 def json_strings(name: str, shape: Sequence[int], data: Json) -> list[str]:
     """The elements of a BYTES tensor in JSON. Raises Malformed unless all are strings, as many as the shape takes."""
     elements, kinds = _flattened(name, shape, data)
-    if not kinds <= _STRINGS:
+    if not kinds <= {str}:
         raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
     return elements
 
@@ -310,7 +296,7 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def json_kind(value: Json) -> str:
     """The kind of a JSON value in words; the value itself stays out of messages where it may be a prompt."""
-    return _JSON_KINDS.get(type(value), type(value).__name__)
+    return "null" if value is None else _JSON_KINDS[type(value)]
 
 
 # Outputs in shared memory
@@ -326,9 +312,9 @@ class Placement:
     """The place in shared memory that the predictor writes one output to, instead of into its response.
 
     ``memory`` is the part of the region, from ``offset`` on, that belongs to the output. ``file`` is the descriptor of
-    the region's file: whoever else may write it can also cut it, and a read of mapped memory behind its end would end
-    the process (SIGBUS). Three parameters of the
-    requested output name the place; the response then has the output's name, datatype and shape, and nothing else.
+    the region's file: another process that writes it can also cut it, and a read of mapped memory behind its end would
+    end the process (SIGBUS). Three parameters of the requested output name the place; the response then has the
+    output's name, datatype and shape, and nothing else.
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
     """

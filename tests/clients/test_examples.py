@@ -18,10 +18,8 @@ from tests.service import Service
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENTS = {
-    "openai_client": "clients",
-    "langchain_chain": "langchain",
-    "tritonclient_infer": "clients",
-    "gradio_app": "langchain",
+    **dict.fromkeys(("openai_client", "tritonclient_infer"), "clients"),
+    **dict.fromkeys(("langchain_chain", "gradio_app"), "langchain"),
 }
 """The environment of scripts/test_clients that has what a script needs."""
 CALL_GRADIO = """

@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from hf_transformer.commands.local_triton import SHARED_MEMORY
-from tests.faults.drain import NAME, ROUNDS, TITLE, drain
 from tests.faults.faults import FAULTS
 from tests.faults.private_namespace import NoNamespace, enter, inside
 from tests.faults.records import Record, kinds, statuses
 from tests.faults.rig import SETUPS, Rig
-from tests.faults.suite import Result, Suite
+from tests.faults.suite import DRAIN, DRAIN_TITLE, ROUNDS, Result, Suite, drain
 from tests.faults.texts import make_texts, write_model_folder
 
 PRIVATE = {fault.name for fault in FAULTS if fault.private}
@@ -29,7 +28,7 @@ REQUESTS = 1700
 """Of each fault in each setup: 18 faults in 4 setups make more than 100,000."""
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin: written by scripts/test_faults --write -->", "<!-- end -->"
-TITLES = {fault.name: fault.title for fault in FAULTS} | {NAME: TITLE}
+TITLES = {fault.name: fault.title for fault in FAULTS} | {DRAIN: DRAIN_TITLE}
 HEAD = (
     "| fault | requests | right | clean errors | not answered | left | wrong "
     "| hanging | first right answer | 99 % right |\n|---|---|---|---|---|---|---|---|---|---|"
@@ -50,7 +49,6 @@ def row(title: str, results: Sequence[Result]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """A row per fault, and one for all."""
     rows = [
         row(title, [one for one in results if one.fault == name])
         for name, title in TITLES.items()
@@ -97,7 +95,6 @@ def main() -> int:
 
 
 def run_setup(number: int, folder: Path, names: Sequence[str], requests: int) -> list[Result]:
-    """All the faults in one setup."""
     model_folder = folder / "hugging_face"
     results: list[Result] = []
     there = set(SHARED_MEMORY.iterdir())
@@ -115,7 +112,7 @@ def run_setup(number: int, folder: Path, names: Sequence[str], requests: int) ->
                 do(partial(suite.run, fault))
         if results:
             results[-1].problems.extend(suite.close())
-        for flags in ROUNDS if NAME in names else ():
+        for flags in ROUNDS if DRAIN in names else ():
             do(partial(drain, rig, *flags))
     if inside() and (left := set(SHARED_MEMORY.iterdir()) - there):
         results[-1].problems.append(f"left in shared memory: {sorted(path.name for path in left)}")

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_transformer.commands.local_triton import SHARED_MEMORY, poll
 from tests.faults.load import Load
@@ -42,7 +42,7 @@ class Fault:
 
     Args:
         begin: does it. The load runs.
-        end: ends it; the fault is over when this returns. None: it needs no end.
+        end: ends it; the fault is over when this returns.
         hold: requests that are to end while it lasts.
         hold_seconds: how long it lasts at least.
         allowed: how requests may end beside right answers and documented errors.
@@ -67,7 +67,7 @@ class Fault:
     hold_seconds: float = 0.0
     allowed: frozenset[Kind] = frozenset()
     flags: tuple[str, ...] | None = None
-    prepare: Callable[[Rig], None] = field(default=lambda rig: None)
+    prepare: Callable[[Rig], None] | None = None
     restore: Act = nothing
     host: str = "127.0.0.1"
     from_start: bool = False
@@ -112,29 +112,16 @@ def kill_stubs(scene: Scene) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def misbehave(**what: float | str) -> Act:
-    return lambda scene: scene.rig.control(**what)
+def misbehaving(**what: float | str) -> tuple[Act, Act]:
+    """The model does so in every so many requests, and then no more."""
+    return lambda scene: scene.rig.control(**what), lambda scene: scene.rig.control()
 
 
 def fill_shared_memory(rig: Rig) -> None:
-    """Leaves less than a page, in a /dev/shm that is ours alone."""
+    """Leaves nothing, in a /dev/shm that is ours alone."""
     with FILLING.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 20))
-                file.flush()
-        except OSError:
-            free = os.statvfs(SHARED_MEMORY)
-    left = free.f_bavail * free.f_frsize
-    with FILLING.open("ab") as file:
-        try:
-            file.write(bytes(left))
-        except OSError:
-            return
-
-
-def free_shared_memory(scene: Scene) -> None:
-    FILLING.unlink()
+        free = os.statvfs(SHARED_MEMORY)
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
 
 
 def other_version(scene: Scene) -> None:
@@ -169,7 +156,6 @@ def with_labels(old: int, new: int, versions: tuple[int, ...]) -> Act:
 
 
 def name_the_predictor(scene: Scene) -> None:
-    """The name resolves from now on."""
     with hosts_file().open("a") as file:
         file.write(f"127.0.0.1 {NAME}\n")
 
@@ -185,25 +171,21 @@ def kill_a_worker(scene: Scene) -> None:
     os.kill(workers[0], signal.SIGKILL)
 
 
-def every_third(fault: str) -> tuple[Act, Act]:
-    return misbehave(fault=fault, every=3), misbehave()
-
-
 FAULTS = (
-    Fault("slow", "model slow: 0.3 s for each batch", misbehave(delay=0.3, every=1), misbehave()),
+    Fault("slow", "model slow: 0.3 s for each batch", *misbehaving(delay=0.3, every=1)),
     Fault("late", "every 20th batch answered after the timeout (1.3 s, timeout 1 s)",
-          misbehave(delay=1.3, every=20), misbehave(), hold=2000, hold_seconds=10.0,
+          *misbehaving(delay=1.3, every=20), hold=2000, hold_seconds=10.0,
           flags=("--predictor_request_timeout_seconds=1", "--max_batches_in_flight=8")),
-    Fault("raises", "every 3rd batch fails in the model", *every_third("raises")),
-    Fault("shape", "every 3rd batch with a label too few", *every_third("wrong_shape")),
-    Fault("rows", "every 3rd batch with a row too many", *every_third("wrong_rows")),
-    Fault("dtype", "every 3rd batch FP64 instead of FP32", *every_third("wrong_dtype")),
-    Fault("nan", "every 3rd batch NaN", *every_third("nan")),
+    Fault("raises", "every 3rd batch fails in the model", *misbehaving(fault="raises", every=3)),
+    Fault("shape", "every 3rd batch with a label too few", *misbehaving(fault="wrong_shape", every=3)),
+    Fault("rows", "every 3rd batch with a row too many", *misbehaving(fault="wrong_rows", every=3)),
+    Fault("dtype", "every 3rd batch FP64 instead of FP32", *misbehaving(fault="wrong_dtype", every=3)),
+    Fault("nan", "every 3rd batch NaN", *misbehaving(fault="nan", every=3)),
     Fault("unload", "model unloaded and loaded again", unload, load, noticed=True),
     Fault("stub", "the model's processes killed; model reloaded", kill_stubs, reload,
           hold=60, noticed=True, may_end_triton=True, abandons=True),
     Fault("too_slow", "model too slow: 4 s, beyond the timeout",
-          misbehave(delay=4.0, every=1), misbehave(), hold=60, abandons=True),
+          *misbehaving(delay=4.0, every=1), hold=60, abandons=True),
     Fault("hang", "Triton hangs for 10 s (SIGSTOP, SIGCONT)",
           lambda scene: scene.rig.triton.suspend(), lambda scene: scene.rig.triton.resume(),
           hold=0, hold_seconds=10.0, noticed=True, abandons=True),
@@ -213,7 +195,7 @@ FAULTS = (
           other_version, restart_with_other_version, restore=first_version_again),
     Fault("no_fit", "Triton restarted with a model that does not fit, then with the old one",
           with_labels(16, 12, ()), with_labels(12, 16, (1,)), noticed=True),
-    Fault("shm_full", "/dev/shm full when the service starts", nothing, free_shared_memory,
+    Fault("shm_full", "/dev/shm full when the service starts", nothing, lambda scene: FILLING.unlink(),
           flags=(), prepare=fill_shared_memory, from_start=True, private=True, hidden=True),
     Fault("dns", "the predictor's name does not resolve at first", nothing, name_the_predictor,
           flags=(), prepare=forget_the_name, host=NAME, from_start=True, private=True, noticed=True),

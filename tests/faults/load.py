@@ -1,54 +1,70 @@
-"""Load of known answers, from a thread of its own so that the faults can be done by the main one."""
+"""Load of known answers, from a thread of its own so that the faults can be done by the main one.
+
+Its clients know the answers: some speak V1 over a plain socket, some V2 over gRPC.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
+import grpc
+import orjson
 import uvloop
 
-from tests.faults.clients import GrpcClient, RestClient
-from tests.faults.records import Record
-from tests.faults.texts import Text
+from hf_transformer.commands.local_triton import HOST
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
+from tests.faults.records import Kind, Record
+from tests.faults.texts import MODEL, Text
+from tests.service import Service
 
+TIMEOUT = 3.0
+"""--predictor_request_timeout_seconds."""
+PATIENCE = TIMEOUT + 12.0
+"""Seconds after which a request counts as hanging: generous, since the machine may be busy."""
+REST_CLIENTS, GRPC_CLIENTS = 24, 8
 PAUSE = 0.05
 """Seconds that a client waits after anything but an answer."""
+DOCUMENTED = {429, 502, 503, 504}
+RETRY_AFTER = {429, 503}
+STATUS_OF = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.INTERNAL: 502,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+LIBRARYS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),  # else the library itself asks again
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.005, 0.1
+"""Seconds, of the callers over gRPC that have little time."""
 
 
 class Load:
     """Clients that send one request after the other until they are stopped.
 
     Args:
-        address, grpc_address: where the service listens.
-        rest, grpc: how many clients of each kind there are.
-        patience: seconds after which a request counts as hanging.
         seed: each client's requests follow from it.
         until_refused: a client that finds nobody listening ends.
     """
 
-    def __init__(
-        self,
-        texts: Sequence[Text],
-        model: str,
-        address: str,
-        grpc_address: str,
-        *,
-        rest: int = 24,
-        grpc: int = 8,
-        patience: float,
-        seed: int = 0,
-        until_refused: bool = False,
-    ) -> None:
+    def __init__(self, texts: Sequence[Text], service: Service, seed: int, *, until_refused: bool = False) -> None:
         self.texts = texts
-        self.model = model
-        self.address = address
-        self.grpc_address = grpc_address
-        self.patience = patience
+        self.port = service.port
+        self.grpc_address = service.grpc_address
         self.records: list[Record] = []
         self.versions: Collection[int] = (1,)
-        self._counts = rest, grpc
+        """The versions of the model whose answers are right at present."""
         self._seed = seed
         self._until_refused = until_refused
         self._stopping = threading.Event()
@@ -56,7 +72,6 @@ class Load:
         self._thread = threading.Thread(target=self._run, name="load")
 
     def start(self) -> None:
-        """Begins; returns at once."""
         self._thread.start()
 
     def end(self) -> list[Record]:
@@ -82,10 +97,9 @@ class Load:
             self._error = error
 
     async def _clients(self) -> None:
-        rest, grpc = self._counts
         async with asyncio.TaskGroup() as group:
-            for number in range(rest + grpc):
-                kind = RestClient if number < rest else GrpcClient
+            for number in range(REST_CLIENTS + GRPC_CLIENTS):
+                kind = RestClient if number < REST_CLIENTS else GrpcClient
                 group.create_task(self._client(kind(self, self._seed * 1000 + number)))
 
     async def _client(self, client: RestClient | GrpcClient) -> None:
@@ -98,4 +112,153 @@ class Load:
                 if record.kind not in ("right", "left"):
                     await asyncio.sleep(PAUSE)
         finally:
-            await client.aclose()
+            await client.close()
+
+
+def choose(random_: random.Random, texts: Sequence[Text]) -> list[Text]:
+    kind = random_.random()
+    count = 1 if kind < 0.7 else random_.randint(2, 5) if kind < 0.95 else random_.randint(6, 40)
+    return random_.choices(texts, k=count)
+
+
+def is_right(predictions: Any, texts: Sequence[Text], versions: Collection[int]) -> bool:
+    """Whether these are the answers of one of the versions, every text's own and in their order."""
+    return any(predictions == [text.answers[version] for text in texts] for version in versions)
+
+
+class RestClient:
+    """One keep-alive connection."""
+
+    def __init__(self, load: Load, seed: int) -> None:
+        self._load = load
+        self._random = random.Random(seed)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def request(self) -> Record:
+        texts = choose(self._random, self._load.texts)
+        versions = set(self._load.versions)
+        sent = time.monotonic()
+
+        def record(kind: Kind, status: int = 0, says: str = "") -> Record:
+            return Record(sent, time.monotonic(), "rest", kind, status, says)
+
+        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection(HOST, self._load.port)
+        except OSError as error:
+            return record("refused", says=str(error))
+        if self._random.random() < 0.02:
+            await self._leave(texts)
+            return record("left")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                status, headers, body = await self._exchange(texts)
+        except TimeoutError:
+            await self.close()
+            return record("hang")
+        except (OSError, EOFError) as error:
+            await self.close()
+            return record("dropped", says=repr(error))
+        if headers.get("connection") == "close":
+            await self.close()
+        if status == 200:
+            right = is_right(orjson.loads(body)["predictions"], texts, versions | set(self._load.versions))
+            return record("right" if right else "wrong", 200, "" if right else body.decode()[:200])
+        return record("error" if _is_clean(status, headers, body) else "bad error", status, body.decode()[:300])
+
+    async def _exchange(self, texts: Sequence[Text]) -> tuple[int, dict[str, str], bytes]:
+        assert self._streams is not None
+        reader, writer = self._streams
+        writer.write(self._message(texts))
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        return int(head[0].split(" ")[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+    def _message(self, texts: Sequence[Text]) -> bytes:
+        body = orjson.dumps({"instances": [text.text for text in texts]})
+        head = f"POST /v1/models/{MODEL}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    async def _leave(self, texts: Sequence[Text]) -> None:
+        """Closes the connection after half of the request, or after all of it and a while."""
+        assert self._streams is not None
+        message = self._message(texts)
+        half = self._random.random() < 0.3
+        self._streams[1].write(message[: len(message) // 2] if half else message)
+        await asyncio.sleep(self._random.random() * 0.03)
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection; the next request makes another."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+def _is_clean(status: int, headers: dict[str, str], body: bytes) -> bool:
+    if status not in DOCUMENTED or headers.get("content-type") != "application/json":
+        return False
+    if (status in RETRY_AFTER) is not ("retry-after" in headers):
+        return False
+    error = orjson.loads(body)
+    return list(error) == ["error"] and isinstance(error["error"], str) and bool(error["error"])
+
+
+class GrpcClient:
+    """One channel with a connection of its own."""
+
+    def __init__(self, load: Load, seed: int) -> None:
+        self._load = load
+        self._random = random.Random(seed)
+        self._channel = grpc.aio.insecure_channel(load.grpc_address, OPTIONS)
+        self._infer: Callable[..., Any] = GRPCInferenceServiceStub(self._channel).ModelInfer  # type: ignore[no-untyped-call]
+        self._count = 0
+
+    async def request(self) -> Record:
+        texts = choose(self._random, self._load.texts)
+        versions = set(self._load.versions)
+        self._count += 1
+        message = pb.ModelInferRequest(model_name=MODEL, id=str(self._count))
+        entry = message.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
+        entry.contents.bytes_contents.extend(text.text.encode() for text in texts)
+        fate = self._random.random()
+        deadline = self._random.uniform(SHORTEST_DEADLINE, LONGEST_DEADLINE) if fate < 0.05 else None
+        sent = time.monotonic()
+
+        def record(kind: Kind, status: int = 0, says: str = "") -> Record:
+            return Record(sent, time.monotonic(), "grpc", kind, status, says)
+
+        call = self._infer(message, timeout=deadline or PATIENCE)
+        if fate > 0.98:
+            await asyncio.sleep(self._random.random() * 0.03)
+            call.cancel()
+            return record("left")
+        try:
+            async with asyncio.timeout(PATIENCE + 1.0):
+                response = await call
+        except TimeoutError:
+            return record("hang", says="beyond the deadline of the call")
+        except grpc.aio.AioRpcError as error:
+            kind = self._kind(error, time.monotonic() - sent, deadline)
+            return record(kind, STATUS_OF.get(error.code(), 0), f"{error.code().name}: {error.details()}"[:300])
+        predictions = [orjson.loads(one) for one in response.outputs[0].contents.bytes_contents]
+        right = is_right(predictions, texts, versions | set(self._load.versions)) and response.id == str(self._count)
+        return record("right" if right else "wrong", 200, "" if right else str(predictions)[:200])
+
+    def _kind(self, error: grpc.aio.AioRpcError, seconds: float, deadline: float | None) -> Kind:
+        metadata: Any = error.trailing_metadata() or ()
+        code, ours = error.code(), {key for key, _ in metadata}
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
+            return "own deadline"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and seconds >= PATIENCE - 0.1:
+            return "hang"
+        if code in LIBRARYS and "x-request-id" not in ours:
+            # Said by the library, not by the service: CANCELLED where a server that ends has not looked at a call yet.
+            return "refused" if "failed to connect" in (error.details() or "") else "dropped"
+        status = STATUS_OF.get(code)
+        clean = status is not None and (status in RETRY_AFTER) is ("retry-after" in ours) and bool(error.details())
+        return "error" if clean else "bad error"
+
+    async def close(self) -> None:
+        """Ends the channel."""
+        await self._channel.close(None)

@@ -21,7 +21,6 @@ class NoNamespace(Exception):
 
 
 def inside() -> bool:
-    """Whether this process runs in a namespace of its own."""
     return MARK in os.environ
 
 

@@ -62,5 +62,4 @@ def statuses(records: Sequence[Record]) -> Counter[int]:
 
 
 def kinds(records: Sequence[Record]) -> Counter[Kind]:
-    """How many requests ended in which way."""
     return Counter(one.kind for one in records)

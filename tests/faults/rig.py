@@ -9,27 +9,20 @@ import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import httpx
 import psutil
 
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
 from hf_transformer.predictor.shared_memory import PREFIX
-from tests.faults.load import Load
-from tests.faults.texts import Text
+from tests.faults.load import TIMEOUT, Load
+from tests.faults.texts import MODEL, Text
 from tests.service import Service
 from tests.triton_environment import triton_environment
 
 HERE = Path(__file__).parent
-MODEL = "known"
-TIMEOUT = 3.0
-"""--predictor_request_timeout_seconds."""
-PATIENCE = TIMEOUT + 12.0
-"""Seconds after which a request counts as hanging: generous, since the machine may be busy."""
 FLAGS = (
     f"--model_name={MODEL}",
     "--return_raw_logits=true",
@@ -44,8 +37,7 @@ INLINE_FLAGS = ("--predictor_shared_memory=off", "--predictor_request_retries=2"
 """Retries only here, so that both are tried, with them and without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(NamedTuple):
     """One way to reach the predictor."""
 
     protocol: Literal["v2", "grpc-v2"]
@@ -59,8 +51,7 @@ class Setup:
 SETUPS = tuple(Setup(protocol, shared) for protocol in ("v2", "grpc-v2") for shared in (True, False))
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """What a service holds."""
 
     descriptors: int
@@ -83,12 +74,9 @@ class Rig:
         self.model = self.repository / MODEL
         shutil.copytree(HERE / "model_repository" / MODEL, self.model)
         shutil.copyfile(HERE / "known_logits.py", self.model / "1" / "known_logits.py")
+        options = ["--disable-auto-complete-config"]
         self.triton = LocalTriton(
-            self.repository,
-            environment=triton_environment(),
-            models=[MODEL],
-            config_name=None,
-            options=["--disable-auto-complete-config"],
+            self.repository, environment=triton_environment(), models=[MODEL], config_name=None, options=options
         )
         self._stack = ExitStack()
         self._loads = 0
@@ -97,34 +85,21 @@ class Rig:
         self._stack.enter_context(self.triton)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
     def serve(self, *flags: str, host: str = HOST) -> Service:
         """Another service, not waited for; ends with the rig at the latest."""
         port = self.triton.http_port if self.setup.protocol == "v2" else self.triton.grpc_port
         memory = SHARED_MEMORY_FLAGS if self.setup.shared_memory else INLINE_FLAGS
-        more = (
-            f"--model_dir={self.model_folder}",
-            f"--predictor_host={host}:{port}",
-            f"--predictor_protocol={self.setup.protocol}",
-        )
-        return self._stack.enter_context(Service(*FLAGS, *more, *memory, *flags))
+        predictor = (f"--predictor_host={host}:{port}", f"--predictor_protocol={self.setup.protocol}")
+        folder = f"--model_dir={self.model_folder}"
+        return self._stack.enter_context(Service(*FLAGS, folder, *predictor, *memory, *flags))
 
     def load(self, service: Service, *, until_refused: bool = False) -> Load:
         """Load on a service, not started."""
         self._loads += 1
-        return Load(
-            self.texts,
-            MODEL,
-            f"{HOST}:{service.port}",
-            service.grpc_address,
-            patience=PATIENCE,
-            seed=self._loads,
-            until_refused=until_refused,
-        )
+        return Load(self.texts, service, self._loads, until_refused=until_refused)
 
     def control(self, **what: float | str) -> None:
         """Has the model misbehave from its next execution on; without arguments, no more."""
@@ -138,16 +113,13 @@ class Rig:
         return httpx.request(method, url, content=body, timeout=60.0, trust_env=False).status_code
 
     def repository_call(self, what: Literal["load", "unload"]) -> None:
-        """Has Triton load or unload the model."""
         status = self.ask_triton("POST", f"/repository/models/{MODEL}/{what}", "{}")
         assert status == 200, f"{what}: {status}"
 
     def model_is_ready(self) -> bool:
-        """Whether Triton says that it has the model."""
         return self.ask_triton("GET", f"/models/{MODEL}/ready") == 200
 
     def stubs(self) -> list[int]:
-        """The processes that run the model's Python code."""
         return members(self.triton.child.pid, "backend_stub")
 
 
@@ -193,10 +165,8 @@ def regions(service: Service) -> list[Path]:
 
 
 def workers_of(service: Service) -> list[int]:
-    """The worker processes of a service."""
     return [pid for pid in members(service.process.pid, "spawn_main") if pid != service.process.pid]
 
 
 def kill(pid: int) -> None:
-    """SIGKILL."""
     os.kill(pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import httpx
 
@@ -14,7 +15,8 @@ from hf_transformer.commands.local_triton import poll
 from hf_transformer.errors import LoadError
 from tests.faults.faults import Fault, Scene
 from tests.faults.records import Kind, Record, kinds, recovery
-from tests.faults.rig import MODEL, REGION_BYTES, Rig, Use, regions, settle, use_of
+from tests.faults.rig import REGION_BYTES, Rig, Use, regions, settle, use_of
+from tests.faults.texts import MODEL
 from tests.service import Service
 
 NEVER: tuple[Kind, ...] = ("wrong", "hang", "bad error", "dropped", "refused")
@@ -29,20 +31,27 @@ ATTEMPTS = 3
 """At a fault that may end Triton itself."""
 PROBE_SECONDS = 0.5
 """Between two probes."""
+ROUNDS: tuple[tuple[str, ...], ...] = ((), (), ("--workers=2",))
+"""Flags of the services that are ended, one after the other."""
+DRAIN, DRAIN_TITLE = "drain", "the service ended (SIGTERM) under load"
+ACCEPTED_SECONDS = 0.2
+"""A request sent so long before the signal has certainly been read."""
+END_SECONDS = 30.0
+UNDER_WAY = 64
+"""Requests that end before the signal: two rounds of the clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probes:
+class Probes(NamedTuple):
     """Statuses of / and of the model's path, 0 where there was no answer."""
 
-    live: list[int] = field(default_factory=list)
-    ready: list[int] = field(default_factory=list)
+    live: list[int]
+    ready: list[int]
 
 
 @contextmanager
 def probing(service: Service) -> Iterator[Probes]:
     """Asks a service for its health all the time, as a kubelet does, for as long as the context lasts."""
-    probes, ended = Probes(), threading.Event()
+    probes, ended = Probes([], []), threading.Event()
 
     def status(path: str) -> int:
         try:
@@ -105,17 +114,17 @@ class Suite:
         return result
 
     def _run(self, fault: Fault) -> Result:
-        fault.prepare(self._rig)
+        if fault.prepare is not None:
+            fault.prepare(self._rig)
         try:
             service = self._service(fault)
         except AssertionError as error:
             died = self._died()
-            return Result(
-                fault.name, self._rig.setup.title, (), None, [f"no service: {error}"[:2000], *died], bool(died)
-            )
+            problems = [f"no service: {error}"[:2000], *died]
+            return Result(fault.name, self._rig.setup.title, (), None, problems, bool(died))
         load = self._rig.load(service)
         scene = Scene(self._rig, service, load)
-        problems: list[str] = []
+        problems = []
         with probing(service) as probes:
             load.start()
             recovered = None
@@ -165,7 +174,7 @@ class Suite:
                 problems.append("shared memory is not in use before the fault")
             seen = kinds(load.records)
             if bad := {kind: seen[kind] for kind in (*NEVER, "error") if seen[kind]}:
-                problems.append(f"before the fault: {bad}, {examples(load.records, tuple(bad))}")
+                problems.append(f"before the fault: {bad}, {examples(load.records, *bad)}")
         began, probed = time.monotonic(), len(probes.ready)
         fault.begin(scene)
         if not load.wait_for(fault.hold, HOLD_SECONDS):
@@ -175,16 +184,11 @@ class Suite:
         time.sleep(max(0.0, began + fault.hold_seconds - time.monotonic()))
         fault.end(scene)
         ended = time.monotonic()
-        found: list[tuple[float, float] | None] = []
-
-        def recovered() -> bool:
-            found.append(recovery(load.records, ended))
-            return found[-1] is not None
-
-        if not poll(recovered, RECOVERY_SECONDS):
-            problems.append(f"not recovered after {RECOVERY_SECONDS:g} s: {examples(load.records[-50:], ('error',))}")
+        if not poll(lambda: recovery(load.records, ended) is not None, RECOVERY_SECONDS):
+            problems.append(f"not recovered after {RECOVERY_SECONDS:g} s: {examples(load.records[-50:], 'error')}")
+        found = recovery(load.records, ended)
         load.wait_for(self._requests - len(load.records), HOLD_SECONDS)
-        return found[-1]
+        return found
 
     def _uses_shared_memory(self, service: Service) -> bool:
         """Waits for it: after a restart of the predictor it takes some seconds. True where it is not wanted."""
@@ -217,10 +221,48 @@ def end(service: Service) -> list[str]:
 def _problems(fault: Fault, records: Sequence[Record]) -> list[str]:
     seen = kinds(records)
     forbidden = tuple(kind for kind in (*NEVER, *(("error",) if fault.hidden else ())) if kind not in fault.allowed)
-    return [f"{seen[kind]} x {kind}: {examples(records, (kind,))}" for kind in forbidden if seen[kind]]
+    return [f"{seen[kind]} x {kind}: {examples(records, kind)}" for kind in forbidden if seen[kind]]
 
 
-def examples(records: Sequence[Record], wanted: Sequence[str]) -> str:
-    """Some requests that ended in one of these ways, for people to read."""
-    found = {f"{one.api} {one.kind} {one.status or ''} {one.says}" for one in records if one.kind in wanted}
+def examples(records: Sequence[Record], *wanted: Kind) -> str:
+    """Some requests that ended in one of these ways, or in any, for people to read."""
+    found = {
+        f"{one.api} {one.kind} {one.status or ''} {one.says}" for one in records if one.kind in wanted or not wanted
+    }
     return "; ".join(sorted(found)[:3])
+
+
+# The end of the service itself
+
+
+def drain(rig: Rig, *flags: str) -> Result:
+    """SIGTERM to a service with requests under way, since the model is slow.
+
+    Each request that was sent 0.2 s before the signal or earlier has to be answered, and rightly. Later ones may be
+    refused, or cross with the end of their connection.
+    """
+    rig.control(delay=0.2, every=1)
+    service = rig.serve(*flags).wait_until(f"/v1/models/{MODEL}")
+    load = rig.load(service, until_refused=True)
+    problems: list[str] = []
+    load.start()
+    try:
+        load.wait_for(UNDER_WAY, HOLD_SECONDS)
+        told = time.monotonic()
+        service.begin_stop()
+        if not service.process.wait(END_SECONDS):
+            problems.append(f"it did not end within {END_SECONDS:g} s")
+    finally:
+        records = load.end()
+        rig.control()
+    problems += end(service)
+    accepted = [one for one in records if one.sent < told - ACCEPTED_SECONDS]
+    if not any(one.ended > told for one in accepted):
+        problems.append("no request was under way at the signal")
+    for kind, wrong in (
+        ("accepted and not answered", [one for one in accepted if one.kind not in ("right", "left", "own deadline")]),
+        ("never allowed", [one for one in records if one.kind in ("wrong", "hang", "bad error")]),
+    ):
+        if wrong:
+            problems.append(f"{len(wrong)} x {kind}: {examples(wrong)}")
+    return Result(DRAIN, rig.setup.title, records, None, problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.clients import is_right
+from tests.faults.load import is_right
 from tests.faults.records import Kind, Record, recovery, statuses
 from tests.faults.texts import Text
 
@@ -17,31 +17,24 @@ def records(*parts: tuple[Kind, int]) -> list[Record]:
     return [Record(0.0, ENDED + 0.01 * (number + 1), "rest", kind, 503) for number, kind in enumerate(kinds)]
 
 
-def test_the_first_right_answer_and_the_time_from_which_on_nearly_all_are_right() -> None:
-    found = recovery(records(("error", 50), ("right", 10), ("error", 40), ("right", 400)), ENDED)
-    assert found == pytest.approx((0.51, 1.01))
-
-
-def test_what_ended_before_the_end_of_the_fault_does_not_count() -> None:
-    before = [Record(0.0, ENDED - 1.0, "rest", "error", 503)] * 1000
-    assert recovery([*before, *records(("right", 300))], ENDED) == pytest.approx((0.01, 0.01))
-
-
-def test_clients_that_left_do_not_count() -> None:
-    found = recovery(records(("left", 100), ("right", 200), ("own deadline", 100)), ENDED)
-    assert found == pytest.approx((1.01, 1.01))
-
-
 @pytest.mark.parametrize(
-    "parts",
+    ("before", "parts", "found"),
     [
-        pytest.param([("right", 199)], id="too few"),
-        pytest.param([("right", 500), ("error", 3), ("right", 100)], id="errors among the last"),
-        pytest.param([("right", 500), ("hang", 3)], id="hanging"),
+        (0, [("error", 50), ("right", 10), ("error", 40), ("right", 400)], (0.51, 1.01)),
+        (1000, [("right", 300)], (0.01, 0.01)),
+        (0, [("left", 100), ("right", 200), ("own deadline", 100)], (1.01, 1.01)),
+        (0, [("right", 199)], None),
+        (0, [("right", 500), ("error", 3), ("right", 100)], None),
+        (0, [("right", 500), ("hang", 3)], None),
     ],
+    ids=["errors between", "errors before the end", "clients that left", "too few", "errors among the last", "hanging"],
 )
-def test_not_recovered(parts: list[tuple[Kind, int]]) -> None:
-    assert recovery(records(*parts), ENDED) is None
+def test_the_first_right_answer_and_the_time_from_which_on_nearly_all_are_right(
+    before: int, parts: list[tuple[Kind, int]], found: tuple[float, float] | None
+) -> None:
+    """Counted from the end of the fault."""
+    early = [Record(0.0, ENDED - 1.0, "rest", "error", 503)] * before
+    assert recovery([*early, *records(*parts)], ENDED) == (found and pytest.approx(found))
 
 
 def test_statuses_are_those_of_clean_errors() -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.drain import drain
 from tests.faults.faults import FAULTS, Fault, Scene
 from tests.faults.records import kinds
 from tests.faults.rig import SETUPS, Rig
-from tests.faults.suite import Suite
+from tests.faults.suite import Suite, drain
 from tests.faults.texts import Text, make_texts, write_model_folder
 
 REQUESTS = 600

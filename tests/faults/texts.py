@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tests.faults.known_logits import known_logits
 from tests.triton_repository import task_model_folder
 
+MODEL = "known"
 LABELS = 16
 LONGEST = 128
 """Tokens of the model."""

@@ -1,12 +1,7 @@
 """Compute the feature_extraction goldens with transformers' own pipeline.
 
-    python tests/goldens/generate_feature_extraction.py            writes feature_extraction.json
-    python tests/goldens/generate_feature_extraction.py --check    ends with 1 if it would change
-
 Needs torch, transformers 5 and onnx. Every text is run alone, unpadded, with truncation=True.
 """
-
-# mypy: ignore-errors
 
 from __future__ import annotations
 

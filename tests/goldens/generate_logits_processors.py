@@ -1,12 +1,7 @@
 """Compute the logits_processors goldens with transformers' own logits processors.
 
-    python tests/goldens/generate_logits_processors.py            writes logits_processors.json
-    python tests/goldens/generate_logits_processors.py --check    ends with 1 if it would change
-
 Needs torch and transformers 5. Every case's processors are those that generate() itself would make of its parameters.
 """
-
-# mypy: ignore-errors
 
 from __future__ import annotations
 
@@ -30,24 +25,12 @@ ABOUT: Final = {
 }
 ALONE: Final = (
     {},
-    {"temperature": 0.3},
-    {"temperature": 1.7},
-    {"temperature": 0.001},
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 39},
-    {"top_k": 400},
-    {"top_p": 0.05},
-    {"top_p": 0.5},
-    {"top_p": 0.95},
-    {"top_p": 0.999},
-    {"min_p": 0.02},
-    {"min_p": 0.3},
-    {"min_p": 1.0},
-    {"repetition_penalty": 1.3},
-    {"repetition_penalty": 0.7},
-    {"min_new_tokens": 3},
-    {"min_new_tokens": 5},
+    *({"temperature": value} for value in (0.3, 1.7, 0.001)),
+    *({"top_k": value} for value in (1, 5, 39, 400)),
+    *({"top_p": value} for value in (0.05, 0.5, 0.95, 0.999)),
+    *({"min_p": value} for value in (0.02, 0.3, 1.0)),
+    *({"repetition_penalty": value} for value in (1.3, 0.7)),
+    *({"min_new_tokens": value} for value in (3, 5)),
     {"sequence_bias": [[[4], 2.5], [[9], -100.0], [[3], 7.0]]},
 )
 TOGETHER: Final = (
@@ -71,26 +54,18 @@ def everything(folder: Path) -> dict[str, Any]:
     rows.append([float(value) for value in ties])
     # Of 7 digits, as they are written: what is compared has to begin with the same numbers.
     rows = [[float(f"{value:.7g}") for value in row] for row in rows]
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=8, n_layer=1, n_head=1, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
-    model = GPT2LMHeadModel(config)
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
     cases = []
     for parameters in (*ALONE, *TOGETHER):
         for number, row in enumerate(rows):
             if number == 3 and ({"top_p", "min_p"} & parameters.keys()):
                 continue  # which of equal tokens are in the nucleus is up to the sorting
             for prompt, generated in HISTORIES:
-                scores = processed(model, parameters, row, prompt, generated)
-                cases.append(
-                    {
-                        "parameters": parameters,
-                        "row": number,
-                        "prompt": prompt,
-                        "generated": generated,
-                        "scores": [None if score == float("-inf") else score for score in scores],
-                    }
-                )
+                found = processed(model, parameters, row, prompt, generated)
+                scores = [None if score == float("-inf") else score for score in found]
+                case = {"parameters": parameters, "row": number, "prompt": prompt, "generated": generated}
+                cases.append({**case, "scores": scores})
     return {"about": ABOUT, "logits": rows, "cases": cases}
 
 

@@ -1,12 +1,7 @@
 """Compute the text_embedding goldens with sentence-transformers.
 
-    python tests/goldens/generate_text_embedding.py            writes text_embedding.json
-    python tests/goldens/generate_text_embedding.py --check    ends with 1 if it would change
-
 Needs torch, transformers 5, sentence-transformers and onnx. Every text is run alone, unpadded.
 """
-
-# mypy: ignore-errors
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What the generators of goldens share: the command line, the form of the files, and when two of them are the same."""
+"""What the generators of goldens share: the command line, the form of the files, and when two of them are the same.
+
+python tests/goldens/generate_NAME.py            writes NAME.json
+python tests/goldens/generate_NAME.py --check    ends with 1 if it would change
+"""
 
 # Types are checked in an environment without torch.
 # mypy: ignore-errors

@@ -120,7 +120,7 @@ BAD_TENSORS: list[tuple[Any, str]] = [
     ({"inputs": [TENSOR], "parameters": {"topk": 1}}, "parameters.topk: unknown"),
     ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
 ]
-"""tests/protocol/test_rest_inbound.py and tests/tasks/test_tensors.py have what is wrong with tensors alone."""
+"""tests/protocol/test_rest.py and tests/tasks/test_tensors.py have what is wrong with tensors alone."""
 
 
 def test_bad_input(serve: Serve) -> None:
@@ -145,7 +145,7 @@ def test_bad_input(serve: Serve) -> None:
 
 
 def test_bad_input_over_grpc(serve: Serve) -> None:
-    """tests/integration/api/test_grpc_infer.py and tests/protocol/test_grpc_inbound.py have more."""
+    """tests/integration/api/test_grpc_infer.py and tests/protocol/test_grpc.py have more."""
     invalid, exhausted = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
     with stub(serve("bert")) as calls:
         for message, code, says in (

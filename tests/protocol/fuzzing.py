@@ -1,4 +1,4 @@
-"""Damaged requests for both V2 codecs, and what has to hold for each: how to make them is in mutations.py."""
+"""Damaged requests for both V2 codecs, and what has to hold for each; the same seed gives the same bodies again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any
+
+import orjson
 
 from hf_transformer.errors import RequestError
 from hf_transformer.protocol import grpc_inbound, rest_inbound
@@ -19,19 +21,105 @@ from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.tensors import read_instances
-from tests.protocol.mutations import NUMBERS, ODD_BYTES, dump, json_mutations, mutations
 
 MAX_ELEMENTS = 2048
 FIELDS = (SequenceClassification.fields, QuestionAnswering.fields, Rerank.fields)
 PER_BYTE = 64
 """Bytes that may be allocated per byte of a body: `[],` in JSON is a Python list of 56 bytes, and a pointer to it."""
 
-Body = TypeVar("Body")
+# How bodies are damaged
+
+NUMBERS = (0, 1, 2, 3, 4, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**48, 2**60, 2**63 - 1)
+ODD_BYTES = (
+    *(number.to_bytes(size, "little") for size in (1, 2, 4, 8) for number in NUMBERS if number < 256**size),
+    *(b'"', b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\\ud800", b"null", b"1e308", b"-1", b"[[[[", b'"":', b"\xff"),
+    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # 2**64 - 1 as a varint
+)
+"""Pieces that codecs have stumbled over: limits of integers, JSON's own characters, what is not UTF-8."""
+
+DEEP = "deep"
+"""Stands for lists in lists, as deep as parsers of JSON take them; deeper than Python's own recursion goes."""
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, True, False, "", "x", "BYTES", "INT64", "\0", "é" * 300, DEEP, 0.5, -0.0, -1, *NUMBERS, 2**64 - 1, 1e308),
+    *([], {}, [[], []], [[1], 1], [2**40, 2**40], [0, 2**40], [2**40, 0], [1] * 40, [-1], ["a"] * 50),
+    *({"name": "text", "parameters": {"binary_data": True}}, {"shared_memory_region": "x"}),
+)
+"""What stands in JSON where something else was expected."""
+ODD_KEYS = ("name", "data", "shape", "datatype", "parameters", "id", "binary_data_size", "binary_data_output", "x", "")
 
 
-class Bodies(ABC, Generic[Body]):
-    """Bodies of one protocol."""
+def dump(value: Any) -> bytes:
+    """JSON text; DEEP becomes what no writer of JSON would write."""
+    return orjson.dumps(value).replace(b'"%b"' % DEEP.encode(), b"[" * 1000 + b"]" * 1000)
 
+
+def mutations(seed: bytes, random: Random) -> Iterator[bytes]:
+    """Bodies that differ from a valid one in a few places, and lengths."""
+    while True:
+        body = bytearray(seed)
+        for _ in range(random.choice((1, 1, 1, 2, 4))):
+            _damage(body, random)
+        yield bytes(body)
+
+
+def _damage(body: bytearray, random: Random) -> None:
+    start = random.randrange(len(body) + 1)
+    end = min(start + random.choice((1, 1, 2, 4, 8, 64)), len(body))
+    match random.randrange(7):
+        case 0:
+            body[start:end] = b""
+        case 1:
+            body[start:start] = body[start:end] * random.choice((1, 1, 2, 50))
+        case 2:
+            body[start:start] = random.choice(ODD_BYTES)
+        case 3:
+            piece = random.choice(ODD_BYTES)
+            body[start : start + len(piece)] = piece
+        case 4:
+            del body[start:]
+        case 5:
+            body[start:end] = random.randbytes(end - start)
+        case _:
+            if start < len(body):
+                body[start] ^= 1 << random.randrange(8)
+
+
+def json_mutations(seed: Any, random: Random) -> Iterator[Any]:
+    """JSON values that differ from a valid one in a few places."""
+    while True:
+        value = seed
+        for _ in range(random.choice((1, 1, 1, 2, 3))):
+            value = _changed(value, random)
+        yield value
+
+
+def _changed(value: Any, random: Random) -> Any:
+    if not isinstance(value, list | dict) or not value or random.random() < 0.15:
+        return random.choice(ODD_VALUES)
+    places = list(value) if isinstance(value, dict) else range(len(value))
+    place = random.choice(places)
+    copy: Any = dict(value) if isinstance(value, dict) else list(value)
+    match random.randrange(8):
+        case 0:
+            del copy[place]
+        case 1 if isinstance(value, dict):
+            copy[random.choice(ODD_KEYS)] = copy.pop(place)
+        case 1:
+            copy.insert(place, value[place])
+        case 2 if isinstance(value, dict):
+            copy[random.choice(ODD_KEYS)] = random.choice(ODD_VALUES)
+        case _:
+            copy[place] = _changed(value[place], random)
+    return copy
+
+
+# What has to hold
+
+Body = tuple[bytes, str | None]
+"""A body, and over REST the value of the HTTP header with the length of its JSON."""
+
+
+class Bodies(ABC):
     at_least = 64 * 1024
     """Bytes that may be allocated for any body."""
 
@@ -42,10 +130,6 @@ class Bodies(ABC, Generic[Body]):
     @abstractmethod
     def read(self, body: Body) -> InferRequest:
         """What the codec makes of a body."""
-
-    @abstractmethod
-    def size(self, body: Body) -> int:
-        """The bytes of a body."""
 
     def decode(self, body: Body) -> InferRequest | None:
         """The request, None where it is refused; any other exception is a fault of the codec."""
@@ -69,8 +153,8 @@ class Bodies(ABC, Generic[Body]):
             allocated = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        most = self.at_least + PER_BYTE * self.size(body)
-        assert allocated <= most, f"{allocated} bytes for {self.size(body)}: {body!r:.2000}"
+        most = self.at_least + PER_BYTE * len(body[0])
+        assert allocated <= most, f"{allocated} bytes for {len(body[0])}: {body!r:.2000}"
 
     def fuzz(self, count: int, seed: int, sample: int = 100) -> int:
         """Decodes so many bodies, measuring every ``sample``-th one; how many of them were valid still."""
@@ -87,12 +171,8 @@ class Bodies(ABC, Generic[Body]):
 
 # REST
 
-Rest = tuple[bytes, str | None]
-"""A body, and the value of the HTTP header with the length of its JSON."""
-
 
 def framed(texts: list[bytes]) -> bytes:
-    """The elements of a BYTES tensor as they are sent."""
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
@@ -121,10 +201,10 @@ HEADERS: tuple[tuple[dict[str, Any], bytes], ...] = (
 """Headers of valid bodies, and the raw elements behind them."""
 
 
-class RestBodies(Bodies[Rest]):
+class RestBodies(Bodies):
     """Damaged in their JSON, their bytes, or the length that the header gives."""
 
-    def bodies(self, random: Random) -> Iterator[Rest]:
+    def bodies(self, random: Random) -> Iterator[Body]:
         texts = [(dump(header), raw) for header, raw in HEADERS]
         headers = [json_mutations(header, random) for header, _ in HEADERS]
         whole = [mutations(text + raw, random) for text, raw in texts]
@@ -141,12 +221,9 @@ class RestBodies(Bodies[Rest]):
             else:
                 yield text + raw, random.choice(lengths)
 
-    def read(self, body: Rest) -> InferRequest:
+    def read(self, body: Body) -> InferRequest:
         length = None if body[1] is None else parse_header_length(body[1].encode())
         return rest_inbound.decode_infer_request(body[0], length, MAX_ELEMENTS)
-
-    def size(self, body: Rest) -> int:
-        return len(body[0])
 
 
 # gRPC
@@ -182,8 +259,7 @@ DATATYPES = ("BYTES", "INT8", "UINT64", "BOOL", "FP16", "BF16", "FP64", "", "TYP
 NAMES = ("", "text", "binary_data", "binary_data_size", "shared_memory_region", "é" * 300, "\0")
 
 
-def _damage(message: pb.ModelInferRequest, random: Random) -> None:
-    """Changes one field."""
+def _damage_message(message: pb.ModelInferRequest, random: Random) -> None:
     entry, name = random.choice(message.inputs), random.choice(NAMES)
     changes: tuple[Callable[[], object], ...] = (
         lambda: entry.shape.extend(random.choices((-1, *NUMBERS), k=random.choice((1, 1, 2, 33)))),
@@ -199,28 +275,25 @@ def _damage(message: pb.ModelInferRequest, random: Random) -> None:
     random.choice(changes)()
 
 
-class GrpcBodies(Bodies[bytes]):
+class GrpcBodies(Bodies):
     """Damaged in a field or two, or in their bytes."""
 
     at_least = 512 * 1024
 
-    def bodies(self, random: Random) -> Iterator[bytes]:
+    def bodies(self, random: Random) -> Iterator[Body]:
         valid = (typed_request(), raw_request())
         whole = [mutations(message.SerializeToString(), random) for message in valid]
         while True:
             index = random.randrange(len(valid))
             if random.random() < 0.5:
-                yield next(whole[index])
+                yield next(whole[index]), None
                 continue
             message = pb.ModelInferRequest()
             message.CopyFrom(valid[index])
             for _ in range(random.choice((1, 1, 2))):
-                _damage(message, random)
-            yield message.SerializeToString()
+                _damage_message(message, random)
+            yield message.SerializeToString(), None
 
-    def read(self, body: bytes) -> InferRequest:
-        grpc_inbound.request_id(body)
-        return grpc_inbound.decode_infer_request(body, MAX_ELEMENTS)
-
-    def size(self, body: bytes) -> int:
-        return len(body)
+    def read(self, body: Body) -> InferRequest:
+        grpc_inbound.request_id(body[0])
+        return grpc_inbound.decode_infer_request(body[0], MAX_ELEMENTS)

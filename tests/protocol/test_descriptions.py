@@ -28,34 +28,17 @@ CONFIG = {
     "max_batch_size": 8,
     "input": [
         {"name": "input_ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False},
-        {
-            "name": "text",
-            "data_type": "TYPE_STRING",
-            "dims": ["-1", "2"],
-            "optional": True,
-            "reshape": {"shape": ["2"]},
-        },
+        {"name": "text", "data_type": "TYPE_STRING", "dims": ["-1", "2"], "optional": True, "reshape": {"shape": [2]}},
     ],
     "output": [{"name": "logits", "data_type": "TYPE_BF16", "dims": ["-1", "30522"]}],
     "model_transaction_policy": {"decoupled": True},
     "instance_group": [{"count": 2, "gpus": [0, 1]}, {"count": "3", "gpus": []}],
 }
-UNCONFIGURED = ModelSpec(
-    "bert",
-    "3",
-    (TensorSpec("input_ids", "INT64", (-1, -1)),),
-    (TensorSpec("logits", "FP32", (-1, -1, 30522)),),
-    max_batch_size=None,
-)
-CONFIGURED = ModelSpec(
-    "bert",
-    "3",
-    (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (-1, 2), optional=True)),
-    (TensorSpec("logits", "BF16", (-1, 30522)),),
-    max_batch_size=8,
-    decoupled=True,
-    instances=7,
-)
+IDS, LOGITS = TensorSpec("input_ids", "INT64", (-1, -1)), TensorSpec("logits", "FP32", (-1, -1, 30522))
+UNCONFIGURED = ModelSpec("bert", "3", (IDS,), (LOGITS,), max_batch_size=None)
+INPUTS = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (-1, 2), optional=True)
+OUTPUTS = (TensorSpec("logits", "BF16", (-1, 30522)),)
+CONFIGURED = ModelSpec("bert", "3", INPUTS, OUTPUTS, max_batch_size=8, decoupled=True, instances=7)
 
 
 def spec(metadata: Any, config: Any = None) -> ModelSpec:

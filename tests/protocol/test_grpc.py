@@ -1,4 +1,4 @@
-"""Serialized messages, as the predictor gets and sends them."""
+"""Serialized messages: as the predictor gets and sends them, and as clients of the service do."""
 
 from __future__ import annotations
 
@@ -11,17 +11,31 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_transformer.errors import TooLarge
 from hf_transformer.protocol.grpc import (
     StreamResponse,
+    decode,
     decode_infer_response,
     decode_response,
     decode_stream_response,
     encode_infer_request,
     encode_request,
 )
+from hf_transformer.protocol.grpc_inbound import (
+    MOST_PARTS,
+    decode_infer_request,
+    encode_infer_response,
+    encode_stream_error,
+    encode_stream_response,
+    request_id,
+)
+from hf_transformer.protocol.inbound import MOST_TENSORS, InferRequest, InferResponse
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed, Unwritable
-from hf_transformer.types import Tensor
+from hf_transformer.types import Tensor, Texts
+from tests.protocol.fuzzing import MAX_ELEMENTS, GrpcBodies, raw_request, typed_request
+
+# To the predictor
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
 
@@ -36,16 +50,12 @@ def response() -> pb.ModelInferResponse:
 
 
 def test_request() -> None:
-    inputs = [
-        Tensor("input_ids", "INT64", np.array([[101, 103]])),
-        Tensor("text", "BYTES", np.array(["é"], np.object_)),
-    ]
+    texts = Tensor("text", "BYTES", np.array(["é"], np.object_))
+    inputs = [Tensor("input_ids", "INT64", np.array([[101, 103]])), texts]
     message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, ["logits"]))
     assert message.model_name == "bert"
-    assert [(t.name, t.datatype, list(t.shape)) for t in message.inputs] == [
-        ("input_ids", "INT64", [1, 2]),
-        ("text", "BYTES", [1]),
-    ]
+    found = [(one.name, one.datatype, list(one.shape)) for one in message.inputs]
+    assert found == [("input_ids", "INT64", [1, 2]), ("text", "BYTES", [1])]
     assert list(message.raw_input_contents) == [np.array([101, 103], "<i8").tobytes(), b"\2\0\0\0\xc3\xa9"]
     assert [output.name for output in message.outputs] == ["logits"]
     assert not message.parameters
@@ -71,6 +81,8 @@ def test_response() -> None:
     np.testing.assert_array_equal(outputs["logits"].data, LOGITS)
     assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8))
     assert outputs["text"].data.tolist() == [b"paris"]
+    unknown = b"\x68\x96\x01" + b"\x69" + bytes(8) + b"\x6d" + bytes(4) + b"\x6a\x03abc"  # a field of every wire type
+    np.testing.assert_array_equal(decode_infer_response(unknown + body + unknown)["logits"].data, LOGITS)
     whole, raw = response(), response()
     whole.ClearField("raw_output_contents")
     raw.ClearField("outputs")
@@ -81,22 +93,16 @@ def test_response() -> None:
 @pytest.mark.parametrize(
     ("datatype", "field", "values"),
     [
-        ("BOOL", "bool_contents", [True, False]),
-        ("INT8", "int_contents", [-128, 127]),
-        ("INT16", "int_contents", [-1, 1]),
-        ("INT32", "int_contents", [-(2**31), 1]),
-        ("INT64", "int64_contents", [-(2**63), 1]),
-        ("UINT8", "uint_contents", [0, 255]),
-        ("UINT16", "uint_contents", [0, 2**16 - 1]),
-        ("UINT32", "uint_contents", [0, 2**32 - 1]),
-        ("UINT64", "uint64_contents", [0, 2**64 - 1]),
-        ("FP32", "fp32_contents", [0.5, -1]),
-        ("FP64", "fp64_contents", [0.1, -1]),
-        ("BYTES", "bytes_contents", [b"a", b""]),
+        *(("BOOL", "bool_contents", [True, False]), ("BYTES", "bytes_contents", [b"a", b""])),
+        *(("INT8", "int_contents", [-128, 127]), ("INT16", "int_contents", [-1, 1])),
+        *(("INT32", "int_contents", [-(2**31), 1]), ("INT64", "int64_contents", [-(2**63), 1])),
+        *(("UINT8", "uint_contents", [0, 255]), ("UINT16", "uint_contents", [0, 2**16 - 1])),
+        *(("UINT32", "uint_contents", [0, 2**32 - 1]), ("UINT64", "uint64_contents", [0, 2**64 - 1])),
+        *(("FP32", "fp32_contents", [0.5, -1]), ("FP64", "fp64_contents", [0.1, -1])),
         ("FP16", "", []),  # has no typed contents
     ],
 )
-def test_typed_contents(datatype: str, field: str, values: list[Any]) -> None:
+def test_typed_contents_of_a_response(datatype: str, field: str, values: list[Any]) -> None:
     message = pb.ModelInferResponse()
     tensor = message.outputs.add(name="a", datatype=datatype, shape=[len(values), 1])
     if field:
@@ -106,21 +112,21 @@ def test_typed_contents(datatype: str, field: str, values: list[Any]) -> None:
 
 
 A = 'name: "a" datatype: "INT32" shape: 1'
-RAW = r'raw_output_contents: "\001\000\000\000" '
-MALFORMED: list[tuple[list[str], str, str]] = [
-    ([A, 'name: "b" datatype: "INT32" shape: 1'], RAW, "2 tensors come with 1 raw contents"),
-    ([A + " contents { int_contents: 1 }"], RAW, "'a' has typed contents beside"),
-    ([A, A], RAW * 2, "'a' comes twice"),
+RAW_A = r'raw_output_contents: "\001\000\000\000" '
+MALFORMED_RESPONSES: list[tuple[list[str], str, str]] = [
+    ([A, 'name: "b" datatype: "INT32" shape: 1'], RAW_A, "2 tensors come with 1 raw contents"),
+    ([A + " contents { int_contents: 1 }"], RAW_A, "'a' has typed contents beside"),
+    ([A, A], RAW_A * 2, "'a' comes twice"),
     ([A], 'raw_output_contents: "ab"', "has 2 bytes, but INT32 .1. takes 4"),
-    (['name: "a" datatype: "INT32" shape: -1'], RAW, "the shape .-1."),
-    (['name: "a" datatype: "FP8" shape: 1'], RAW, "unknown datatype 'FP8'"),
+    (['name: "a" datatype: "INT32" shape: -1'], RAW_A, "the shape .-1."),
+    (['name: "a" datatype: "FP8" shape: 1'], RAW_A, "unknown datatype 'FP8'"),
     ([A], "", "'a' has 0 elements"),
     (['name: "a" datatype: "INT8" shape: 1 contents { int_contents: 1000 }'], "", "does not fit INT8"),
     (['name: "a" datatype: "FP16" shape: 1'], "", "FP16, which only raw contents can hold"),
 ]
 
 
-@pytest.mark.parametrize(("outputs", "more", "problem"), MALFORMED, ids=[row[2] for row in MALFORMED])
+@pytest.mark.parametrize(("outputs", "more", "problem"), MALFORMED_RESPONSES, ids=lambda one: one[:60])
 def test_malformed_responses(outputs: list[str], more: str, problem: str) -> None:
     text = "".join(f"outputs {{ {one} }} " for one in outputs) + more
     message = text_format.Parse(text, pb.ModelInferResponse())
@@ -139,19 +145,15 @@ def test_malformed_responses(outputs: list[str], more: str, problem: str) -> Non
         (b"\x33", "wire type 3"),
         (b"\x6e\x00", "wire type 6"),
         (b"\x0d\x00", "cut off"),
-        (b"\x0a\x02\xff\xff", "not a ModelInferResponse"),
-        (b"\x00\x00", "not a ModelInferResponse"),
+        (b"\x0a\x02\xff\xff", "not a ModelInfer"),
+        (b"\x00\x00", "not a ModelInfer"),
     ],
 )
 def test_no_message(body: bytes, problem: str) -> None:
     with pytest.raises(Malformed, match=problem):
         decode_infer_response(body)
-
-
-def test_unknown_fields_of_every_wire_type_are_skipped() -> None:
-    unknown = b"\x68\x96\x01" + b"\x69" + bytes(8) + b"\x6d" + bytes(4) + b"\x6a\x03abc"
-    body = response().SerializeToString()
-    np.testing.assert_array_equal(decode_infer_response(unknown + body + unknown)["logits"].data, LOGITS)
+    with pytest.raises(Malformed, match=problem):
+        decode_infer_request(body, MAX_ELEMENTS)
 
 
 @given(st.data())
@@ -160,9 +162,9 @@ def test_mutated_responses_raise_nothing_else(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         index = data.draw(st.integers(0, max(0, len(mutated) - 1)))
         mutated[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    for decode in (decode_infer_response, decode_stream_response):
+    for decoder in (decode_infer_response, decode_stream_response):
         with suppress(Malformed):
-            decode(bytes(mutated))
+            decoder(bytes(mutated))
 
 
 def stream_response(final: bool | None = None, message: pb.ModelInferResponse | None = None) -> bytes:
@@ -176,10 +178,8 @@ def stream_response(final: bool | None = None, message: pb.ModelInferResponse | 
 def test_response_of_a_stream(final: bool | None) -> None:
     error, outputs, last = decode_stream_response(stream_response(final, response()))
     assert (error, last) == ("", bool(final))
-    assert {name: (one.name, one.datatype, one.data.tolist()) for name, one in outputs.items()} == {
-        "logits": ("logits", "FP32", LOGITS.tolist()),
-        "text": ("text", "BYTES", [b"paris"]),
-    }
+    found = [(one.name, one.datatype, one.data.tolist()) for one in outputs.values()]
+    assert found == [("logits", "FP32", LOGITS.tolist()), ("text", "BYTES", [b"paris"])]
     assert decode_stream_response(stream_response(final=True)) == StreamResponse("", {}, True)
     failed = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
     assert decode_stream_response(failed) == StreamResponse("why", {}, False)
@@ -189,14 +189,214 @@ def test_response_of_a_stream(final: bool | None) -> None:
 
 
 def test_other_calls() -> None:
-    """Each method has its request and its response, named after it."""
     question = pb.ModelMetadataRequest.FromString(encode_request("ModelMetadata", name="bert"))
     assert (question.name, question.version) == ("bert", "")
-    register = pb.SystemSharedMemoryRegisterRequest.FromString(
-        encode_request("SystemSharedMemoryRegister", name="n", key="/n", byte_size=9)
-    )
+    sent = encode_request("SystemSharedMemoryRegister", name="n", key="/n", byte_size=9)
+    register = pb.SystemSharedMemoryRegisterRequest.FromString(sent)
     assert (register.name, register.key, register.offset, register.byte_size) == ("n", "/n", 0, 9)
     assert decode_response("ModelReady", pb.ModelReadyResponse(ready=True).SerializeToString()).ready
     assert not decode_response("ServerLive", b"").live
     with pytest.raises(Malformed, match="not a RepositoryIndexResponse"):
         decode_response("RepositoryIndex", b"\xff\xff")
+    with pytest.raises(Malformed, match="not a ModelReadyRequest"):
+        decode(pb.ModelReadyRequest, b"\x0a\x05abc")
+
+
+# From clients
+
+
+def decoded(message: pb.ModelInferRequest) -> InferRequest:
+    return decode_infer_request(message.SerializeToString(), MAX_ELEMENTS)
+
+
+def parsed(text: str) -> pb.ModelInferRequest:
+    return text_format.Parse(text, pb.ModelInferRequest())
+
+
+def test_typed_contents_of_a_request() -> None:
+    request = decoded(typed_request())
+    assert (request.model_name, request.model_version, request.id, request.binary) == ("bert", "1", "17", True)
+    parameters = {"top_k": 3, "parameters": '{"targets": ["a"]}', "threshold": 0.5, "seed": 2**64 - 1}
+    assert request.parameters == parameters
+    assert request.inputs["question"] == Texts("question", (2, 1), ["Who?", "I."])
+    assert request.inputs["context"] == Texts("context", (1,), ["Привет"])
+    numbers = request.inputs["x"]
+    assert isinstance(numbers, Tensor)
+    assert numbers.data.tolist() == [1, -2, 2**60]
+    assert request.outputs == {"output-0": False, "offset_mapping": None}
+
+
+def test_raw_contents_of_a_request() -> None:
+    request = decoded(raw_request())
+    assert (request.model_name, request.model_version, request.id, request.parameters) == ("cross", "", "", {})
+    texts = ["The capital of France is [MASK].", "Überraschung"]
+    assert request.inputs["query"] == Texts("query", (2,), texts)
+    assert request.inputs["texts"] == Texts("texts", (1, 2), texts)
+    numbers = request.inputs["z"]
+    assert isinstance(numbers, Tensor)
+    assert numbers.data.sum() == 15 and not request.outputs
+
+
+TEXT = 'name: "a" datatype: "BYTES" shape: 1'
+OTHER = 'name: "b" datatype: "BYTES" shape: 1'
+RAW = r'raw_input_contents: "\001\000\000\000a" '
+ENDLESS = f"shape: {2**40}"
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
+@pytest.mark.parametrize("said", [None, False, True], ids=str)
+def test_answers_are_raw_if_the_request_was_or_says_so(raw: bool, said: bool | None) -> None:
+    message = parsed(f"inputs {{ {TEXT} }} {RAW}" if raw else f'inputs {{ {TEXT} contents {{ bytes_contents: "a" }} }}')
+    if said is not None:
+        message.parameters["binary_data_output"].bool_param = said
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    request = decoded(message)
+    assert (request.binary, request.parameters) == (raw if said is None else said, {})
+
+
+def parameter(name: str, value: str) -> str:
+    return f' parameters {{ key: "{name}" value {{ {value} }} }}'
+
+
+LONG = "x" * 300
+STRING, CLASSES = parameter("binary_data", 'string_param: "true"'), parameter("classification", "int64_param: 3")
+MALFORMED: list[tuple[list[str], str, str]] = [
+    ([TEXT, TEXT], RAW * 2, "inputs: tensor 'a' comes twice"),
+    ([f'name: "{LONG}"'], "", "a name of 300 characters"),
+    (['name: "a" datatype: "FP8"'], "", "unknown datatype 'FP8'"),
+    (['name: "a" datatype: "INT64" shape: -1'], "", "the shape .-1."),
+    ([TEXT + " shape: 1" * 1000], RAW, r"inputs\[0\]: the shape has 1001 bytes"),
+    ([f"{TEXT} {ENDLESS}"], RAW, "no bytes for so many elements"),
+    ([f"{TEXT} {ENDLESS}"], "", "no bytes for so many elements"),
+    ([f"{TEXT} {ENDLESS} shape: 0"], 'raw_input_contents: ""', "no bytes for so many elements"),
+    ([TEXT, OTHER], RAW, "1 raw contents for 2 inputs"),
+    ([], RAW, "1 raw contents for 0 inputs"),
+    ([TEXT + ' contents { bytes_contents: "a" }'], RAW, "'a' has typed contents beside"),
+    ([TEXT], r'raw_input_contents: "\001\000\000\000"', "ends within element 0 of 1"),
+    ([TEXT], r'raw_input_contents: "\001\000\000\000\377"', "^inputs: element 0 of 'a' is not UTF-8$"),
+    ([TEXT + r' contents { bytes_contents: "\377" }'], "", "^inputs: element 0 of 'a' is not UTF-8$"),
+    ([TEXT + " shape: 3" + ' contents { bytes_contents: "a" }'], "", "has 1 elements, but .1, 3. takes 3"),
+    (['name: "a" datatype: "INT64" shape: 1'], "", "has 0 elements"),
+    (['name: "a" datatype: "FP16" shape: 1'], "", "only raw contents can hold"),
+    ([TEXT + parameter("shared_memory_region", 'string_param: "x"')], RAW, "parameters of tensor 'a': 'shared_memory_"),
+    ([TEXT + parameter("binary_data_size", "int64_param: 7")], RAW, "binary_data_size differs from the 5"),
+    ([], parameter("top_k", ""), "parameters: 'top_k' has no value"),
+    ([], parameter("binary_data_output", "int64_param: 1"), "parameters.binary_data_output: expected true or false"),
+    ([], 'outputs { name: "a" } outputs { name: "a" }', "outputs: 'a' comes twice"),
+    ([], f'outputs {{ name: "{LONG}" }}', "a name of 300 characters"),
+    ([], f'outputs {{ name: "a" {CLASSES} }}', "'a': 'classification' is not"),
+    ([], f'outputs {{ name: "a" {STRING} }}', "expected true or false"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "more", "problem"), MALFORMED, ids=[row[2][:30] for row in MALFORMED])
+def test_malformed_requests(inputs: list[str], more: str, problem: str) -> None:
+    with pytest.raises(Malformed, match=problem):
+        decoded(parsed("".join(f"inputs {{ {one} }} " for one in inputs) + more))
+
+
+def many(datatype: str, field: str, values: list[Any]) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest()
+    entry = message.inputs.add(name="text", datatype=datatype, shape=[len(values)])
+    if field:
+        getattr(entry.contents, field).extend(values)
+    else:
+        message.raw_input_contents.append(b"\0\0\0\0" * len(values))
+    return message
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [("BYTES", "bytes_contents", [b""]), ("BYTES", "", [b""]), ("INT64", "int64_contents", [1] * 10)],
+    ids=["typed", "raw", "packed"],
+)
+def test_too_many_elements(datatype: str, field: str, values: list[Any]) -> None:
+    message = many(datatype, field, values * 2049)
+    with pytest.raises(TooLarge, match=r"2048.* --max_instances and --max_sequences"):
+        decoded(message)
+    GrpcBodies().assert_bounded((message.SerializeToString(), None))
+    if datatype == "BYTES":
+        assert decoded(many(datatype, field, values * 2048)).inputs["text"] == Texts("text", (2048,), [""] * 2048)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        pytest.param(b"\x3a\x00" * (MOST_PARTS + 1), "body: more than 1000 fields", id="raw contents"),
+        pytest.param(b"\x2a\x00" * (MOST_TENSORS + 1), "inputs: more than 16 tensors", id="inputs"),
+        pytest.param(b"\x32\x00" * (MOST_TENSORS + 1), "outputs: more than 16 tensors", id="outputs"),
+        pytest.param(b"\x2a\xd2\x0f" + b"\x22\x00" * 1001, r"inputs\[0\]: more than 1000 fields", id="parameters"),
+        pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: more than 1000 fields", id="an output"),
+        pytest.param(b"\x2a\x02\x2a\x05", "message", id="an input that is none"),
+    ],
+)
+def test_small_fields_that_grow_large(body: bytes, problem: str) -> None:
+    with pytest.raises(Malformed, match=problem):
+        decode_infer_request(body, MAX_ELEMENTS)
+    GrpcBodies().assert_bounded((body, None))
+
+
+def test_contents_in_pieces_count_together() -> None:
+    body = bytes.fromhex("2a9c1f") + bytes.fromhex("2a024200") * 999  # an input of 999 contents {bytes_contents: ""}
+    with pytest.raises(TooLarge):
+        decode_infer_request(body, 998)
+    with pytest.raises(Malformed, match="unknown datatype"):
+        decode_infer_request(body, 999)
+
+
+def test_the_id_of_a_request_that_is_wrong() -> None:
+    message = typed_request()
+    message.inputs[0].datatype = "FP8"
+    assert request_id(message.SerializeToString()) == "17"
+    assert request_id(b"\x1a\x01a\x1a\x01b") == "b"
+    assert request_id(b"\x1a\x01\xff") == request_id(b"\x1a\x05a") == request_id(b"") == ""
+
+
+def test_many_damaged_messages() -> None:
+    """A few hundred; scripts/test_clients runs a million."""
+    assert 0.05 < GrpcBodies().fuzz(600, seed=1, sample=20) / 600 < 0.5
+
+
+EMBEDDINGS = np.arange(6, dtype="<f4").reshape(2, 3)
+OUTPUTS = (
+    Tensor("output-0", "FP32", EMBEDDINGS),
+    Tensor("json", "BYTES", np.array([[b"{}", "é".encode()]], np.object_)),
+    Tensor("offsets", "INT64", np.array([[1, -2]])),
+    Tensor("empty", "INT64", np.empty((0, 2), np.int64)),
+)
+HALF = Tensor("output-0", "FP16", EMBEDDINGS.astype("<f2"))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "wanted", "binary", "raw"),
+    [
+        (OUTPUTS, {}, True, True),
+        (OUTPUTS, {}, False, False),
+        (OUTPUTS, {"json": True, "output-0": False}, False, True),
+        ((HALF,), {}, False, True),
+    ],
+    ids=["raw", "typed", "one raw output makes all raw", "half floats are always raw"],
+)
+def test_an_answer(outputs: tuple[Tensor, ...], wanted: dict[str, bool | None], binary: bool, raw: bool) -> None:
+    answer = InferResponse("bert", "1", outputs, "7")
+    body = encode_infer_response(answer, InferRequest({}, outputs=wanted, binary=binary))
+    message = pb.ModelInferResponse.FromString(body)
+    assert (message.model_name, message.model_version, message.id) == ("bert", "1", "7")
+    assert len(message.raw_output_contents) == (len(outputs) if raw else 0)
+    assert not message.parameters
+    found = [(one.name, one.datatype, one.shape, one.data.tolist()) for one in decode_infer_response(body).values()]
+    assert found == [(one.name, one.datatype, one.shape, one.data.tolist()) for one in outputs]
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 16384, 2_100_000])
+def test_an_answer_of_any_size_in_a_stream(size: int) -> None:
+    data = (np.arange(size) % 251).astype(np.uint8)
+    answer = InferResponse("bert", "1", [Tensor("a", "UINT8", data)], "7")
+    body = encode_infer_response(answer, InferRequest({}, binary=True), final=True)
+    message = pb.ModelStreamInferResponse.FromString(encode_stream_response(body))
+    assert message.error_message == ""
+    assert message.infer_response.raw_output_contents[0] == data.tobytes()
+    assert message.infer_response.parameters["triton_final_response"].bool_param
+    message = pb.ModelStreamInferResponse.FromString(encode_stream_error("text: too long", "7"))
+    assert (message.error_message, message.infer_response.id) == ("text: too long", "7")
+    assert message.infer_response.parameters["triton_final_response"].bool_param

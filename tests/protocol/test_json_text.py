@@ -16,7 +16,6 @@ from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import (
     JsonLimits,
     check_size,
-    collector_paused,
     count_outside_strings,
     parse_answer,
     parse_json,
@@ -61,14 +60,13 @@ def test_code_in_a_prompt_is_taken() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        pytest.param(b"[" + b"[]," * 50_000 + b"[]]", "50002 lists, objects and keys, at most 1000", id="lists"),
-        pytest.param(b"[" + b"{}," * 50_000 + b"{}]", "50002 lists, objects and keys, at most 1000", id="objects"),
-        pytest.param(b'{"a":0' + b',"a":0' * 50_000 + b"}", "50002 lists, objects and keys", id="keys"),
-        pytest.param(b"[" * 100_000, "100000 lists", id="deep"),
-        pytest.param(
-            b"[0" + b",0" * 100_001 + b"]", "100001 values, at most 100000 .*--max_request_bytes", id="values"
-        ),
+        (b"[" + b"[]," * 50_000 + b"[]]", "50002 lists, objects and keys, at most 1000"),
+        (b"[" + b"{}," * 50_000 + b"{}]", "50002 lists, objects and keys, at most 1000"),
+        (b'{"a":0' + b',"a":0' * 50_000 + b"}", "50002 lists, objects and keys"),
+        (b"[" * 100_000, "100000 lists"),
+        (b"[0" + b",0" * 100_001 + b"]", "100001 values, at most 100000 .*--max_request_bytes"),
     ],
+    ids=["lists", "objects", "keys", "deep", "values"],
 )
 def test_too_much_is_refused_before_it_is_parsed(body: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_text, "orjson", None)
@@ -92,16 +90,18 @@ def test_limits_themselves_are_taken() -> None:
     check_size(b"[0" + b",0" * 100_000 + b"]", LIMITS)
     with pytest.raises(TooLarge):
         check_size(b"[" + b"[]," * 999 + b"[]]", LIMITS)
-    for start in (0, json_text.SMALL):
-        with pytest.raises(Malformed, match=r"^body: not JSON: "):
-            parse_json(b" " * start + b'{"a":', LIMITS)
     assert JsonLimits.of(2048, 16 * 2**20) == JsonLimits(42_768, 2_097_152)
 
 
-def test_the_collector_goes_on_after_the_outermost_pause() -> None:
-    with pytest.raises(ZeroDivisionError), collector_paused():
-        with collector_paused():
-            pass
-        assert not gc.isenabled()
-        raise ZeroDivisionError
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_the_collector_pauses_while_a_large_text_is_parsed(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[bool] = []
+    monkeypatch.setattr(orjson, "loads", lambda text: running.append(gc.isenabled()))
+    text = bytes(json_text.SMALL + large)
+    for parse in (parse_answer, lambda text: parse_json(text, LIMITS)):
+        parse(text)
+        assert running.pop() is not large and gc.isenabled()
+    monkeypatch.undo()
+    with pytest.raises(Malformed, match=r"^body: not JSON: "):
+        parse_json(text, LIMITS)
     assert gc.isenabled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from hf_transformer.protocol import grpc, rest
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.tensors import Malformed, Placement
+from hf_transformer.protocol.tensors import COPIED, Malformed, Placement
 from hf_transformer.types import Tensor
 
 IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
@@ -22,18 +22,18 @@ PLACES = {
 }
 
 
-def over_rest(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+def over_rest(*entries: Any, raw: bytes = b"") -> dict[str, Tensor]:
     header = orjson.dumps({"outputs": entries})
-    return rest.decode_infer_response(memoryview(header + raw), len(header), places)
+    return rest.decode_infer_response(memoryview(header + raw), len(header), PLACES)
 
 
-def over_grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+def over_grpc(*entries: Any, raw: bytes = b"") -> dict[str, Tensor]:
     """As Triton writes it: an output in shared memory has empty raw contents."""
     response = pb.ModelInferResponse()
     for entry in entries:
         response.outputs.add(name=entry["name"], datatype=entry["datatype"], shape=entry["shape"])
         response.raw_output_contents.append(raw if "parameters" in entry else b"")
-    return grpc.decode_infer_response(response.SerializeToString(), places)
+    return grpc.decode_infer_response(response.SerializeToString(), PLACES)
 
 
 LOGITS = {"name": "logits", "datatype": "FP32", "shape": [2, 3]}
@@ -96,6 +96,19 @@ def test_grpc_without_any_raw_contents() -> None:
     response.outputs.add(name="pooled", datatype="INT32", shape=[1]).contents.int_contents.append(7)
     tensors = grpc.decode_infer_response(response.SerializeToString(), PLACES)
     assert (tensors["logits"].data.tolist(), tensors["pooled"].data.tolist()) == ([0, 1, 2, 3, 4, 5], [7])
+
+
+@pytest.mark.parametrize("size", [COPIED, COPIED + 1], ids=["copied", "mapped"])
+def test_a_file_that_was_cut_is_refused(size: int, tmp_path: Path) -> None:
+    """Reading mapped memory behind a file's end would end the process."""
+    offset, path = 4096, tmp_path / "region"
+    path.write_bytes(bytes(offset) + b"x" * size)
+    with path.open("r+b") as file:
+        place = Placement("region", offset, memoryview(b"x" * size), file.fileno())
+        assert place.read(size) == b"x" * size
+        file.truncate(offset + size - 1)
+        with pytest.raises(Malformed, match=f"region was cut: {size} bytes at 4096 are not there"):
+            place.read(size)
 
 
 def test_regions_over_rest() -> None:

@@ -152,7 +152,6 @@ class Wire(asyncio.Transport):
 
     @property
     def done(self) -> bool:
-        """Whether the client is told that nothing more comes."""
         return self.closed or self.half_closed
 
     async def feed(self, *pieces: bytes) -> None:
@@ -176,7 +175,6 @@ async def settled() -> None:
 
 @asynccontextmanager
 async def opened(door: Door) -> AsyncIterator[Wire]:
-    """A connection to it, whose client leaves in the end."""
     wire = Wire(Settings(door).connection())
     yield wire
     wire.close()
@@ -202,8 +200,21 @@ class Outcome:
         answered = SEEN.findall(self.received)
         return answered == [seen.digest for seen in self.seen][: len(answered)]
 
+    @property
+    def shown(self) -> tuple[object, ...]:
+        """All of it but 100 Continue, which depends on what came along."""
+        return self.seen, self.received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""), self.done
 
-async def outcome(make: Callable[[Mirror], Any], *pieces: bytes) -> Outcome:
+
+def byte_by_byte(sent: bytes) -> list[bytes]:
+    return [bytes([byte]) for byte in sent]
+
+
+def ours(mirror: Mirror) -> HttpConnection:
+    return Settings(Door(mirror)).connection()
+
+
+async def outcome(*pieces: bytes, make: Callable[[Mirror], Any] = ours) -> Outcome:
     """What a connection of ``make``'s class does with these pieces; the client leaves in the end."""
     mirror = Mirror()
     wire = Wire(make(mirror))
@@ -212,7 +223,3 @@ async def outcome(make: Callable[[Mirror], Any], *pieces: bytes) -> Outcome:
     wire.close()
     await settled()
     return Outcome(tuple(mirror.seen), wire.received, done)
-
-
-def ours(mirror: Mirror) -> HttpConnection:
-    return Settings(Door(mirror)).connection()

@@ -16,8 +16,11 @@ def post(body: bytes, *lines: str, target: str = "/p") -> bytes:
 
 GET = request("GET /g?a=1&b=%20 HTTP/1.1", "X-Empty:", "X-Test:  a b ")
 CHUNKS = b"4;ext=1\r\ntext\r\nA\r\n0123456789\r\n0\r\n"
-CHUNKED = request("POST /c HTTP/1.1", "Transfer-Encoding: chunked", body=CHUNKS + b"X-Behind: 1\r\n\r\n")
-HIDDEN = request("GET /hidden HTTP/1.1")
+CHUNKED_LINE = "Transfer-Encoding: chunked"
+CHUNKED = request("POST /c HTTP/1.1", CHUNKED_LINE, body=CHUNKS + b"X-Behind: 1\r\n\r\n")
+HIDDEN, HEAD = request("GET /hidden HTTP/1.1"), request("HEAD /h HTTP/1.1")
+GZIP = request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n")
+BAD_CHUNK = request("POST /z HTTP/1.1", CHUNKED_LINE, body=b"2\r\nte\r\nzz\r\n")
 UPGRADE = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"
 
 SEQUENCES = {
@@ -27,18 +30,12 @@ SEQUENCES = {
     "chunked with trailers": CHUNKED,
     "expect": post(b"text", "Expect: 100-continue"),
     "expect of 1.0": request("POST /e HTTP/1.0", "Content-Length: 4", "Expect: 100-continue", body=b"text"),
-    "pipelined": GET
-    + post(b"one")
-    + CHUNKED
-    + request("HEAD /h HTTP/1.1")
-    + post(b"two", "Expect: 100-continue")
-    + GET,
+    "pipelined": b"".join((GET, post(b"one"), CHUNKED, HEAD, post(b"two", "Expect: 100-continue"), GET)),
     "pipelined, the last one closes": GET + post(b"one", "Connection: close") + HIDDEN,
     "HTTP/1.0": request("GET /g HTTP/1.0") + HIDDEN,
-    "HTTP/1.0, keep-alive": request("POST /p HTTP/1.0", "Connection: keep-alive", "Content-Length: 1", body=b"a")
-    + HIDDEN,
-    "HTTP/1.0, chunked": request("POST /p HTTP/1.0", "Transfer-Encoding: chunked", body=CHUNKS + b"\r\n") + HIDDEN,
-    "HEAD": request("HEAD /h HTTP/1.1") * 2,
+    "HTTP/1.0, keep-alive": post(b"a", "Connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0") + HIDDEN,
+    "HTTP/1.0, chunked": request("POST /p HTTP/1.0", CHUNKED_LINE, body=CHUNKS + b"\r\n") + HIDDEN,
+    "HEAD": HEAD * 2,
     "empty lines": b"\r\n\r\n" + GET + b"\r\n" + GET,
     "absolute": request("GET http://other/%61bs?q HTTP/1.1") * 2,
     "absolute, without a path": request("GET http://other HTTP/1.1") + request("GET http://other?q HTTP/1.1"),
@@ -51,22 +48,15 @@ SEQUENCES = {
     "upgrade with a request as its body": post(HIDDEN, *UPGRADE) + GET,
     "upgrade of 1.0": request("GET /u HTTP/1.0", *UPGRADE) + HIDDEN,
     "upgrade, gzip": request("POST /u HTTP/1.1", *UPGRADE, "Transfer-Encoding: gzip") + HIDDEN,
-    "gzip, chunked": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n") + HIDDEN,
-    "gzip, chunked behind another": GET
-    + request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n")
-    + HIDDEN,
-    "two codings": request("POST /z HTTP/1.1", "Transfer-Encoding: chunked", "Transfer-Encoding: chunked") + CHUNKS,
-    "length and chunks": request("POST /z HTTP/1.1", "Content-Length: 4", "Transfer-Encoding: chunked")
-    + CHUNKS
-    + HIDDEN,
+    "gzip, chunked": GZIP + HIDDEN,
+    "gzip, chunked behind another": GET + GZIP + HIDDEN,
+    "two codings": request("POST /z HTTP/1.1", CHUNKED_LINE, CHUNKED_LINE) + CHUNKS,
+    "length and chunks": request("POST /z HTTP/1.1", "Content-Length: 4", CHUNKED_LINE) + CHUNKS + HIDDEN,
     "two lengths": request("POST /z HTTP/1.1", "Content-Length: 4", "Content-Length: 5") + b"text" + HIDDEN,
     "no HTTP": b"EHLO test\r\n" + HIDDEN,
     "no HTTP behind good ones": GET + post(b"one") + b"nonsense\r\n\r\n" + HIDDEN,
-    "a bad chunk": request("POST /z HTTP/1.1", "Transfer-Encoding: chunked") + b"2\r\nte\r\nzz\r\n" + HIDDEN,
-    "a bad chunk behind another": GET
-    + request("POST /z HTTP/1.1", "Transfer-Encoding: chunked")
-    + b"2\r\nte\r\nzz\r\n"
-    + HIDDEN,
+    "a bad chunk": BAD_CHUNK + HIDDEN,
+    "a bad chunk behind another": GET + BAD_CHUNK + HIDDEN,
     "a bad header": request("GET /g HTTP/1.1", "X-Bad : 1") + HIDDEN,
     "a folded header": request("GET /g HTTP/1.1", "X-Long: a", " b") + HIDDEN,
     "half a head": GET + b"GET /half HTTP/1.1\r\nHo",

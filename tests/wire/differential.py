@@ -25,7 +25,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tests.wire.connection import HEADER_BYTES, Mirror, Outcome, Seen, ours, outcome
+from tests.wire.connection import HEADER_BYTES, Mirror, Outcome, Seen, byte_by_byte, outcome
 from tests.wire.corpus import SEQUENCES
 
 LINES = (
@@ -132,20 +132,19 @@ def downgraded(seen: Seen) -> Seen:
 
 
 async def compare(number: int, seed: int) -> tuple[str | None, tuple[bytes, ...], Outcome, Outcome]:
-    """How the two differ."""
     pieces = mutated(number, seed)
-    mine, other = await outcome(ours, *pieces), await outcome(uvicorns, *pieces)
+    mine, other = await outcome(*pieces), await outcome(*pieces, make=uvicorns)
     if not mine.is_in_order:
         return None, pieces, mine, other
     if mine.seen == other.seen and mine.statuses == other.statuses:
         return "the same", pieces, mine, other
     sent = b"".join(pieces)
-    slow = await outcome(uvicorns, *[bytes([byte]) for byte in sent])
+    slow = await outcome(*byte_by_byte(sent), make=uvicorns)
     if mine.seen == slow.seen and mine.statuses == slow.statuses:
         return "the same once uvicorn has time", pieces, mine, slow
     kind = explained(sent, mine, slow)
     if kind is None and UPGRADE_LINE.search(sent):
-        slow = await outcome(uvicorns, *[bytes([byte]) for byte in UPGRADE_LINE.sub(rb"\nX\1", sent)])
+        slow = await outcome(*byte_by_byte(UPGRADE_LINE.sub(rb"\nX\1", sent)), make=uvicorns)
         one, another = (replace(found, seen=tuple(map(downgraded, found.seen))) for found in (mine, slow))
         alike = one.seen == another.seen and one.statuses == another.statuses
         kind = "the same without Upgrade" if alike else explained(sent, one, another)

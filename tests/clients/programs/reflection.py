@@ -34,10 +34,6 @@ class Server:
         return json_format.MessageToDict(send(request, timeout=30), preserving_proto_field_name=True)
 
 
-def base64_of(value: Any) -> list[str]:
-    return [base64.b64encode(one).decode() for one in elements(value).reshape(-1)]
-
-
 def parameters_of(request: dict[str, Any]) -> dict[str, Any]:
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     return {name: {kinds[type(value)]: value} for name, value in (request.get("parameters") or {}).items()}
@@ -58,15 +54,11 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     server, model = Server(task["grpc"]), task["model"]
     answers, ids = [], []
     for number, request in enumerate(task["requests"]):
-        inputs = [
-            {
-                "name": name,
-                "datatype": "BYTES",
-                "shape": list(elements(value).shape),
-                "contents": {"bytes_contents": base64_of(value)},
-            }
-            for name, value in request["inputs"].items()
-        ]
+        inputs = []
+        for name, value in request["inputs"].items():
+            array = elements(value)
+            contents = {"bytes_contents": [base64.b64encode(one).decode() for one in array.reshape(-1)]}
+            inputs.append({"name": name, "datatype": "BYTES", "shape": list(array.shape), "contents": contents})
         message = {"model_name": model, "id": str(number), "inputs": inputs, "parameters": parameters_of(request)}
         response = server.call(SERVICE, "ModelInfer", message)
         answers.append(output(response))

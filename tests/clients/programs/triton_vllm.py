@@ -94,7 +94,6 @@ class Calls:
 
 
 def callbacks(task: dict[str, Any], streamed: bool) -> dict[str, Any]:
-    """The text, and what is told beside it."""
     calls, switches = Calls(task), {f"return_{name}": True for name in TOLD}
     for number, prompt in enumerate(task["prompts"]):
         inputs = inputs_of(task, prompt, streamed, exclude_input_in_output=True, **switches)

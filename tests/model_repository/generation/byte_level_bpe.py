@@ -9,7 +9,9 @@ import re
 import unicodedata
 from pathlib import Path
 
-CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+CONTRACTION = re.compile("'(?:s|t|re|ve|m|ll|d)")
+RUN = re.compile("_?(?:L+|N+|O+)|[_S]+(?![^_S])|[_S]+")
+"""Of kinds of characters: white space leaves its last sign to the word that follows."""
 
 
 class ByteLevelBpe:
@@ -49,7 +51,6 @@ class ByteLevelBpe:
         return b"".join(self._bytes[number] for number in ids if number not in self.special).decode(errors="replace")
 
     def text_of(self, number: int) -> str:
-        """One token's own text."""
         return self._bytes[number].decode(errors="replace")
 
     @functools.cache  # noqa: B019 - as long-lived as the process
@@ -74,32 +75,17 @@ def byte_letters() -> list[str]:
 
 def words(text: str) -> list[str]:
     """GPT-2's pattern: contractions, letters, digits or other signs after at most one space, and white space."""
+    kinds = "".join(map(_kind, text))
     found, start = [], 0
     while start < len(text):
-        end = _contraction(text, start) or _run(text, start)
+        end = (CONTRACTION.match(text, start) or RUN.match(kinds, start)).end()
         found.append(text[start:end])
         start = end
     return found
 
 
-def _contraction(text: str, start: int) -> int:
-    return next((start + len(one) for one in CONTRACTIONS if text.startswith(one, start)), 0)
-
-
-def _run(text: str, start: int) -> int:
-    begin = start + 1 if text[start] == " " and start + 1 < len(text) and _kind(text[start + 1]) != "space" else start
-    kind = _kind(text[begin])
-    end = begin
-    while end < len(text) and _kind(text[end]) == kind:
-        end += 1
-    # White space leaves its last sign to the word that follows.
-    if kind == "space" and end < len(text) and end - start > 1:
-        end -= 1
-    return end
-
-
 def _kind(character: str) -> str:
     if character.isspace() and character not in "\x1c\x1d\x1e\x1f":
-        return "space"
+        return "_" if character == " " else "S"
     category = unicodedata.category(character)[0]
-    return category if category in "LN" else "other"
+    return category if category in "LN" else "O"

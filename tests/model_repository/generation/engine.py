@@ -14,14 +14,92 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
-from sampling import Sampling, log_probability
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 LENGTH = 256
 POLL_SECONDS = 0.01
+
+
+def session() -> Any:
+    """The weights beside this file, with one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    weights = str(Path(__file__).with_name("model.onnx"))
+    return onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
+
+
+def value(request: Any, name: str, default: Any) -> Any:
+    """The first element of an input, or the default."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return default if tensor is None or not tensor.as_numpy().size else tensor.as_numpy().reshape(-1)[0]
+
+
+def failed(*what: Any) -> Any:
+    """The response with an error: its message, and its code where there is one."""
+    return pb_utils.InferenceResponse([], pb_utils.TritonError(*what))
+
+
+def cancelled() -> Any:
+    return failed("cancelled", pb_utils.TritonError.CANCELLED)
+
+
+@dataclass
+class Sampling:
+    """The defaults change nothing; top_k 0 is all. bias [V] is added to the logits."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: np.ndarray | None = None
+    seed: int | None = None
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def choose(self, logits: np.ndarray, prompt: list[int], new: list[int]) -> int:
+        logits = self._penalized(logits.astype(np.float64), prompt, new)
+        if self.top_k == 1 or self.temperature == 0:
+            return int(logits.argmax())
+        logits = logits / self.temperature
+        order = np.argsort(-logits, kind="stable")
+        if self.top_k > 0:
+            order = order[: self.top_k]
+        chances = np.exp(logits[order] - logits[order[0]])
+        chances /= chances.sum()
+        before = np.cumsum(chances) - chances
+        # The first token that reaches top_p is the last one taken.
+        taken = (before < self.top_p) & (chances >= self.min_p * chances[0])
+        taken[0] = True
+        chances = np.where(taken, chances, 0.0)
+        return int(order[np.searchsorted(np.cumsum(chances), self.random.random() * chances.sum(), side="right")])
+
+    def _penalized(self, logits: np.ndarray, prompt: list[int], new: list[int]) -> np.ndarray:
+        if self.bias is not None:
+            logits = logits + self.bias
+        if self.repetition_penalty != 1.0:
+            seen = np.unique([*prompt, *new])
+            some = logits[seen]
+            logits[seen] = np.where(some > 0, some / self.repetition_penalty, some * self.repetition_penalty)
+        if new:
+            ids, counts = np.unique(new, return_counts=True)
+            logits[ids] -= self.presence_penalty + self.frequency_penalty * counts
+        return logits
+
+
+def log_probability(logits: np.ndarray, token: int) -> float:
+    """The natural log of what softmax gives the token: before any penalty and any temperature."""
+    shifted = logits.astype(np.float64) - logits.max()
+    return float(shifted[token] - np.log(np.exp(shifted).sum()))
 
 
 @dataclass
@@ -54,10 +132,7 @@ class Engine:
     """The weights and the thread that uses them."""
 
     def __init__(self, model: str) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        weights = str(Path(__file__).with_name("model.onnx"))
-        self._session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
+        self._session = session()
         self._empty = {
             tensor.name: np.zeros((1, tensor.shape[1], 0, tensor.shape[3]), np.float32)
             for tensor in self._session.get_inputs()
@@ -69,10 +144,8 @@ class Engine:
         running = kinds(name="test_generations_running", description="At this moment", kind=kinds.GAUGE)
         tokens = kinds(name="test_generated_tokens", description="Tokens of a test model", kind=kinds.COUNTER)
         self._families = (states, running, tokens)
-        self._counts = {
-            state: states.Metric(labels={"model": model, "state": state})
-            for state in ("started", "finished", "cancelled")
-        }
+        names = ("started", "finished", "cancelled")
+        self._counts = {state: states.Metric(labels={"model": model, "state": state}) for state in names}
         self._gauge = running.Metric(labels={"model": model})
         self._tokens = tokens.Metric(labels={"model": model})
         self._jobs: list[Job] = []
@@ -98,7 +171,6 @@ class Engine:
         self._counts["started"].increment(1)
 
     def close(self) -> None:
-        """Ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import triton_python_backend_utils as pb_utils
+from engine import failed, session
 
 
 class TritonPythonModel:
@@ -23,17 +22,13 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.seconds = float(config["parameters"].get("seconds", {"string_value": "0"})["string_value"])
         self.outputs = [output["name"] for output in config["output"]]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        weights = str(Path(__file__).with_name("model.onnx"))
-        self.session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
+        self.session = session()
         self.inputs = {tensor.name: tensor for tensor in self.session.get_inputs()}
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Any:
-        """Runs one request, of any number of rows."""
         time.sleep(self.seconds)
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         feeds = {name: given[name] if name in given else self.built_in(name, given) for name in self.inputs}
@@ -41,10 +36,8 @@ class TritonPythonModel:
         try:
             arrays = self.session.run(wanted, feeds)
         except Exception as exc:  # onnxruntime's errors have no common base
-            return pb_utils.InferenceResponse([], pb_utils.TritonError(f"onnxruntime: {exc}"))
-        return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, array) for name, array in zip(wanted, arrays, strict=True)]
-        )
+            return failed(f"onnxruntime: {exc}")
+        return pb_utils.InferenceResponse(list(map(pb_utils.Tensor, wanted, arrays)))
 
     def built_in(self, name: str, given: dict[str, np.ndarray]) -> np.ndarray:
         """The value of an input that nobody gave."""

@@ -14,38 +14,17 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from byte_level_bpe import ByteLevelBpe
-from engine import Engine, Job
-from sampling import Sampling
+from engine import FINAL, Engine, Job, Sampling, cancelled, failed, value
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SAMPLING = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": None,
+    **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None},
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
 OTHERS = {
-    "max_tokens": 16,
-    "min_tokens": 0,
-    "stop": None,
-    "stop_token_ids": None,
-    "ignore_eos": False,
-    "logprobs": None,
-    "logit_bias": None,
-    "n": 1,
+    **{"max_tokens": 16, "min_tokens": 0, "stop": None, "stop_token_ids": None, "ignore_eos": False},
+    **{"logprobs": None, "logit_bias": None, "n": 1},
 }
 """vLLM's defaults."""
-SWITCHES = (
-    "return_finish_reason",
-    "return_cumulative_logprob",
-    "return_logprobs",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-)
 
 
 class TritonPythonModel:
@@ -67,8 +46,7 @@ class TritonPythonModel:
                 answer = Answer(self, request, sender)
                 self.engine.start(answer.job)
             except (ValueError, TypeError, KeyError) as exc:
-                error = pb_utils.TritonError(f"Error generating stream: {exc}")
-                sender.send(pb_utils.InferenceResponse([], error), flags=FINAL)
+                sender.send(failed(f"Error generating stream: {exc}"), flags=FINAL)
 
     def finalize(self) -> None:
         self.engine.close()
@@ -81,14 +59,15 @@ class Answer:
         """Raises ValueError for what is not understood."""
         self.tokenizer = model.tokenizer
         self.sender = sender
-        self.prompt = first(request, "text_input", b"").decode()
-        self.streams = bool(first(request, "stream", False))
-        excluded = first(request, "exclude_input_in_output", None)
+        self.prompt = value(request, "text_input", b"").decode()
+        self.streams = bool(value(request, "stream", False))
+        excluded = value(request, "exclude_input_in_output", None)
         if self.streams and excluded is not None and not excluded:
             raise ValueError("When streaming, `exclude_input_in_output` = False is not allowed.")
         self.prepends = not (self.streams or excluded)
-        self.switches = {name: bool(first(request, name, False)) for name in SWITCHES}
-        given = first(request, "sampling_parameters", None)
+        told = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+        self.told = {name for name in told if value(request, f"return_{name}", False)}
+        given = value(request, "sampling_parameters", None)
         asked = json.loads(request.parameters() if given is None else given)
         if unknown := asked.keys() - SAMPLING.keys() - OTHERS.keys():
             raise ValueError(f"unexpected sampling parameters {sorted(unknown)}")
@@ -115,8 +94,7 @@ class Answer:
     def report(self, job: Job) -> bool:
         """A response where there is one to send; True where a stop string ends the text."""
         if job.finish == "cancelled":
-            error = pb_utils.TritonError("Request was cancelled", pb_utils.TritonError.CANCELLED)
-            self.sender.send(pb_utils.InferenceResponse([], error), flags=FINAL)
+            self.sender.send(cancelled(), flags=FINAL)
             return False
         ended = job.finish == "stop" and job.new[-1] in job.ends  # which is no part of the text
         text = self.tokenizer.decode(job.new[:-1] if ended else job.new)
@@ -135,31 +113,21 @@ class Answer:
         return bool(found)
 
     def send(self, text: str, job: Job) -> None:
-        tensors = [pb_utils.Tensor("text_output", np.array([text.encode()], np.object_))]
         new, self.counted = len(job.new) - self.counted, len(job.new)
-        if self.switches["return_finish_reason"]:
-            tensors.append(pb_utils.Tensor("finish_reason", np.array([str(job.finish)], np.object_)))
-        if self.switches["return_cumulative_logprob"]:
-            total = np.array([sum(job.log_probabilities)], np.float32)
-            tensors.append(pb_utils.Tensor("cumulative_logprob", total))
-        if self.switches["return_logprobs"]:
-            scores = [
-                {str(token): {"logprob": score, "rank": 1, "decoded_token": self.tokenizer.text_of(token)}}
-                for token, score in zip(job.new[len(job.new) - new :], job.log_probabilities[-new:], strict=False)
-            ]
-            shown = "null" if self.top is None else json.dumps(scores)
-            tensors.append(pb_utils.Tensor("logprobs", np.array([shown], np.object_)))
-        if self.switches["return_num_input_tokens"]:
-            tensors.append(pb_utils.Tensor("num_input_tokens", np.array([len(job.prompt)], np.uint32)))
-        if self.switches["return_num_output_tokens"]:
-            tensors.append(pb_utils.Tensor("num_output_tokens", np.array([new], np.uint32)))
+        scores = [
+            {str(token): {"logprob": score, "rank": 1, "decoded_token": self.tokenizer.text_of(token)}}
+            for token, score in zip(job.new[len(job.new) - new :], job.log_probabilities[-new:], strict=False)
+        ]
+        outputs = {
+            "text_output": np.array([text.encode()], np.object_),
+            "finish_reason": np.array([str(job.finish)], np.object_),
+            "cumulative_logprob": np.array([sum(job.log_probabilities)], np.float32),
+            "logprobs": np.array(["null" if self.top is None else json.dumps(scores)], np.object_),
+            "num_input_tokens": np.array([len(job.prompt)], np.uint32),
+            "num_output_tokens": np.array([new], np.uint32),
+        }
+        tensors = [pb_utils.Tensor(name, outputs[name]) for name in outputs if name in ("text_output", *self.told)]
         self.sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if job.finish else 0)
-
-
-def first(request: Any, name: str, default: Any) -> Any:
-    """The only element of an input, or the default."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
 
 
 def bias_of(given: dict[str, float] | None, size: int) -> np.ndarray | None:

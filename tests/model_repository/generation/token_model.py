@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from byte_level_bpe import ByteLevelBpe
-from engine import Engine, Job
-from sampling import Sampling
+from engine import FINAL, Engine, Job, Sampling, cancelled, failed, value
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 NEUTRAL = {"beam_width": (1,), "num_return_sequences": (1,), "stop": (0,), "bad_words_list": ()}
 """Inputs that are declared as in the original -> the values that are taken here."""
 
@@ -48,14 +46,13 @@ class TritonPythonModel:
                 self.engine.start(job)
                 jobs.append((number, request, job))
             except (ValueError, pb_utils.TritonModelException) as exc:
-                answers[number] = failed(str(exc))
+                answers[number] = failed(str(exc), pb_utils.TritonError.INVALID_ARG)
         for number, request, job in jobs:
             job.done.wait()
             answers[number] = cancelled() if job.finish == "cancelled" else self.whole(request, job, padded=True)
         return [answers[number] for number in range(len(requests))]
 
     def stream(self, request: Any, sender: Any) -> None:
-        """One request of a decoupled model."""
         streaming = bool(value(request, "streaming", False))
 
         def report(job: Job) -> None:
@@ -70,7 +67,7 @@ class TritonPythonModel:
         try:
             self.engine.start(self.job(request, sender.is_cancelled, report))
         except (ValueError, pb_utils.TritonModelException) as exc:
-            sender.send(failed(str(exc)), flags=FINAL)
+            sender.send(failed(str(exc), pb_utils.TritonError.INVALID_ARG), flags=FINAL)
 
     def job(self, request: Any, is_cancelled: Any, report: Any) -> Job:
         """What a request asks for. Raises ValueError for what can't be done."""
@@ -106,7 +103,6 @@ class TritonPythonModel:
         )
 
     def whole(self, request: Any, job: Job, *, padded: bool = False) -> Any:
-        """All of it in one response."""
         excluded = bool(value(request, "exclude_input_in_output", False))
         ids = job.new if excluded else job.prompt + job.new
         pad = job.limit - len(job.new) if padded else 0
@@ -114,12 +110,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.engine.close()
-
-
-def value(request: Any, name: str, default: Any) -> Any:
-    """The first element of an input, or the default."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return default if tensor is None or not tensor.as_numpy().size else tensor.as_numpy().reshape(-1)[0]
 
 
 def words_of(tensor: Any) -> tuple[list[int], ...]:
@@ -133,19 +123,10 @@ def words_of(tensor: Any) -> tuple[list[int], ...]:
 
 def answer(ids: list[int], log_probabilities: list[float], job: Job, padding: list[int] | None = None) -> Any:
     """The response with [1, beams 1, ids]."""
-    return pb_utils.InferenceResponse(
-        [
-            pb_utils.Tensor("output_ids", np.array([[[*ids, *(padding or ())]]], np.int32)),
-            pb_utils.Tensor("sequence_length", np.array([[len(ids)]], np.int32)),
-            pb_utils.Tensor("cum_log_probs", np.array([[sum(job.log_probabilities)]], np.float32)),
-            pb_utils.Tensor("output_log_probs", np.array([[log_probabilities]], np.float32)),
-        ]
-    )
-
-
-def failed(message: str) -> Any:
-    return pb_utils.InferenceResponse([], pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))
-
-
-def cancelled() -> Any:
-    return pb_utils.InferenceResponse([], pb_utils.TritonError("cancelled", pb_utils.TritonError.CANCELLED))
+    outputs = {
+        "output_ids": np.array([[[*ids, *(padding or ())]]], np.int32),
+        "sequence_length": np.array([[len(ids)]], np.int32),
+        "cum_log_probs": np.array([[sum(job.log_probabilities)]], np.float32),
+        "output_log_probs": np.array([[log_probabilities]], np.float32),
+    }
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from byte_level_bpe import ByteLevelBpe
-from engine import Engine, Job
-from sampling import Sampling
+from engine import Engine, Job, Sampling, failed
 
 
 class TritonPythonModel:
@@ -33,14 +32,13 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Any:
-        """All texts of one request at the same time."""
         texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)
         jobs = [self.job(text.decode(), request) for text in texts]
         try:
             for job in jobs:
                 self.engine.start(job)
         except ValueError as exc:
-            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(exc)))
+            return failed(str(exc))
         for job in jobs:
             job.done.wait()
         made = [self.tokenizer.decode(job.prompt + job.new).encode() for job in jobs]

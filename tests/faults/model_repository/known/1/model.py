@@ -30,13 +30,11 @@ class TritonPythonModel:
     """One version of the model; its number is part of the answers."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the declared number of labels."""
         self.labels = int(json.loads(args["model_config"])["output"][0]["dims"][0])
         self.version = int(args["model_version"])
         self.count = self.executions = 0
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer every request, or do to it what the control file says."""
         try:
             control = json.loads(CONTROL.read_text())
         except FileNotFoundError:
@@ -47,7 +45,6 @@ class TritonPythonModel:
         return [self.answer(request, control) for request in requests]
 
     def answer(self, request: Any, control: dict[str, Any]) -> Any:
-        """One request of Triton's, which is a batch of the service's."""
         ids, mask = (
             pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("input_ids", "attention_mask")
         )
@@ -60,7 +57,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("logits", np.ascontiguousarray(logits))])
 
     def damaged(self, logits: Any, fault: str) -> Any:
-        """The logits with a fault."""
         if fault == "wrong_shape":
             return logits[:, :-1]
         if fault == "wrong_rows":

@@ -1,10 +1,11 @@
-"""One connection of the class, and what happens to it at each moment."""
+"""One connection of the class: its bytes in any pieces, and whatever happens to it at each moment and in any order."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import gc
+import random
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,8 +13,61 @@ import pytest
 
 from hf_transformer.server.http import HttpConnection, HttpRequest
 from hf_transformer.types import Request, Response, Stream
-from tests.wire.connection import HEADER_BYTES, LIMITS, STATUS, Door, Mirror, Settings, Wire, opened, settled
-from tests.wire.corpus import GET, HIDDEN, UPGRADE, post, request
+from tests.wire.connection import (
+    HEADER_BYTES,
+    LIMITS,
+    SEEN,
+    STATUS,
+    Door,
+    Mirror,
+    Settings,
+    Wire,
+    byte_by_byte,
+    opened,
+    outcome,
+    settled,
+)
+from tests.wire.corpus import BAD_CHUNK, CHUNKED, GET, HIDDEN, SEQUENCES, UPGRADE, post, request
+from tests.wire.differential import run
+
+# The same bytes in any pieces are the same requests, those that uvicorn's class sees, and get the same answers.
+
+LONG = "X-Long: " + "a" * (HEADER_BYTES - 200)
+TRAILERS = b"".join(b"X-%d: %s\r\n" % (number, b"b" * 500) for number in range(9))
+SENT = {
+    **SEQUENCES,
+    "a long head": request("GET /g HTTP/1.1", LONG) * 2,
+    "a head that is too long": request("GET /g HTTP/1.1", LONG, LONG) + GET,
+    "a head that is too long behind another": GET + request("GET /g HTTP/1.1", LONG, LONG) + GET,
+    "a head that is too long behind an upgrade": request("GET /u HTTP/1.1", *UPGRADE)
+    + request("GET /g HTTP/1.1", LONG, LONG),
+    "trailers that are too long": GET + CHUNKED[:-2] + TRAILERS + b"\r\n" + GET,
+    "a head of an upgrade that is too long": GET + request("GET /u HTTP/1.1", *UPGRADE, LONG, LONG) + GET,
+    "a head of an upgrade that is long": GET + request("GET /u HTTP/1.1", *UPGRADE, LONG) + GET,
+    "large bodies": post(b"x" * 5000) + post(b"y" * 5000),
+}
+STEP = 97
+"""Between the cuts of what is long; the short is cut at every byte."""
+
+
+@pytest.mark.parametrize("sent", SENT.values(), ids=list(SENT))
+async def test_cut_at_every_byte_and_byte_by_byte(sent: bytes) -> None:
+    whole = await outcome(sent)
+    assert whole.is_in_order
+    assert all(seen.path != "/hidden" for seen in whole.seen)
+    for cut in range(1, len(sent), 1 if len(sent) < 1000 else STEP):
+        assert (await outcome(sent[:cut], sent[cut:])).shown == whole.shown, cut
+    assert (await outcome(*byte_by_byte(sent))).shown == whole.shown
+
+
+async def test_damaged_requests_are_those_that_uvicorns_class_sees() -> None:
+    """The whole test is ``python -m tests.wire.differential``."""
+    kinds, findings = await run(1500, seed=1)
+    assert findings == []
+    assert kinds.total() == 1500 and kinds["the same"] > 750
+
+
+# At each moment
 
 FAR = 1e9
 """Seconds: a time of the event loop at which every deadline is over."""
@@ -73,7 +127,7 @@ ENDS = {
     "an answer": GET,
     "an answer and no more": request("GET /g HTTP/1.1", "Connection: close"),
     "no HTTP": b"nonsense\r\n\r\n",
-    "a bad chunk": request("POST /g HTTP/1.1", "Transfer-Encoding: chunked") + b"2\r\nte\r\nzz\r\n",
+    "a bad chunk": BAD_CHUNK,
     "a head that is too long": request("GET /g HTTP/1.1", "X-Long: " + "a" * HEADER_BYTES),
     "501": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked"),
     "an upgrade": request("GET /u HTTP/1.1", *UPGRADE),
@@ -181,3 +235,97 @@ async def test_a_client_that_reads_nothing_of_an_answer_is_cut_off_in_time() -> 
             assert not wire.closed
         connection.sweep(now + 2 * LIMITS.seconds + 1)
         assert wire.closed
+
+
+# In any order: it neither hangs nor breaks, and its answers are in order.
+
+ROUNDS = 400
+WHOLE = (*SEQUENCES.values(), post(b"x" * 100_000), post(b"y" * 100_000, "Expect: 100-continue"))
+
+
+class MoodyDoor(Door):
+    """Answers at once, when it is let, early, or as a stream."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.mirror = Mirror()
+        super().__init__(self.mirror)
+        self._rng = rng
+        self.gate = asyncio.Event()
+
+    async def handle(self, request: Request) -> Response | Stream:
+        match self._rng.randrange(4):
+            case 0:
+                return Response(413, b"", [])
+            case 1:
+                await self.gate.wait()
+        answer = await super().handle(request)
+        if isinstance(answer, Response) and self._rng.random() < 0.3:
+            return Stream(200, answer.body, self._parts(), answer.headers[:2])
+        return answer
+
+    async def _parts(self) -> Any:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            yield b"part"
+
+
+async def live(rng: random.Random) -> None:
+    settings = Settings(door := MoodyDoor(rng))
+    connection = settings.connection()
+    wire = Wire(connection)
+    data = b"".join(rng.choice(WHOLE) for _ in range(rng.randrange(1, 5)))
+    late = 0.0
+    while data and not wire.done:
+        match rng.randrange(40):
+            case 0:
+                wire.full = True
+            case 1 | 2:
+                wire.drain()
+            case 3:
+                late += rng.choice((0, LIMITS.seconds / 2))
+                connection.sweep(asyncio.get_running_loop().time() + late)
+            case 4 | 5:
+                door.gate.set()
+            case 6:
+                door.gate.clear()
+            case 7 if rng.random() < 0.2:
+                settings.ending = True
+                connection.shutdown()
+            case 8 if rng.random() < 0.1:
+                connection.break_off()
+            case number if number < 24 and not wire.paused:
+                behind_a_head = data.rfind(b"\r\n\r\n", 0, rng.choice((100, 300, 900))) + 4
+                size = rng.choice((1, 7, 50, 500, 70_000, behind_a_head))
+                connection.data_received(data[:size])
+                data = data[size:]
+            case _:
+                await asyncio.sleep(0)
+        if wire.paused:
+            door.gate.set()
+            wire.drain()
+            await settled()
+            assert wire.done or not wire.paused, "it does not read on"
+    door.gate.set()
+    wire.drain()
+    await settled()
+    answered, seen = SEEN.findall(wire.received), [one.digest for one in door.mirror.seen]
+    left = iter(seen)
+    assert all(one in left for one in answered), "an answer that is not in order"
+    if not wire.done:
+        assert not wire.paused and not any(request.complete for request in connection._requests)
+        connection.sweep(asyncio.get_running_loop().time() + 10 * LIMITS.seconds)
+        await settled()
+        assert wire.done, "no deadline"
+    wire.close()
+    await settled()
+    assert not settings.state.connections and len({id(one) for one, _ in door.ends}) == len(door.ends)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_order(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(ROUNDS):
+        try:
+            await live(random.Random(f"{seed} {number}"))
+        except AssertionError as error:
+            raise AssertionError(f"round {number}") from error
+    assert not caplog.records

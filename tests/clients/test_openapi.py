@@ -1,10 +1,12 @@
-"""schemathesis makes thousands of requests, right and wrong, of /openapi.json; each answer has to be a described one.
+"""/openapi.json: openapi-spec-validator finds no fault with it, and each answer to schemathesis' thousands of requests,
+right and wrong ones, is a described one.
 
-It generates a request's values by the schemas, and mutates them so that they break these.
+schemathesis generates a request's values by the schemas, and mutates them so that they break these.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.test_openapi import MODELS, build, document_of
 from tests.clients.conftest import PROGRAMS, clients_environment, output
 from tests.integration.conftest import Serve
 from tests.service import Service
@@ -60,17 +63,6 @@ SECONDS = 300
 COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",status="(\d+)"\} (\d+)')
 
 
-@pytest.fixture(params=RUNS)
-def task(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def service(serve: Serve, task: str) -> Service:
-    return serve(*RUNS[task])
-
-
 def run(service: Service, folder: Path) -> dict[str, Any]:
     """The report of one run, in which nothing may be wrong."""
     (folder / "schemathesis.toml").write_text(SETTINGS)
@@ -96,7 +88,9 @@ def successes(service: Service) -> dict[str, int]:
     return {api: int(count) for api, status, count in found if status == "200"}
 
 
-def test_every_answer_is_described(service: Service, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", RUNS)
+def test_every_answer_is_described(serve: Serve, task: str, tmp_path: Path) -> None:
+    service = serve(*RUNS[task])
     before = successes(service)
     report = run(service, tmp_path)
     assert report["complete"] and not report["failures"] and not report["errors"]
@@ -109,3 +103,24 @@ def test_every_answer_is_described(service: Service, task: str, tmp_path: Path) 
     more = {api: count - before.get(api, 0) for api, count in successes(service).items()}
     assert all(more[api] >= SUCCESSES for api in apis), more
     assert "fault of the service" not in service.log
+
+
+async def write_documents(folder: Path) -> list[str]:
+    """Writes the document of each task, of a service without OpenAI's prefix, and of one with API keys."""
+    (folder / "keys").write_text("a-key\n")
+    settings: list[tuple[str, str]] = [(task, "--enable_grpc=false") for task in MODELS]
+    settings += [("fill_mask", "--openai_route_prefix="), ("text_generation", f"--api_keys_file={folder / 'keys'}")]
+    files = []
+    for number, (task, flag) in enumerate(settings):
+        document = await document_of(build(task, flag), authorization="Bearer a-key")
+        file = folder / f"{number}_{task}.json"
+        file.write_text(json.dumps(document))
+        files.append(str(file))
+    return files
+
+
+def test_the_documents_are_valid(tmp_path: Path) -> None:
+    files = asyncio.run(write_documents(tmp_path))
+    validator = str(clients_environment() / "bin" / "openapi-spec-validator")
+    said = output([validator, "--schema=3.1", "--errors=all", *files], tmp_path)
+    assert said.count(": OK") == len(files)
