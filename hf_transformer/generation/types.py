@@ -144,14 +144,6 @@ class Piece:
     count: int = 0
     finish: FinishReason | None = None
 
-    @classmethod
-    def joined(cls, pieces: Sequence[Piece]) -> Piece:
-        """All pieces of one continuation, one at least, as one."""
-        last = pieces[-1]
-        tokens = [token for piece in pieces for token in piece.tokens]
-        text = "".join([piece.text for piece in pieces])
-        return cls(last.prompt, last.choice, text, tokens, sum(piece.count for piece in pieces), last.finish)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSettings:
@@ -207,7 +199,7 @@ class Generator(ABC):
         """
 
     async def trial(self, prompt: Prompt) -> None:
-        """Has the model make one token of a short prompt. Raises RequestError if it can't."""
+        """Generates one token after a short prompt. Raises RequestError if the model can't."""
         sampling = Sampling(max_tokens=1, greedy=True)
         async with aclosing(self.generate(prompt, sampling, Context("trial", {}))) as steps:
             async for _ in steps:

@@ -36,7 +36,7 @@ def test_pieces_end_where_the_whole_text_does(text: str, wanted: list[str], cuts
         if stopped:
             break
     if not stopped:
-        given_out += search.flush()
+        given_out += search.held
     assert (given_out, stopped) == naive(text, wanted)
 
 
@@ -55,4 +55,4 @@ def test_nothing_is_held_back_that_can_not_become_a_stop(text: str, wanted: list
 @given(text=st.text("ab ", max_size=40), old=st.text("ab ", min_size=1, max_size=4), cuts=st.lists(st.integers(0, 100)))
 def test_replacing_in_pieces_is_replacing_in_the_whole(text: str, old: str, cuts: list[int]) -> None:
     replacing = Replacing(old, "X")
-    assert "".join([*map(replacing.push, pieces_of(text, cuts)), replacing.flush()]) == text.replace(old, "X")
+    assert "".join([*map(replacing.push, pieces_of(text, cuts)), replacing.held]) == text.replace(old, "X")
