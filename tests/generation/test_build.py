@@ -169,8 +169,9 @@ def options(*flags: str) -> Config:
 @pytest.mark.parametrize(("spec", "width"), [(CACHED, 200), (PLAIN, 80)], ids=["cache", "plain"])
 def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpec, width: int, gpt2: Tokenizer) -> None:
     signature = fit_logits(spec, gpt2, settings())
-    sequence = LogitsSequence(Prompt("", (1,) * width), (1,) * width, (), frozenset(), 1)
-    sequence.begin(Sampling(), frozenset(), signature.caches)
+    prompt = Prompt("", (1,) * width)
+    sequence = LogitsSequence(prompt, prompt.ids, (), Sampling(), frozenset(), 1, signature.caches)
+    sequence.begin()
     if sequence.cache is not None:
         sequence.cache.length = width
     for flags, fits in (
