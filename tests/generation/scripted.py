@@ -95,10 +95,6 @@ def ids_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode([text])[0].ids)
 
 
-def saying(tokenizer: Tokenizer, text: str, **options: Any) -> ScriptedGenerator:
-    return ScriptedGenerator(lambda *_: steps(ids_of(tokenizer, text)), **options)
-
-
 def endless(**options: Any) -> ScriptedGenerator:
     return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)
 
@@ -112,7 +108,7 @@ class Bench:
         self.called: list[object] = []
 
     def saying(self, text: str, **options: Any) -> ScriptedGenerator:
-        return saying(self.tokenizer, text, **options)
+        return ScriptedGenerator(lambda *_: steps(self.ids(text)), **options)
 
     def ids(self, text: str) -> tuple[int, ...]:
         return ids_of(self.tokenizer, text)

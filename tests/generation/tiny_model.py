@@ -7,7 +7,7 @@ comes out wrong when padding is seen, a position is shifted or a cache is somebo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -150,20 +150,13 @@ class TinyPredictor(Predictor):
         return True
 
     async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
     ) -> Reply:
-        number = len(self.calls)
+        number, sizes = len(self.calls), options.get("sizes") or {}
         given = {tensor.name: tensor.data.copy() for tensor in inputs}
         self.calls.append(given)
         self.asked.append(outputs)
-        self.sizes.append(sizes or {})
+        self.sizes.append(sizes)
         self._verify(inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
@@ -177,7 +170,7 @@ class TinyPredictor(Predictor):
         tensors = {name: Tensor(name, self.form.floats, data) for name, data in found.items()}
         if self.change is not None:
             self.change(number, tensors)
-        for name, size in (sizes or {}).items():
+        for name, size in sizes.items():
             assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
         for tensor in tensors.values():
             tensor.data.flags.writeable = False
