@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.types import Generator, Sampling
+from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
 
@@ -73,7 +73,6 @@ STREAMING: Final = ("streaming", "stream")
 EVEN_IF_OPTIONAL: Final = (*STREAMING, "exclude_input_in_output")
 """Those that are sent even to a model that does not require them."""
 
-_NEUTRAL: Final = Sampling()
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
 
 
@@ -202,7 +201,7 @@ class TensorGenerator(Generator):
             elif field == "logprobs":
                 if value is not None or not one.optional:
                     tensors.append(one.tensor(value is not None))
-            elif field in _ALWAYS_SENT or value != getattr(_NEUTRAL, field) or not one.optional:
+            elif field in _ALWAYS_SENT or value != getattr(NEUTRAL, field) or not one.optional:
                 tensors.append(one.tensor(value))
         if self._end is not None:
             end = NO_END if sampling.ignore_eos else self._end_id

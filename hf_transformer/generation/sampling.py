@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
-from hf_transformer.generation.types import Sampling, TokenScore
+from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
 from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.tasks.numerics import top_k
 from hf_transformer.tasks.parameters import Parameters
@@ -38,7 +38,6 @@ SMALLEST = 1e-6
 """Of a temperature that is not 0, and of top_p: models compute in float32, where much less is 0."""
 SEEDS = 2**63
 """Seeds wrap around here, so that a negative one works too: predictors take unsigned numbers."""
-NEUTRAL = Sampling()
 MIN_TOKENS = ("min_new_tokens", "min_tokens")
 CHOICES = ("num_return_sequences", "n")
 STOP = ("stop", "stop_strings", "stop_words")

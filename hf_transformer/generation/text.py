@@ -22,7 +22,7 @@ import orjson
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.inputs import TensorGenerator, numbers
-from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step
+from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, Encoding, ModelSpec, Tensor, Tokenization
@@ -40,7 +40,6 @@ _IN_JSON: Final = (
 )
 """Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""
 
-_NEUTRAL: Final = Sampling()
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 _REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _COUNTED: Final = Tokenization(whole=True, special_tokens=False)
@@ -131,7 +130,7 @@ class TextGenerator(TensorGenerator):
 def _parameters(sampling: Sampling) -> dict[str, Any]:
     """vLLM's SamplingParams: every value that is not neutral, and those with another default in other engines."""
     found: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    found |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(_NEUTRAL, name)}
+    found |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(NEUTRAL, name)}
     if sampling.greedy:
         for field in ("top_k", "top_p", "min_p", "seed"):
             found.pop(field, None)

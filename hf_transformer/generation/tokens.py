@@ -103,8 +103,10 @@ class TokenGenerator(TensorGenerator):
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
         inputs, own = self._inputs, self._own
-        if WORDS in inputs:
-            words = self._stop_words(sampling)
+        if WORDS in inputs:  # the tokens beside end_id at which the model ends a text; the client's too, if they fit
+            words = [] if sampling.ignore_eos else self._others
+            more = [*words, *sampling.stop_token_ids]
+            words = _as_words(more if inputs[WORDS].fits(2 * len(more)) else words)
             if words or not inputs[WORDS].optional:
                 own = {**own, WORDS: words or NO_WORDS}
         tensors = [inputs[IDS].tensor(prompt.ids)]
@@ -112,12 +114,6 @@ class TokenGenerator(TensorGenerator):
             tensors.append(inputs[LENGTHS].tensor(len(prompt.ids)))
         tensors += [inputs[name].tensor(values) for name, values in own.items()]
         return [*tensors, *self._sampled(sampling)]
-
-    def _stop_words(self, sampling: Sampling) -> Sequence[int]:
-        """The tokens beside end_id at which the model ends a text; the client's too, if they fit."""
-        words = [] if sampling.ignore_eos else self._others
-        more = [*words, *sampling.stop_token_ids]
-        return _as_words(more if self._inputs[WORDS].fits(2 * len(more)) else words)
 
     def _problems(self) -> list[str]:
         """A sentence for each reason why the model does not fit."""

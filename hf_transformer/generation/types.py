@@ -52,8 +52,11 @@ class Sampling:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
-        """What the client calls a field."""
+        """The client's name of a field."""
         return self.names.get(name, name)
+
+
+NEUTRAL = Sampling()
 
 
 @dataclass(slots=True, kw_only=True)
