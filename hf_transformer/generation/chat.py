@@ -228,7 +228,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Json]],
         *,
         tools: Sequence[Json] | None = None,
-        documents: Sequence[Json] | None = None,
         add_generation_prompt: bool = True,
         **more: Json,
     ) -> str:
@@ -240,11 +239,11 @@ class ChatTemplate:
         """
         template = self._choose(with_tools=tools is not None)
         variables = {
+            "documents": None,
             **self._special_tokens,
             **more,
             "messages": [_with_aliases(one, template.wants_parts) for one in messages],
             "tools": tools,
-            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         return template.render(variables)
