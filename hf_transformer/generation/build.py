@@ -24,20 +24,15 @@ from hf_transformer.tokenizer.files import ModelFiles, read_json
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Json, ModelSpec
 
-MOST_IDS = 2**31
-"""Ids that there may be: tokenizers and models have 32 bits for them."""
 _NAMES = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
 
 
 def generator_settings(files: ModelFiles, tokenizer: Tokenizer, **flags: Any) -> GeneratorSettings:
-    """Reads the ids in generation_config.json where there is one, as transformers does, else in config.json. Nothing
-    else in it counts: sampling is up to requests and to the service's flags.
-
-    Args:
-        flags: the other fields of GeneratorSettings.
+    """Reads the ids in generation_config.json, as transformers does, else in config.json. Nothing else in it counts:
+    sampling is up to requests and the service's flags. ``flags`` are the other fields of GeneratorSettings.
 
     Raises:
-        LoadError: an id is not valid, or an encoder-decoder has none that its decoder could begin with.
+        LoadError: an id is not valid, or an encoder-decoder has none to begin with.
     """
     own = read_json(files.model_folder / "generation_config.json", required=False)
     given = {name: own[name] if name in own else files.config.get(name) for name in _NAMES}
@@ -53,10 +48,10 @@ def generator_settings(files: ModelFiles, tokenizer: Tokenizer, **flags: Any) ->
 
 
 def _ids(given: Mapping[str, Json], name: str) -> list[int]:
-    """One id or a list of some; empty where there is none. Raises LoadError."""
+    """The ids of a field that is one id, a list, or absent. Raises LoadError."""
     value = given[name]
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(one) is int and 0 <= one < MOST_IDS for one in ids):
+    if not all(type(one) is int and 0 <= one < 2**31 for one in ids):  # tokenizers and models have 32 bits for them
         raise LoadError(f"{name} in generation_config.json or config.json: expected token ids, got {value!r:.100}")
     return ids
 
@@ -72,11 +67,7 @@ def _decoder_start(given: Mapping[str, Json]) -> tuple[int, ...]:
 
 
 def choose_interface(spec: ModelSpec, settings: GeneratorSettings) -> Literal["tokens", "text", "logits"]:
-    """The kind of a model: --generation_interface, else the one that its tensors show.
-
-    Raises:
-        ContractError: they show none of the three.
-    """
+    """The kind of a model: --generation_interface, else by its tensors. Raises ContractError for no kind."""
     if settings.interface != "auto":
         return settings.interface
     inputs, outputs = {one.name for one in spec.inputs}, {one.name for one in spec.outputs}
@@ -112,15 +103,10 @@ def make_generator(
     executor: Executor,
     metrics: Metrics,
 ) -> Generator:
-    """The generator of a model.
-
-    Args:
-        spec: the predictor's description of it.
-        tokenizer: the service's own.
-        executor: has the threads for work that would block the event loop.
+    """The generator of a model that the predictor describes by ``spec``. Its long work runs in ``executor``.
 
     Raises:
-        ContractError: it is of no kind, or lacks something that its kind or a flag needs.
+        ContractError: the model is of no kind, or lacks something that its kind or a flag needs.
     """
     interface = choose_interface(spec, settings)
     if interface == "logits":

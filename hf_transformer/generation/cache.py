@@ -1,7 +1,7 @@
 """Key-value caches of sequences of a logits model, and the budget of their memory.
 
-A model returns the whole cache in each step, in the predictor's buffer. Only the new part, one token's, is copied out
-of there; the rest is here already. The way back is a copy of all of it, into the batch's input tensors.
+A model returns the whole cache in each step, in the predictor's buffer. Only the new token's part is copied from there.
+Each step's input is a copy of the whole cache.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BYTES_PER_COST = 1000
 class CacheTensor:
     """One tensor that a model takes (``past``) and returns (``present``).
 
-    ``shape`` is one sequence's, with -1 for the axis of the tokens: [heads, -1, head size]. With ``source`` it holds
-    the encoder's tokens, is returned with the first step and stays as it is; else it grows by a token with each step.
-    In the first step the model gets one of no tokens.
+    ``shape`` is one sequence's, with -1 for the axis of the tokens: [heads, -1, head size]. In the first step the model
+    gets one of no tokens. With ``source`` it holds the encoder's tokens and is returned with the first step alone; else
+    it grows by a token with each step.
     """
 
     past: str
@@ -53,7 +53,7 @@ class CacheTensor:
         return math.prod(size for size in self.shape if size >= 0) * self.dtype.itemsize
 
     def sized(self, tokens: int) -> tuple[int, ...]:
-        """Its shape for so many tokens."""
+        """Its shape for ``tokens``."""
         return tuple(tokens if size < 0 else size for size in self.shape)
 
     def part(self, start: int, end: int) -> tuple[slice, ...]:
@@ -62,13 +62,12 @@ class CacheTensor:
 
 
 def cache_bytes(tensors: Sequence[CacheTensor], tokens: int, source: int) -> int:
-    """Bytes of a cache of so many tokens, and so many of the encoder's."""
+    """Bytes of a cache of ``tokens``, and ``source`` tokens of the encoder."""
     return sum(one.token_bytes * (source if one.source else tokens) for one in tensors)
 
 
 class Cache:
-    """One sequence's cache: the parts of ``length`` tokens, with memory for ``capacity`` and ``source`` of the
-    encoder's."""
+    """One sequence's cache of ``length`` tokens, with memory for ``capacity``, and for ``source`` of the encoder's."""
 
     def __init__(self, tensors: Sequence[CacheTensor], capacity: int, source: int) -> None:
         self.length = 0
@@ -76,11 +75,7 @@ class Cache:
         self.data = {one.present: np.empty(one.sized(source if one.source else capacity), one.dtype) for one in tensors}
 
     def add(self, rows: Mapping[str, Array], count: int) -> None:
-        """Copies the parts of ``count`` new tokens, and with the first step those of the source.
-
-        Args:
-            rows: by the name of the output, the new tokens alone.
-        """
+        """Copies ``count`` new tokens from the outputs ``rows``, and in the first step the source."""
         for one in self._tensors:
             if not one.source:
                 self.data[one.present][one.part(self.length, self.length + count)] = rows[one.present]
@@ -90,24 +85,18 @@ class Cache:
 
 
 def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Array:
-    """The model's input for a batch of sequences; of no tokens if they only begin.
+    """The model's input [rows, ..., width, ...] for a batch of sequences; ``width`` is the longest one's tokens, 0 if
+    they only begin.
 
-    A source is padded on the right, as the batch's input_ids are; what grows on the left, so that the new token, which
-    the model puts behind it, is next to the last one.
-
-    Args:
-        caches: one per row.
-        width: the tokens of the longest.
-
-    Returns:
-        [rows, ..., width, ...]
+    A source is padded on the right, as the batch's input_ids are. Other caches are padded on the left, since the model
+    puts the new token behind them.
     """
     data = np.empty((len(caches), *tensor.sized(width)), tensor.dtype)
     for cache, mine in zip(caches, data, strict=True):
         whole = cache.data[tensor.present]
         size = min(whole.shape[len(tensor.before)] if tensor.source else cache.length, width)
         start = 0 if tensor.source else width - size
-        # Zeros, not what the memory held: a mask takes their weight away, but NaN times nothing is still NaN.
+        # Zeros, not old memory: the mask's weight of 0 times NaN is still NaN.
         if size < width:
             mine[tensor.part(0, start)] = 0
             mine[tensor.part(start + size, width)] = 0
@@ -118,15 +107,16 @@ def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Arra
 class CacheBudget:
     """``limit`` bytes for the caches of all sequences (--max_cache_bytes), for one event loop.
 
-    A sequence takes the bytes of its prompt and of max_tokens when it begins. Those that don't fit wait, in the order
-    in which they came, so that small ones can't keep a large one waiting for ever.
+    A sequence takes the bytes of its prompt and of max_tokens when it begins. Those that don't fit wait in order, so
+    that small ones can't keep a large one waiting for ever.
+
+    Attributes: ``held``, the bytes that are taken.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.held = 0
-        """Bytes that are taken."""
 
     def check(self, size: int) -> None:
         """Raises TooLarge for a cache that would not fit if there were no other."""
@@ -137,7 +127,7 @@ class CacheBudget:
             )
 
     async def take(self, size: int) -> None:
-        """Takes so many bytes once they are free; ``give_back`` returns them. Raises TooLarge as ``check`` does."""
+        """Takes ``size`` bytes once they are free; ``give_back`` returns them. Raises TooLarge as ``check`` does."""
         self.check(size)
         if not self._waiting and self.held + size <= self._limit:
             self.held += size
@@ -155,7 +145,7 @@ class CacheBudget:
             raise
 
     def give_back(self, size: int) -> None:
-        """Returns so many bytes, and lets those that wait take theirs."""
+        """Returns ``size`` bytes, and lets waiting sequences take theirs."""
         self.held -= size
         while self._waiting and self.held + self._waiting[0][0] <= self._limit:
             taken, turn = self._waiting.popleft()

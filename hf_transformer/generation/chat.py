@@ -1,14 +1,13 @@
 """Chats to prompts, by the model's own template, in a sandbox as transformers sets it up.
 
-A template is looked for in this order: --chat_template, chat_template.jinja with
-additional_chat_templates/*.jinja, chat_template in tokenizer_config.json (one, or several with names),
-chat_template.json. Of several, tool_use is for chats with tools, and default for all others.
+A template is looked for in this order: --chat_template, chat_template.jinja with additional_chat_templates/*.jinja,
+chat_template in tokenizer_config.json (one, or several with names), chat_template.json. Of several, tool_use is for
+chats with tools, and default for all others.
 
-It comes with a model and may be anybody's. It reaches no files and no modules, and sees JSON values alone. Its loops
-and calls look at the clock, and its output is counted.
+A template comes with a model and may be anybody's. It reaches no files and no modules, and sees JSON values alone. Its
+loops and calls look at the clock, and its output is counted.
 
-Source: transformers 5.23, utils/chat_template_utils.py. Only a service that generates imports this module, and Jinja
-with it.
+Source: transformers 5.23, utils/chat_template_utils.py. Only a service that generates imports this module and Jinja.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from hf_transformer.types import Json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message has the model's thoughts; templates read the first, some the second."""
+"""Names of the model's thoughts in a message; templates read the first, some the second."""
 
 MOST_SECONDS = 5.0
 """A template that takes longer is stopped; a usual one takes a millisecond for a long chat."""
@@ -51,7 +50,7 @@ TEMPLATE_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError),
 )
-"""How a template ends that does not get the messages that it expects."""
+"""The errors of a template that gets other messages than it expects."""
 
 
 class OverBudget(Exception):
@@ -62,7 +61,7 @@ class OverBudget(Exception):
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's words for training. Here its content counts alone."""
+    """The tag {% generation %}, which marks the assistant's words for training; here it does nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -74,7 +73,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's own, without names that begin with an underscore, as in transformers."""
+    """Jinja's own, without names that begin with an underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
@@ -90,7 +89,7 @@ def _namespace(*args: Any, **kwargs: Any) -> Namespace:
 
 
 class Dict:
-    """The type dict, as far as templates need it."""
+    """The part of the type dict that templates need."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -115,7 +114,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         }
 
     def turn(self) -> str:
-        """Each turn of a loop calls this, so that ``call`` sees it."""
+        """Called in each turn of a loop, for ``call``."""
         return ""
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,13 +156,10 @@ def _to_json(
 
 
 class CompiledTemplate:
-    """One template, ready to run; threads may share it.
+    """One template; threads may share it. Raises LoadError for one that is no Jinja.
 
-    Attributes: ``names``, the variables that it reads; ``wants_parts``, whether it goes through a message's content
-    part by part and does not know contents that are strings.
-
-    Raises:
-        LoadError: it is no Jinja.
+    Attributes: ``names``, the variables that it reads; ``wants_parts``, whether it takes a message's content in parts
+    and not as a string.
     """
 
     def __init__(self, environment: ChatEnvironment, text: str, where: str) -> None:
@@ -183,12 +179,8 @@ class CompiledTemplate:
         self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
     def render(self, variables: Mapping[str, Json]) -> str:
-        """The template's output.
-
-        Raises:
-            InvalidInput: it does not take these messages.
-            TooLarge: it takes too long for them, or writes too much.
-        """
+        """The template's output. Raises InvalidInput for messages that it does not take, and TooLarge if it takes too
+        long for them, or writes too much."""
         parts, size = [], 0
         try:
             for part in self._template.generate({**variables, BUDGET: time.monotonic() + MOST_SECONDS}):
@@ -203,7 +195,7 @@ class CompiledTemplate:
 
 
 def _why(error: Exception) -> str:
-    """The template's own words where it refuses; else the kind of error, since its text may quote a message."""
+    """The template's own message if it refuses; else the kind of error, since its text may quote the chat."""
     if type(error) is jinja2.TemplateError:
         return str(error)[:300]
     return "it needs something that they lack" if isinstance(error, jinja2.UndefinedError) else type(error).__name__
@@ -220,10 +212,10 @@ def _reads_content(node: nodes.Node) -> bool:
 
 
 class ChatTemplate:
-    """A model's chat template, or all of its templates. It does not change, and threads may share it.
+    """A model's chat template, or all of its templates; threads may share it.
 
-    ``supports_tools`` says whether tools would appear in a prompt. ``special_tokens`` are those that templates may
-    name: ``bos_token`` and so on.
+    ``supports_tools`` says whether tools would appear in a prompt. ``special_tokens`` are the tokenizer's, by name
+    (``bos_token`` and so on).
     """
 
     def __init__(self, templates: Mapping[str, CompiledTemplate], special_tokens: Mapping[str, str]) -> None:
@@ -236,26 +228,22 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Json]],
         *,
         tools: Sequence[Json] | None = None,
-        documents: Sequence[Json] | None = None,
         add_generation_prompt: bool = True,
         **more: Json,
     ) -> str:
-        """The prompt: special tokens are in it, so the tokenizer must not add any.
+        """The prompt, special tokens included: the tokenizer must not add any.
 
-        For a long chat it may take milliseconds, and belongs in a thread. Contents are strings, and no field is null.
-        ``more`` are further variables for the template.
-
-        Raises:
-            InvalidInput: the messages are not what the template takes; it may have conditions of its own.
-            TooLarge: the template takes too long for them, or writes too much.
+        Rendering a long chat may take milliseconds, and belongs in a thread. Contents are strings, and no field is
+        null. ``more`` are further variables for the template. Raises InvalidInput and TooLarge as
+        CompiledTemplate.render does.
         """
         template = self._choose(with_tools=tools is not None)
         variables = {
+            "documents": None,
             **self._special_tokens,
             **more,
             "messages": [_with_aliases(one, template.wants_parts) for one in messages],
             "tools": tools,
-            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         return template.render(variables)
@@ -267,7 +255,7 @@ class ChatTemplate:
 
 
 def _with_aliases(given: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
-    """A message with its thoughts under each name, and its content in the form that the template wants."""
+    """A message with its thoughts under each name, and its content in the template's form."""
     message = dict(given)
     reasoning = next((message[name] for name in REASONING if name in message), None)
     if reasoning is not None:
@@ -280,14 +268,9 @@ def _with_aliases(given: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
 def load_chat_template(
     folder: Path | str, override: str | None = None, special_tokens: Mapping[str, str] | None = None
 ) -> ChatTemplate | None:
-    """The chat template of a model's folder, None if it has none.
+    """The chat template of a model's folder, None if it has none. Raises LoadError for one that can't be read.
 
-    Args:
-        override: --chat_template, a file (Jinja, or JSON with a chat_template) or the template itself.
-        special_tokens: those of the tokenizer, by name (``bos_token`` and so on).
-
-    Raises:
-        LoadError: a file can't be read, or a template is no valid Jinja.
+    ``override`` is --chat_template: a file (Jinja, or JSON with a chat_template) or the template itself.
     """
     found = _overriding(override) if override else _in_folder(Path(folder))
     if not found:
@@ -298,7 +281,7 @@ def load_chat_template(
 
 
 def _overriding(given: str) -> dict[str, tuple[str, str]]:
-    """By name: the template, and where it comes from."""
+    """By name: the template, and its origin."""
     path = Path(given)
     try:
         is_file = path.is_file()

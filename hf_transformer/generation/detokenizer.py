@@ -1,8 +1,12 @@
 """Token ids to text, a token at a time, at a cost that does not grow with the text.
 
-What comes out, joined, is what Tokenizer.decode makes of all ids with special tokens left out. Half a character stays
-back until it is whole, and so does what a later token may still change. A combining mark, a joiner or a variation
-selector is a character of its own here: the one before it is not kept waiting, since the joined text is the same.
+The pieces, joined, are what Tokenizer.decode makes of all ids, without special tokens. Half a character is held back
+until it is whole, and so is text that a later token may still change; combining marks and joiners are characters of
+their own.
+
+A detokenizer has the text of one continuation: ``push`` takes one more id and returns the text that is certain,
+``flush`` returns the rest at the end (half a character becomes U+FFFD, as in ``decode``). ``held`` counts the
+characters that are held back; one that is not whole yet counts as one.
 """
 
 from __future__ import annotations
@@ -17,21 +21,18 @@ from hf_transformer.generation.stops import Replacing
 from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
 UNKNOWN = "\ufffd"
-"""What a decoder puts for bytes that are no character, or not yet."""
-
+"""A decoder's character for bytes that are no character, or not yet."""
 CONTEXT = 8
 """Tokens of the prompt that a text is continued from: a space before the first new token depends on there being one."""
-
+HALF = 4
+"""The same for byte-level tokenizers: bytes of the longest character; each token is a byte at least."""
 MOST_PENDING = 32
-"""Tokens without any text that is certain, after which it is given as it is: no character needs so many."""
+"""After so many tokens without certain text, the text is given as it is: no character needs so many."""
 
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
-HALF = 4
-"""As many bytes as a character can have; each token is a byte at least."""
 
-
-def byte_alphabet() -> Mapping[str, int]:
+def _byte_alphabet() -> Mapping[str, int]:
     """GPT-2's characters for the 256 bytes: printable ones of Latin-1 stand for themselves, the others follow at 256.
 
     Source: bytes_to_unicode in GPT-2's encoder.py.
@@ -42,11 +43,11 @@ def byte_alphabet() -> Mapping[str, int]:
 
 
 class Vocabulary:
-    """What a tokenizer's tokens stand for, looked up once each; all texts of a model share it. Of one event loop."""
+    """The texts and bytes of a tokenizer's tokens, looked up once each. All texts of a model share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._alphabet = byte_alphabet()
+        self._alphabet = _byte_alphabet()
         self._plain = tokenizer.first_token_id("a")
         self.is_special = cache(self._is_special)
         self.byte_string = cache(self._byte_string)
@@ -55,7 +56,7 @@ class Vocabulary:
         self.show = cache(self._show)
 
     def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for what follows after the ids of a prompt, or of a text of its own without them."""
+        """A detokenizer for the text after the ids of a prompt, or without ids for a text of its own."""
         context: list[int] = []
         byte_level = self.tokenizer.byte_level
         most = HALF if byte_level else CONTEXT
@@ -75,7 +76,7 @@ class Vocabulary:
         return self.tokenizer.decode_unclean(ids, True)
 
     def _is_special(self, number: int) -> bool:
-        """Whether a token is left out of a text, as special ones are, and ids that models have and tokenizers do not.
+        """Whether a token is left out of a text: special ones, and ids that the model has and the tokenizer does not.
 
         Raises:
             PredictorError: it can be no token's id at all.
@@ -88,8 +89,8 @@ class Vocabulary:
         return not decode((number,), True) and bool(decode((number,), False))
 
     def _byte_string(self, number: int) -> bytes:
-        """The bytes of a byte-level token, of a special one none. As in the library's decoder, a token that is not of
-        the alphabet alone is plain text."""
+        """The bytes of a byte-level token; none of a special one. As in the library's decoder, a token with other
+        characters than the alphabet's is plain text."""
         token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
         places = [self._alphabet.get(character) for character in token]
         return token.encode() if None in places else bytes(place for place in places if place is not None)
@@ -123,11 +124,6 @@ class Vocabulary:
         return text, text.encode()
 
 
-# A detokenizer has the text of one continuation, as its tokens come: ``push`` gives what is certain with one more id,
-# ``flush`` what is left at the end (half a character becomes U+FFFD, as in ``decode``). ``held`` counts the characters
-# that are held back; one that is not whole yet counts as one.
-
-
 class Bytes:
     """For byte-level BPE: the tokens' bytes, joined, are the text; what is invalid becomes U+FFFD."""
 
@@ -135,34 +131,30 @@ class Bytes:
         self._byte_string = vocabulary.byte_string
         self._whole_text = vocabulary.whole_text
         self._decoder: codecs.IncrementalDecoder | None = None  # once a token is not whole characters
-        self._open = False
+        self.held = 0
         if context:
             self._decode(b"".join(map(self._byte_string, context)))
 
     def push(self, number: int) -> str:
-        text = None if self._open else self._whole_text(number)
+        text = None if self.held else self._whole_text(number)
         return self._decode(self._byte_string(number)) if text is None else text
 
     def flush(self) -> str:
         return "" if self._decoder is None else self._decoder.decode(b"", True)
 
-    @property
-    def held(self) -> int:
-        return int(self._open)
-
     def _decode(self, data: bytes) -> str:
         if self._decoder is None:
             self._decoder = _UTF8("replace")
         text = self._decoder.decode(data)
-        self._open = bool(self._decoder.getstate()[0])  # whether the text ends within a character
+        self.held = int(bool(self._decoder.getstate()[0]))  # whether the text ends within a character
         return text
 
 
 class Window:
-    """For all other tokenizers: the last few tokens are decoded with and without what is new.
+    """For all other tokenizers: the last few tokens are decoded with and without the new ones.
 
-    Tokens of byte fallback are put together here, as soon as they are a character. (The library takes a whole row of
-    them back where any of it is not valid; what is valid, and was given, stays here.)
+    Tokens of byte fallback are joined here as soon as they are a character. (The library drops a whole row of them if
+    any part is not valid; here the characters that were given stay.)
     """
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
@@ -194,7 +186,7 @@ class Window:
         return int(bool(self._bytes))
 
     def _give(self, unless_open: bool = False) -> str:
-        """What the new tokens add; nothing yet ``unless_open`` says that it is certain."""
+        """The text that the new tokens add. With ``unless_open`` there is none until it is certain."""
         decode = self._vocabulary.decode
         before, after = decode(self._context), decode(self._context + self._new)
         certain = len(after) > len(before) and after.startswith(before) and not after.endswith(UNKNOWN)
@@ -204,7 +196,7 @@ class Window:
         return after[len(before) :]
 
     def _characters(self) -> str:
-        """The characters that the bytes make up, each as soon as it is whole."""
+        """The whole characters among the bytes."""
         text = ""
         while self._bytes:
             try:
@@ -221,7 +213,7 @@ class Window:
         return text
 
     def _broken(self) -> str:
-        """Bytes that no others follow: one U+FFFD each, as the library has it."""
+        """Bytes that no others follow: one U+FFFD each, as in the library."""
         count = len(self._bytes)
         self._leave(count)
         return UNKNOWN * count
@@ -232,7 +224,7 @@ class Window:
 
 
 class Cleaned:
-    """What another one gives, without the spaces that clean_up_tokenization_spaces removes."""
+    """Another one's text without the spaces that clean_up_tokenization_spaces removes."""
 
     def __init__(self, inner: Bytes | Window) -> None:
         self._inner = inner
@@ -248,12 +240,12 @@ class Cleaned:
     def flush(self) -> str:
         text = self._inner.flush()
         for one in self._passes:
-            text = one.push(text) + one.flush()
+            text = one.push(text) + one.held
         return text
 
     @property
     def held(self) -> int:
-        return self._inner.held + sum([one.held for one in self._passes])
+        return self._inner.held + sum([len(one.held) for one in self._passes])
 
 
 Detokenizer: TypeAlias = Bytes | Window | Cleaned

@@ -1,5 +1,5 @@
-"""What token and text models share: their inputs, filled from a request's sampling by the names of Triton's backends,
-and one call for a whole text.
+"""What token and text models share: a request's sampling fills their inputs, which are named as in Triton's backends,
+and one call gives a whole text.
 
 A model is refused at the start if an input can't hold its values: whole numbers need 32 bits at least.
 """
@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from hf_transformer.generation.types import Generator, Sampling
+from hf_transformer.errors import PredictorError
+from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
 
 Kind = Literal["whole", "signed", "float", "flag", "text"]
 WHOLE: Final = ("INT32", "INT64", "UINT32", "UINT64")
@@ -41,19 +42,17 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "seed": ("random_seed", "seed"),
     "logprobs": ("return_log_probs",),
 }
-"""The inputs for a field of Sampling; the first that the model has is filled."""
+"""The inputs for a field of Sampling, of which the first that the model has is filled, and the kind of its values."""
 KINDS: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(FIELDS, "float"),
     **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "seed"), "whole"),
     "logprobs": "flag",
 }
-"""Of the values of these fields."""
-
 END: Final = "end_id"
 NO_END: Final = -1
-"""No token ends the text, in tensorrtllm_backend's end_id."""
+"""The value of end_id if no token ends the text."""
 NO_WORDS: Final = (0, -1)
-"""No words in tensorrtllm_backend's form of lists of words, [2, S]: their ids, and where each of them ends, or -1."""
+"""tensorrtllm_backend's form of lists of words, [2, S]: the ids, and the end of each word, or -1. This one is empty."""
 LARGEST: Final = 2**31 - 1
 """Whole numbers up to here fit every input."""
 
@@ -68,13 +67,12 @@ CONSTANT: Final[Mapping[str, Any]] = {
     "stop_words": "",
     "bad_words": "",
 }
-"""The values of inputs that depend on no request: one text, and no words."""
+"""Inputs with one value for all requests: one text, and no words."""
 STREAMING: Final = ("streaming", "stream")
-"""True for a decoupled model."""
+"""Those of them that are true for a decoupled model."""
 EVEN_IF_OPTIONAL: Final = (*STREAMING, "exclude_input_in_output")
-"""Of these, those that a model gets even where it does not require them."""
+"""Those that are sent even to a model that does not require them."""
 
-_NEUTRAL: Final = Sampling()
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
 
 
@@ -97,13 +95,12 @@ class ModelInput:
         return self._fixed == 1 and bool(self._free)
 
     def fits(self, count: int) -> bool:
-        """Whether it can have so many elements."""
+        """Whether it may have ``count`` elements."""
         rest, over = divmod(count, self._fixed) if self._fixed else (0, count)
         return not over and (bool(self._free) or rest == 1)
 
     def tensor(self, values: Any) -> Tensor:
-        """A tensor of one value or a flat list, of as many elements as fit: the innermost free axis is as long as it
-        takes, other free ones are 1."""
+        """A tensor of one value or a flat list, along the innermost free axis; other free axes are 1."""
         flat = values if isinstance(values, (list, tuple)) else (values,)
         rest = len(flat) // self._fixed
         sizes = [1 if size < 0 else size for size in self.dims]
@@ -112,7 +109,7 @@ class ModelInput:
         return Tensor(self.name, self.datatype, np.array(flat, self._dtype).reshape(sizes))
 
     def problems(self, kind: Kind, count: int = 1) -> list[str]:
-        """Why it can't hold so many values of a kind, in a sentence; else nothing."""
+        """A sentence on why it can't hold ``count`` values of a kind; else nothing."""
         if not self.fits(count):
             many = f"one {'text' if kind == 'text' else 'value'} goes" if count == 1 else f"{count} values go"
             return [f"Its input {self.name!r} has the dims {list(self.dims)}; {many} there."]
@@ -123,12 +120,11 @@ class ModelInput:
 
 
 class TensorGenerator(Generator):
-    """A model that chooses the tokens itself, and is asked for a whole text in one call.
+    """A model that chooses the tokens itself, and gives a whole text in one call.
 
     Args:
-        own: the names of the inputs that the subclass fills. A request's sampling fills others by FIELDS, and CONSTANT
-            has those with the same value for all requests.
-        end: the value of end_id unless the end is to be ignored; None leaves it to the model.
+        own: the inputs that the subclass fills, beside those of FIELDS and CONSTANT.
+        end: the value of end_id without ignore_eos; None leaves it to the model.
     """
 
     def __init__(self, spec: ModelSpec, predictor: Predictor, own: Collection[str], *, end: int | None) -> None:
@@ -145,11 +141,18 @@ class TensorGenerator(Generator):
         filled = {*own, END, *(one.name for one in self._fields.values())}
         for name, one in inputs.items():
             if name in CONSTANT and name not in own:
-                if not one.optional or name in EVEN_IF_OPTIONAL:
-                    self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
+                if one.optional and name not in EVEN_IF_OPTIONAL:
+                    continue
+                value = spec.decoupled if name in STREAMING else CONSTANT[name]
+                kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
+                problems = one.problems("signed", 2) if value is NO_WORDS else one.problems(kind)
+                self._problems_of_inputs += problems
+                if not problems:
+                    self._constant.append(one.tensor(value))
             elif name not in filled and not one.optional:
-                problem = f"It requires the input {name!r}, which nothing here fills: mark it optional."
-                self._problems_of_inputs.append(problem)
+                self._problems_of_inputs.append(
+                    f"It requires the input {name!r}, which nothing here fills: mark it optional."
+                )
         for field, one in self._fields.items():
             self._problems_of_inputs += one.problems(KINDS[field])
         self.honours = frozenset(self._fields)
@@ -161,16 +164,8 @@ class TensorGenerator(Generator):
             if self._end.datatype in DATATYPES["signed"]:
                 self.honours |= {"ignore_eos"}
 
-    def _add_constant(self, one: ModelInput, value: Any) -> None:
-        kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
-        problems = one.problems("signed", len(value)) if value is NO_WORDS else one.problems(kind)
-        self._problems_of_inputs += problems
-        if not problems:
-            self._constant.append(one.tensor(value))
-
     def _shared_problems(self, outputs: Collection[str]) -> list[str]:
-        """The reasons why the inputs don't fit, in a sentence each, or why they and ``outputs`` can't be streamed as
-        JSON, as over REST."""
+        """A sentence for each input that does not fit, and each tensor that can't be streamed as JSON (REST)."""
         problems, spec = [*self._problems_of_inputs], self._spec
         used = {END, *outputs, *(one.name for one in self._fields.values()), *(one.name for one in self._constant)}
         if spec.decoupled and self._predictor.streams_json:
@@ -189,10 +184,10 @@ class TensorGenerator(Generator):
         return f"{inputs or 'none'} and {outputs or 'none'}"
 
     def _sampled(self, sampling: Sampling) -> list[Tensor]:
-        """The tensors for one request, but for the subclass's own.
+        """The tensors for one request, without the subclass's own.
 
         Models differ in their defaults of temperature, top_k, top_p and the seed (tensorrtllm_backend is greedy
-        without them, and has one seed for all), so these are always sent; the rest unless it is neutral and optional.
+        without them, and has one seed for all), so these are always sent; others unless neutral and optional.
         """
         tensors = [*self._constant]
         greedy = self._greedy if sampling.greedy else {}
@@ -201,12 +196,12 @@ class TensorGenerator(Generator):
             if field == "seed":
                 seed = random.getrandbits(63) if value is None else int(value)  # each request has a new one
                 tensors.append(one.tensor(seed & (2**63 - 1 if one.datatype.endswith("64") else LARGEST)))
-            elif field == "top_k":  # a client may say "all" by any number, however large
+            elif field == "top_k":  # any large number means all
                 tensors.append(one.tensor(min(value, LARGEST)))
             elif field == "logprobs":
                 if value is not None or not one.optional:
                     tensors.append(one.tensor(value is not None))
-            elif field in _ALWAYS_SENT or value != getattr(_NEUTRAL, field) or not one.optional:
+            elif field in _ALWAYS_SENT or value != getattr(NEUTRAL, field) or not one.optional:
                 tensors.append(one.tensor(value))
         if self._end is not None:
             end = NO_END if sampling.ignore_eos else self._end_id
@@ -216,15 +211,14 @@ class TensorGenerator(Generator):
 
     @property
     def _greedy(self) -> Mapping[str, float]:
-        """The values that make the model take the likeliest token: top_k where there is one, since not all models take
-        a top_p of 0."""
+        """The values for the likeliest token: by top_k if there is one, since not all models take a top_p of 0."""
         likeliest: Mapping[str, float] = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
         return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
 
     def _responses(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        """The model's responses: a stream, or a single one where it is not decoupled. Close it."""
+        """The model's responses, a single one if it is not decoupled. Close it."""
         if self._decoupled:
             return self._predictor.stream(inputs, outputs, context.headers)
         return self._single(inputs, outputs, context)
@@ -237,3 +231,12 @@ class TensorGenerator(Generator):
             yield reply.tensors
         finally:
             reply.release()
+
+
+def numbers(tensor: Tensor, kinds: str = "iu", expected: str = "whole numbers") -> Array:
+    """The data of one of the predictor's tensors. Raises PredictorError if it is of none of numpy's ``kinds``; an empty
+    list in JSON has no kind."""
+    data = tensor.data
+    if data.size and data.dtype.kind not in kinds:
+        raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected {expected}")
+    return data

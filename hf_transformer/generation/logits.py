@@ -7,16 +7,15 @@ steps of all sequences share batches. A sequence joins and leaves between two st
     LogitsSequence             its tokens, its cache, and the choice of the next token
     StepForm                   steps of several sequences to tensors, and back
 
-A sequence is the same alone as among others, and a seeded one each time, but for the changes that another batch size
-makes in a logit's last bits.
+A text does not depend on the others in its batches, but for a logit's last bits, which change with the batch size.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -42,48 +41,61 @@ from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor
 
 MAX_PADDING = 0.5
-"""The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so that the call itself
-costs most, and two sequences of any length may always share one."""
+"""The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so the call itself costs
+most, and two sequences of any length may always share one."""
 LOGITS = "logits"
 """The role of the output that a token is chosen by; the others go by the name of the output."""
 
 
 class LogitsSequence:
-    """One sequence while it is generated. It needs no memory worth the name before ``begin``.
+    """One sequence while it is generated. Its cache and its chooser are made by ``begin``.
 
     Args:
         start: the decoder's first tokens.
         source: the prompt of an encoder-decoder, else empty.
-        ends: tokens that end the text.
-        max_new: how many tokens are generated at most.
+        max_new: the largest number of generated tokens.
 
-    Attributes: ``prompt``, the ids that it is made of: sequences of one request share the object; ``source`` [S] int64;
-    ``cache``, None where the model has none.
+    Attributes: ``prompt``, its ids: sequences of one request share the object; ``source`` [S] int64; ``cache``, None if
+    the model has none.
     """
 
-    __slots__ = ("_chooser", "_ends", "_ids", "_length", "_start", "cache", "prompt", "source")
     _chooser: Chooser
 
     def __init__(
-        self, prompt: Prompt, start: Sequence[int], source: Sequence[int], ends: frozenset[int], max_new: int
+        self,
+        prompt: Prompt,
+        start: Sequence[int],
+        source: Sequence[int],
+        sampling: Sampling,
+        eos_ids: frozenset[int],
+        max_new: int,
+        caches: Sequence[CacheTensor],
     ) -> None:
         self.prompt = prompt.ids
         self.source = np.array(source, np.int64)
         self.cache: Cache | None = None
-        self._ends = ends
+        self._sampling = sampling
+        self._eos_ids = eos_ids
+        self._caches = caches
         self._start = self._length = len(start)
         # Memory for all of it: a list would have to become an array with each step.
         self._ids = np.empty(len(start) + max(max_new, 0), np.int64)
         self._ids[: len(start)] = start
 
-    def begin(self, sampling: Sampling, eos_ids: frozenset[int], caches: Sequence[CacheTensor]) -> None:
-        """Before the first step: makes the cache, and what chooses the tokens; ``eos_ids`` wait for min_tokens."""
-        self._chooser = Chooser(sampling, self.tokens.tolist(), eos_ids)
-        self.cache = Cache(caches, self.cached, len(self.source)) if caches else None
+    def begin(self) -> None:
+        """Called before the first step."""
+        ends = self._eos_ids.union(self._sampling.stop_token_ids)
+        self._chooser = Chooser(self._sampling, self.tokens.tolist(), ends)
+        self.cache = Cache(self._caches, self._cached, len(self.source)) if self._caches else None
 
     @property
-    def cached(self) -> int:
-        """Tokens of the cache at the end: the last one that is generated is never sent."""
+    def cache_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return 0 if self.is_full else cache_bytes(self._caches, self._cached, len(self.source))
+
+    @property
+    def _cached(self) -> int:
+        """Tokens of the cache at the end: the last generated one is never sent."""
         return max(len(self._ids) - 1, self._start)
 
     @property
@@ -107,7 +119,7 @@ class LogitsSequence:
         return self.cache is not None and self.cache.length > 0
 
     def decode(self, rows: Mapping[str, Array]) -> tuple[int, TokenScore | None]:
-        """The next token, and the cache's new part, from the step's outputs. Perhaps in a thread. Raises
+        """Takes the next token and the cache's new part from a step's outputs, perhaps in a thread. Raises
         PredictorError."""
         chosen = self._chooser.choose(rows[LOGITS])
         if self.cache is not None:
@@ -115,8 +127,8 @@ class LogitsSequence:
         return chosen
 
     def add(self, token: int, score: TokenScore | None) -> Step:
-        """Adds a token that was chosen; the step has ``finish`` if the sequence ends with it."""
-        if token in self._ends:
+        """Adds a chosen token; the step has ``finish`` if the sequence ends with it."""
+        if token in self._sampling.stop_token_ids or (token in self._eos_ids and not self._sampling.ignore_eos):
             return Step(finish="stop")
         self._ids[self._length] = token
         self._length += 1
@@ -126,7 +138,7 @@ class LogitsSequence:
 
 class StepShape(NamedTuple):
     """The sizes of a batch: its ``rows``, the decoder's tokens that are ``read``, those of the longest cache (``held``)
-    and of the longest ``source``. ``has_begun`` is that of its sequences: then each sends its last token alone."""
+    and of the longest ``source``. If its sequences have begun, each sends its last token alone."""
 
     rows: int
     read: int
@@ -135,13 +147,13 @@ class StepShape(NamedTuple):
     has_begun: bool
 
     def returned(self, cache: CacheTensor) -> int:
-        """How many tokens a cache has when it comes back."""
+        """The number of tokens of a cache that comes back."""
         return self.source if cache.source else self.held + self.read
 
 
 def unique_rows(items: Sequence[LogitsSequence]) -> tuple[list[LogitsSequence], list[int]]:
-    """The sequences of which a row is sent, and the number of each item's row: new ones of one prompt share a row, so
-    that the model reads the prompt once."""
+    """One sequence per row that is sent, and the row of each item: new sequences of one prompt share a row, so that the
+    model reads the prompt once."""
     rows: dict[int, int] = {}
     sent: list[LogitsSequence] = []
     numbers = []
@@ -157,9 +169,9 @@ def unique_rows(items: Sequence[LogitsSequence]) -> tuple[list[LogitsSequence], 
 class StepForm(Form[LogitsSequence]):
     """One step each of several sequences. Those that begin and those that go on from a cache do not share a batch.
 
-    ``widths`` are those of whole texts, and of an encoder-decoder's prompts, where these have no fixed length; None
-    where the longest of a batch is its width. Caches are as long as they are: OpenVINO, which wrote 64 tokens without a
-    cache in a third less time in multiples of 16, gained nothing that could be measured where caches were rounded up.
+    ``widths`` are those of whole texts and an encoder-decoder's prompts, if their length is free; None for the longest
+    of a batch. Caches are never rounded up: with OpenVINO that gained nothing, while whole texts in multiples of 16
+    took a third less time.
     """
 
     def __init__(
@@ -183,8 +195,8 @@ class StepForm(Form[LogitsSequence]):
         return group, _rounded(self._widths, len(item.tokens))
 
     def _source_width(self, item: LogitsSequence) -> int:
-        """The width of an encoder-decoder's source in a batch: the next power of two, so that sequences with sources of
-        about one length share one; without a mask only those of the same length."""
+        """The width of an encoder-decoder's source: the next power of two, so that sources of about one length share a
+        batch; without a mask only those of the same length do."""
         size = _rounded(self._source_widths, len(item.source))
         return size if size < 2 or not self._signature.takes("attention_mask") else 1 << (size - 1).bit_length()
 
@@ -214,7 +226,7 @@ class StepForm(Form[LogitsSequence]):
         signature = self._signature
         sent, _ = unique_rows(items)
         shape = self._shape(sent)
-        # Rows that only fill up an exact batch repeat its last sequence: always a valid input.
+        # Surplus rows of an exact batch repeat its last sequence: always a valid input.
         rows = [*sent, *[sent[-1]] * (shape.rows - len(sent))]
         columns = self._columns(rows, shape)
         inputs = []
@@ -278,15 +290,15 @@ class StepForm(Form[LogitsSequence]):
         return StepShape(rows, read, 0, source, False)
 
     def _wanted(self, shape: StepShape) -> Sequence[CacheTensor]:
-        """The caches that the model is to return."""
+        """The caches to be returned."""
         return self._growing if shape.has_begun else self._signature.caches
 
     def _positions(self, shape: StepShape) -> int:
-        """How many positions the logits have."""
+        """The number of positions of the logits."""
         return shape.read if self._signature.all_positions else 1
 
     def _columns(self, rows: Sequence[LogitsSequence], shape: StepShape) -> dict[str, Array]:
-        """The inputs by role, [rows, ...], whether the model takes them or not."""
+        """All inputs by role, [rows, ...]."""
         signature = self._signature
         branch = np.full((len(rows), 1), shape.has_begun)
         if shape.has_begun:
@@ -367,9 +379,9 @@ def _itemsize(datatype: str) -> int:
 
 
 class LogitsGenerator(Generator):
-    """Generates with a causal model or an encoder-decoder that gives logits. Made on the event loop.
+    """Generates with a causal model or an encoder-decoder that gives logits.
 
-    With ``ignore_eos`` an end-of-sequence token is a token like others, and is among the ids.
+    With ``ignore_eos`` an end-of-sequence token is a token like others, and among the ids.
     """
 
     interface: ClassVar[str] = "logits"
@@ -392,7 +404,7 @@ class LogitsGenerator(Generator):
         self._vocabulary = signature.vocabulary or signature.least_vocabulary
         self._eos_ids = frozenset(one for one in settings.eos_ids if 0 <= one < self._vocabulary)
         self._longest = min(settings.max_length, signature.length or settings.max_length)
-        # Never more batches than the model works on at a time: those that wait for it could as well have been one.
+        # Never more batches than the model works on at a time: waiting ones could as well have been one.
         scheduling = settings.scheduling
         settings.places.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
         form = StepForm(
@@ -403,22 +415,22 @@ class LogitsGenerator(Generator):
         )
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises TooLarge for a text whose cache never fits into --max_cache_bytes, and InvalidInput for one that can't
+        """Raises TooLarge for a cache that never fits into --max_cache_bytes, and InvalidInput for a prompt that can't
         be continued."""
         for prompt, sampling in texts:
-            self._caches.check(self._cache_bytes(self._sequence(prompt, sampling)))
+            self._caches.check(self._sequence(prompt, sampling).cache_bytes)
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """The decode loop of one sequence; see Generator.generate. It waits until there is room for its cache."""
+        """The decode loop of one sequence; see Generator.generate. It waits for room for its cache."""
         sequence = self._sequence(prompt, sampling)
         if sequence.is_full:
             yield Step(finish="length")
             return
-        size = self._cache_bytes(sequence)
+        size = sequence.cache_bytes
         await self._caches.take(size)
         entry: Entry[LogitsSequence] | None = None
         try:
-            self._begin(sequence, sampling)
+            sequence.begin()
             entry = self._submit(sequence, sampling, context)
             while True:
                 await entry.request.future
@@ -426,7 +438,7 @@ class LogitsGenerator(Generator):
                 step = sequence.add(*entry.answer)
                 if step.finish is not None:
                     break
-                # The next step is submitted before the token is read, so that the very next batch takes it along.
+                # The next step is submitted before the token is read, to be in the very next batch.
                 entry = self._submit(sequence, sampling, context)
                 yield step
             yield step
@@ -437,9 +449,8 @@ class LogitsGenerator(Generator):
             self._caches.give_back(size)
 
     async def trial(self, prompt: Prompt) -> None:
-        sampling = Sampling(max_tokens=1, greedy=True)
-        sequence = self._sequence(prompt, sampling)
-        self._begin(sequence, sampling)
+        sequence = self._sequence(prompt, Sampling(max_tokens=1, greedy=True))
+        sequence.begin()
         await self._scheduler.trial(sequence)
 
     def _submit(self, sequence: LogitsSequence, sampling: Sampling, context: Context) -> Entry[LogitsSequence]:
@@ -452,21 +463,17 @@ class LogitsGenerator(Generator):
         if sequence.is_new:
             cost += cache_bytes(self._signature.caches, len(sequence.tokens), len(sequence.source)) // BYTES_PER_COST
         entry = Entry(sequence, None, cost)
-        self._scheduler.submit((entry,), _decode, None, context)
+        self._scheduler.submit((entry,), lambda _owner, item, rows, _options: item.decode(rows), None, context)
         return entry
 
-    def _begin(self, sequence: LogitsSequence, sampling: Sampling) -> None:
-        sequence.begin(sampling, self._eos_ids.union(sampling.stop_token_ids), self._signature.caches)
-
-    def _cache_bytes(self, sequence: LogitsSequence) -> int:
-        if sequence.is_full:
-            return 0
-        return cache_bytes(self._signature.caches, sequence.cached, len(sequence.source))
-
     def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
-        """A sequence that is still to begin. Raises InvalidInput if it can't."""
-        self._check_ids("logit_bias", sampling.logit_bias, sampling)
-        self._check_ids("stop_token_ids", sampling.stop_token_ids, sampling)
+        """A sequence that has not begun. Raises InvalidInput for ids that the model does not have, or a long prompt."""
+        for field, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            for one in ids:
+                if not 0 <= one < self._vocabulary:
+                    raise InvalidInput(
+                        f"{sampling.named(field)}: the model has {self._vocabulary} tokens, and none with the id {one}"
+                    )
         longest, start = self._longest, prompt.ids
         source: tuple[int, ...] = ()
         if max(start) >= self._vocabulary:
@@ -483,19 +490,4 @@ class LogitsGenerator(Generator):
         most = longest - len(start)
         if sampling.max_tokens is not None:
             most = min(sampling.max_tokens, most)
-        eos_ids = frozenset[int]() if sampling.ignore_eos else self._eos_ids
-        return LogitsSequence(prompt, start, source, eos_ids.union(sampling.stop_token_ids), most)
-
-    def _check_ids(self, field: str, ids: Iterable[int], sampling: Sampling) -> None:
-        """Raises InvalidInput for a token that the model does not have; ``field`` of the sampling has the ids."""
-        beyond = next((one for one in ids if not 0 <= one < self._vocabulary), None)
-        if beyond is not None:
-            raise InvalidInput(
-                f"{sampling.named(field)}: the model has {self._vocabulary} tokens, and none with the id {beyond}"
-            )
-
-
-def _decode(owner: object, item: Any, rows: Mapping[str, Array], options: object) -> tuple[int, TokenScore | None]:
-    """See core.scheduler.Decode."""
-    found: tuple[int, TokenScore | None] = item.decode(rows)
-    return found
+        return LogitsSequence(prompt, start, source, sampling, self._eos_ids, most, self._signature.caches)

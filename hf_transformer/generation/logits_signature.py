@@ -30,13 +30,12 @@ ENCODED: Final = ("encoder_outputs", "encoder_hidden_states", "encoder_last_hidd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsSignature:
-    """How one model is asked for the next token's logits.
+    """How to ask one model for the next token's logits.
 
     ``logits`` are [rows, S, V] with ``all_positions``, else [rows, 1, V] or [rows, V], of the last one. ``vocabulary``
-    is V where the model's configuration has it, at least ``least_vocabulary``. ``length`` is the number of tokens that
-    its input_ids always have, ``target_length`` that of its decoder_input_ids, None where it is free. ``batch_axis``
-    and ``exact_rows`` are as in core.contract.Signature; with ``triton_batch`` the axis is one that Triton gives to
-    every tensor.
+    is V if the model's configuration has it, at least ``least_vocabulary``. ``length`` is the fixed number of tokens of
+    its input_ids, ``target_length`` that of its decoder_input_ids; None is free. ``batch_axis`` and ``exact_rows`` are
+    as in core.contract.Signature; with ``triton_batch`` Triton gives the axis to every tensor.
     """
 
     inputs: tuple[InputSignature, ...]
@@ -60,14 +59,13 @@ class LogitsSignature:
 
     @property
     def pads_cache(self) -> bool:
-        """Whether caches of different lengths may share a batch: the model gets each token's position and a mask, so
-        that a token's place in the batch is not its position in the text."""
+        """Whether caches of different lengths may share a batch, since the model gets positions and a mask."""
         return self.takes("attention_mask") and self.takes("position_ids") and not self.encoder_decoder
 
     @property
     def left(self) -> bool:
-        """Whether whole texts are padded on the left: where only the logits of the last place come back. On the right
-        elsewhere: a causal model does not see it there."""
+        """Whether whole texts are padded on the left, because only the last place has logits. On the right a causal
+        model does not see the padding."""
         return self.pads_cache and not self.all_positions
 
     @property
@@ -77,11 +75,7 @@ class LogitsSignature:
 
 
 def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSettings) -> LogitsSignature:
-    """Fits a model that gives logits to the tokenizer and the flags.
-
-    Raises:
-        ContractError: with every mismatch that was found.
-    """
+    """Fits a model that gives logits to the tokenizer and the flags. Raises ContractError with every mismatch."""
     problems: list[str] = []
     if spec.decoupled:
         problems.append(
@@ -104,7 +98,10 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
         raise ContractError(spec.name, problems)
     leading = len(ids) - 1
     logits, all_positions, size = _fit_output(spec, settings.output_names, leading, problems)
-    least = _least_vocabulary(vocabulary, settings)
+    # Some models have fewer tokens than their tokenizer, but none has fewer than config.json says.
+    least, declared = vocabulary.vocab_size, settings.model_config.get("vocab_size")
+    if isinstance(declared, int) and declared > 0:
+        least = min(least, declared)
     if size is not None and size < least:
         problems.append(
             f"Its output {logits.name!r} has {size} tokens, the tokenizer or config.json {least}. "
@@ -138,8 +135,8 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
 
 
 def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
-    """The role of each input that is sent, by its name, which may be numbered (input_ids__0). Names without a meaning
-    (INPUT__0) have theirs by position."""
+    """The role of each input that is sent, by its name, which may be numbered (input_ids__0); INPUT__0 and so on have
+    theirs by position."""
     if wanted and spec.inputs and all(POSITIONAL.match(told(tensor.name, KNOWN)) for tensor in spec.inputs):
         order = sorted(spec.inputs, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
         return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
@@ -155,7 +152,7 @@ def _fit_inputs(
     for tensor in spec.inputs:
         role = roles.get(tensor.name)
         if role is not None and role in known:
-            # Ids and positions would lose their upper bits in fewer than 32, with no error from numpy.
+            # In fewer than 32 bits, numpy would cut ids and positions without an error.
             flags = role in (CACHE_BRANCH, "attention_mask", "decoder_attention_mask")
             dtype = NUMPY_DTYPES.get(tensor.datatype)
             if dtype is None or dtype.kind not in ("iub" if flags else "iu") or (dtype.itemsize < 4 and not flags):
@@ -178,7 +175,7 @@ def _fit_inputs(
 
 
 def _fit_caches(spec: ModelSpec, leading: int, problems: list[str]) -> tuple[CacheTensor, ...]:
-    """The inputs that take back an output of the step before."""
+    """The inputs that take an output of the previous step."""
     outputs = {tensor.name: tensor for tensor in spec.outputs}
     caches = []
     for tensor in spec.inputs:
@@ -210,7 +207,7 @@ def _fit_output(
     spec: ModelSpec, wanted: Sequence[str], leading: int, problems: list[str]
 ) -> tuple[TensorSpec, bool, int | None]:
     """The logits, whether they are of all positions, and the size of the vocabulary if it is known. Raises
-    ContractError where it is not clear which output they are."""
+    ContractError if it is not clear which output they are."""
     floats = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and not tensor.name.startswith("present.")]
     floats = [tensor for tensor in floats if tensor.name not in ENCODED]
     name = wanted[0] if wanted else "logits"
@@ -226,14 +223,6 @@ def _fit_output(
         raise ContractError(spec.name, problems)
     shape = found[0].shape[leading:]
     return found[0], len(shape) == 2 and shape[0] != 1, shape[-1] if shape[-1] > 0 else None
-
-
-def _least_vocabulary(vocabulary: TaskTokenizer, settings: GeneratorSettings) -> int:
-    """How many tokens the model has at least. Some have fewer than their tokenizer, which then has a few that are never
-    used, but none has fewer than config.json says."""
-    declared = settings.model_config.get("vocab_size")
-    known = vocabulary.vocab_size
-    return min(known, declared) if isinstance(declared, int) and declared > 0 else known
 
 
 def _length_problems(signature: LogitsSignature) -> list[str]:
@@ -253,7 +242,7 @@ def _length_problems(signature: LogitsSignature) -> list[str]:
 
 
 def _unpaddable(signature: LogitsSignature) -> str:
-    """Why not all that has no fixed length can be padded, as --pad_to_multiple_of asks; empty if it can."""
+    """Why texts without a fixed length can't be padded for --pad_to_multiple_of; empty if they can."""
     if signature.encoder_decoder:
         if signature.length is None and not signature.takes("attention_mask"):
             return "without attention_mask its prompts can't be padded"

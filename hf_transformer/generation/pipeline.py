@@ -32,11 +32,11 @@ TRIAL = "A short text."
 class GenerationPipeline:
     """A task, its tokenizer and the generator of its predictor, put in a row.
 
-    ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a request as a whole.
-    ``log_texts`` is called with every request's prompts.
+    ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a whole request. ``log_texts``
+    is called with every request's prompts.
 
     Attributes: ``interface``, the model's kind: tokens, text or logits; ``honours``, the fields of Sampling that a
-    request may set to more than their neutral value.
+    request may change.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GenerationPipeline:
         self._count_text = TokenCounter(tokenizer, executor).count
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
-        """Checks and tokenizes all prompts. Nothing is generated before the result is entered, but its time runs.
+        """Checks and tokenizes all prompts. The result's time runs; it generates once it is entered.
 
         Raises:
             InvalidInput: a prompt without tokens, or a parameter that is wrong or can't be honoured by this model.
@@ -91,22 +91,13 @@ class GenerationPipeline:
         if place is not None:
             place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
+        metrics, count = self._metrics, self._count_text
         return Generation(
-            sequences,
-            self._generator,
-            context,
-            self._metrics,
-            prompt_tokens=tokens,
-            count_text=self._count_text,
-            timeout=self._timeout,
+            sequences, self._generator, context, metrics, prompt_tokens=tokens, count_text=count, timeout=self._timeout
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        """All texts of a request that is not streamed, as predictions.
-
-        Raises:
-            RequestError: one error for the whole request.
-        """
+        """All texts of a request, as predictions. Raises RequestError, one for the whole request."""
         task = self._task
         request = task.request(query)
         async with await self.start(request, context) as generation:
@@ -120,25 +111,21 @@ class GenerationPipeline:
     async def encode(
         self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
     ) -> list[list[Encoding]]:
-        """Tokenizes alone, under the limits of a request.
-
-        Raises:
-            TooLarge: too many texts, too long ones, or too many tokens for an answer.
-            InvalidInput: a text can't be encoded.
-        """
+        """Tokenizes alone, under the limits of a request; raises TooLarge for them, and InvalidInput for a text that
+        can't be encoded."""
         self._limits.check_texts(texts, name)
         if how.token_values:
             how = replace(how, max_tokens=self._limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
     async def trial(self) -> None:
-        """Has the model continue a short text by a token. Raises RequestError if it can't."""
+        """Generates a token after a short text. Raises RequestError if the model can't."""
         try:
             [encoding] = self.tokenizer.encode((TRIAL,))
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         except InvalidInput:
             ids = []
-        # The first token, if the tokenizer has no unknown token, and none for these words.
+        # The first token, if the tokenizer has no tokens for these words.
         prompt = Prompt(TRIAL, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
@@ -146,8 +133,8 @@ class GenerationPipeline:
         """There is nothing to close: sequences under way go on to their end, or fail."""
 
     def _check(self, request: GenerationRequest) -> int:
-        """How many characters the prompts have together. Raises InvalidInput for a parameter that this model can't
-        honour, and RequestError for too many, too few or too long prompts."""
+        """The number of characters of all prompts. Raises InvalidInput for a parameter that this model can't honour,
+        and RequestError for too many, too few or too long prompts."""
         sampling, most = request.sampling, self._limits.max_sequences
         for field, name in sampling.names.items():
             if field not in self.honours:
@@ -172,18 +159,18 @@ class GenerationPipeline:
         return length
 
     async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
-        """The prompts in tokens, whole: one that is too long is not truncated, but refused by ``_max_tokens``."""
-        size = self.tokenizer.vocab_size
-        given = [text.ids for text in request.prompts if isinstance(text, TokenIds)]
+        """The whole prompts in tokens. ``_max_tokens`` refuses those that are too long."""
+        size, special, given = self.tokenizer.vocab_size, request.special_tokens, []
         for index, text in enumerate(request.prompts):
-            ids = text.ids if isinstance(text, TokenIds) else ()
-            wrong = next((number for number in ids if not 0 <= number < size), None)
-            if wrong is not None:
-                raise InvalidInput(f"{_where(request, index)}: {wrong} is no token id; they go from 0 to {size - 1}")
-        special = request.special_tokens
+            if isinstance(text, TokenIds):
+                given.append(text.ids)
+                for one in text.ids:
+                    if not 0 <= one < size:
+                        where = _where(request, index)
+                        raise InvalidInput(f"{where}: {one} is no token id; they go from 0 to {size - 1}")
         how = Tokenization(whole=True, special_tokens=None if special else False)
         found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
-        # Special ones included: else a model that reads text would not see them.
+        # With special tokens: else a model that reads text would not see them.
         decoded = iter(await self.tokenizer.decode_off_loop(given, self._executor, False))
         prompts = []
         for index, (text, [encoding]) in enumerate(zip(request.prompts, found, strict=True)):
@@ -209,11 +196,8 @@ class GenerationPipeline:
         return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """How many new tokens a sequence may have: the client's number, else --max_new_tokens, but no more than the
-        model's length leaves.
-
-        An encoder-decoder's own tokens do not count the prompt, but those that its decoder starts with.
-        """
+        """The limit of new tokens: the client's number, else --max_new_tokens, but no more than the model's length
+        leaves after the prompt, or in an encoder-decoder after the tokens that its decoder starts with."""
         sampling, limit, most = request.sampling, self._settings.max_length, self._max_new_tokens
         start = self._settings.decoder_start_ids
         taken = len(start) if start else len(prompt.ids)

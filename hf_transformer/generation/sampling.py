@@ -1,49 +1,43 @@
 """Sampling: from a request's parameters to Sampling, and from a model's logits to the next token.
 
-``read_sampling`` reads parameters. Chooser chooses the tokens of one sequence, by transformers' logits processors, for
-models that give logits; other models choose tokens themselves.
+``read_sampling`` reads parameters. Chooser chooses tokens as transformers' logits processors do, for models that give
+logits; other models choose tokens themselves.
 
 The order is that of ``GenerationMixin._get_logits_processor``: logit_bias, repetition_penalty, presence and frequency
-penalties, min_tokens; then, only where a token is drawn, temperature, top_k, top_p, min_p. Presence and frequency
-penalties are OpenAI's (as in vLLM): they count the generated tokens alone, while the repetition penalty counts the
-prompt too. All functions take one row of logits [V] and never change it: it lies in the predictor's buffer.
+penalties, min_tokens; then, only for a token that is drawn, temperature, top_k, top_p, min_p. Presence and frequency
+penalties are OpenAI's (as in vLLM): they count the generated tokens alone, the repetition penalty also the prompt's.
+No function changes its row of logits [V]: it lies in the predictor's buffer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
-from hf_transformer.generation.types import Sampling, TokenScore
+from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
 from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.tasks.numerics import top_k
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Array, Json
+from hf_transformer.types import Array
 
-MAX_STOPS = 16
-"""Stop strings of one request; OpenAI takes 4."""
-MAX_STOP_LENGTH = 1000
-"""Characters of a stop string: as much text may be held back while it might begin."""
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
+"""Stop strings of one request (OpenAI takes 4), and characters of each: as much text may be held back."""
 MAX_STOP_TOKENS = 128
 """Tokens of one request that end its texts."""
 MAX_CHOICES = 128
 """Continuations of one prompt, as OpenAI's n."""
 MAX_LOGPROBS = 20
-"""Likeliest tokens that are given beside each token; OpenAI's chat takes as many."""
+"""Likeliest tokens beside each token, as in OpenAI's chat."""
 MAX_BIASES = 1024
 """Tokens in logit_bias."""
-LARGEST_TEMPERATURE = 100.0
 SMALLEST = 1e-6
 """Of a temperature that is not 0, and of top_p: models compute in float32, where much less is 0."""
-SMALLEST_PENALTY, LARGEST_PENALTY = 0.01, 100.0
-"""Of repetition_penalty; the others go from -2 to 2, as with OpenAI."""
 SEEDS = 2**63
 """Seeds wrap around here, so that a negative one works too: predictors take unsigned numbers."""
-NEUTRAL = Sampling()
 MIN_TOKENS = ("min_new_tokens", "min_tokens")
 CHOICES = ("num_return_sequences", "n")
 STOP = ("stop", "stop_strings", "stop_words")
@@ -51,21 +45,96 @@ STOP = ("stop", "stop_strings", "stop_words")
 DRAW = ("temperature", "top_k", "top_p", "min_p")
 """A request with one of these wants sampling, unless it sets do_sample."""
 _RANGES = {
-    "temperature": (0.0, LARGEST_TEMPERATURE),
+    "temperature": (0.0, 100.0),
     "top_p": (SMALLEST, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (SMALLEST_PENALTY, LARGEST_PENALTY),
-    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),  # as with OpenAI
     "frequency_penalty": (-2.0, 2.0),
 }
 """The numbers that a field of Sampling may have, under its own name."""
 
-HEAD = 256
-"""Tokens among which top_p is looked for first; the whole vocabulary is sorted only if the nucleus is larger."""
+HEAD, BLOCK = 256, 512
+"""Weights that are sorted first for top_p, and that are cumulated at a time (a vocabulary of 150,000 takes 1 ms)."""
 LARGE = 8 * HEAD
-"""Size of a vocabulary from which on that pays."""
-BLOCK = 512
-"""Weights that are cumulated at a time: cumulating a vocabulary of 150,000 takes a millisecond."""
+"""The size of a vocabulary from which on a partial sort pays."""
+
+
+def _named(given: Parameters, field: str) -> str:
+    return field if field in given else f"{field} (the service's --{field})"
+
+
+def _at_most(count: int, most: int, name: str, what: str) -> int:
+    if count > most:
+        raise TooLarge(f"parameters.{name}: {count}, at most {most} {what}")
+    return count
+
+
+def _min_tokens(given: Parameters, name: str, tokens: str | None, most: int | None) -> int:
+    """0 asks for nothing, so any model can honour it."""
+    least = given.integer(name, 0, 0)
+    if most is not None and least > most:
+        allowed = f"{tokens} allows {most}" if tokens else f"there may be {most} where nothing says how many"
+        raise InvalidInput(f"parameters.{name}: {least}, but {allowed}")
+    return least
+
+
+def _choices(given: Parameters, name: str, vocab_size: int) -> int:
+    return _at_most(given.integer(name, 1, 1), MAX_CHOICES, name, "are given of one prompt")
+
+
+def _stop(given: Parameters, name: str, vocab_size: int) -> tuple[str, ...]:
+    stops = given.strings(name, empty=True, most=MAX_STOPS) or []
+    for index, one in enumerate(stops):
+        if not one:
+            raise InvalidInput(f"parameters.{name}: string {index} is empty, and would be found everywhere")
+        if len(one) > MAX_STOP_LENGTH:
+            raise TooLarge(
+                f"parameters.{name}: string {index} has {len(one)} characters, at most {MAX_STOP_LENGTH} are taken"
+            )
+    return tuple(stops)
+
+
+def _stop_token_ids(given: Parameters, name: str, vocab_size: int) -> tuple[int, ...]:
+    """Tokens that end a text, as in vLLM."""
+    ids = given.get(name)
+    if not isinstance(ids, list):
+        raise InvalidInput(f"parameters.{name}: expected a list of token ids, got {describe(ids)}")
+    if len(ids) > MAX_STOP_TOKENS:
+        raise TooLarge(f"parameters.{name}: {len(ids)} tokens, at most {MAX_STOP_TOKENS} are taken")
+    for index, one in enumerate(ids):
+        if type(one) is not int or not 0 <= one < vocab_size:
+            shown = one if type(one) is int else describe(one)
+            raise InvalidInput(f"parameters.{name}: token {index} is {shown}, expected 0 to {vocab_size - 1}")
+    return tuple(ids)
+
+
+def _logit_bias(given: Parameters, name: str, vocab_size: int) -> dict[int, float]:
+    """{"id": bias}, with ids as JSON has keys."""
+    found = given.get(name)
+    if not isinstance(found, dict):
+        raise InvalidInput(f"parameters.{name}: expected an object, got {describe(found)}")
+    if len(found) > MAX_BIASES:
+        raise TooLarge(f"parameters.{name}: {len(found)} tokens, at most {MAX_BIASES} are taken")
+    for key, value in found.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
+            raise InvalidInput(f"parameters.{name}: {key[:20]!r} is no token's id, expected 0 to {vocab_size - 1}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise InvalidInput(f"parameters.{name}: token {key} has {describe(value)}, expected a number")
+        if not -100 <= value <= 100:
+            raise InvalidInput(f"parameters.{name}: token {key} has {value:g}, expected -100 to 100")
+    return {int(key): float(value) for key, value in found.items()}
+
+
+_READERS: Sequence[tuple[str, Sequence[str], Callable[[Parameters, str, int], Any]]] = (
+    ("seed", ("seed",), lambda given, name, _: given.integer(name, 0, -SEEDS) % SEEDS),
+    ("logit_bias", ("logit_bias",), _logit_bias),
+    ("ignore_eos", ("ignore_eos",), lambda given, name, _: given.flag(name, False)),
+    ("stop", STOP, _stop),
+    ("stop_token_ids", ("stop_token_ids",), _stop_token_ids),
+    ("n", CHOICES, _choices),
+)
+"""Fields of Sampling without a default of the service: the names of the parameter, and the function that reads it."""
 
 
 def read_sampling(
@@ -81,8 +150,8 @@ def read_sampling(
     """The sampling that a request's parameters describe, under any of the names that ``given`` knows.
 
     Args:
-        defaults: temperature, top_k, top_p and do_sample where the request says nothing.
-        tokens: the parameter that says how many new tokens there may be; without one ``default_tokens``.
+        defaults: temperature, top_k, top_p and do_sample without the request's.
+        tokens: the parameter with the number of new tokens; without one it is ``default_tokens``.
         logprobs: how many of the likeliest tokens are given beside each, and the parameter that says so.
         prefix: stands before the names that the Sampling keeps for messages.
 
@@ -113,105 +182,31 @@ def read_sampling(
         raise InvalidInput(f"parameters.temperature: {shown}")
     if "top_k" in given or defaults.top_k:  # -1 (vLLM's) and 0 (transformers') are all tokens
         put("top_k", max(given.integer("top_k", defaults.top_k, -1), 0), _named(given, "top_k"))
-    if "seed" in given:
-        put("seed", given.integer("seed", 0, -SEEDS) % SEEDS, "seed")
-    if "logit_bias" in given:
-        put("logit_bias", _logit_bias(given.get("logit_bias"), vocab_size), "logit_bias")
-    if "ignore_eos" in given:
-        put("ignore_eos", given.flag("ignore_eos", False), "ignore_eos")
-    if (name := given.one_of(*STOP)) is not None:
-        put("stop", _stop(given, name), name)
-    if "stop_token_ids" in given:
-        put("stop_token_ids", _stop_token_ids(given.get("stop_token_ids"), vocab_size), "stop_token_ids")
-    if (name := given.one_of(*CHOICES)) is not None:
-        put("n", _at_most(given.integer(name, 1, 1), MAX_CHOICES, name, "are given of one prompt"), name)
+    for field, known, read in _READERS:
+        if (name := given.one_of(*known)) is not None:
+            put(field, read(given, name, vocab_size), name)
     if logprobs is not None:
         put("logprobs", _at_most(logprobs[0], MAX_LOGPROBS, logprobs[1], "tokens are told"), logprobs[1])
     sample = given.flag("do_sample", defaults.do_sample or any(name in given for name in DRAW))
-    if values.get("temperature") == 0 or not sample:
-        says = "temperature" if values.get("temperature") == 0 else "do_sample"
+    if (zero := values.get("temperature") == 0) or not sample:
         for field in (*DRAW, "seed"):  # they mean nothing
             values.pop(field, None)
             names.pop(field, None)
         values["greedy"] = True
-        if says in given:  # else it is the service's default
+        if (says := "temperature" if zero else "do_sample") in given:  # else it is the service's default
             names["greedy"] = f"{prefix}{says}"
     return Sampling(**values, names=names)
 
 
-def _named(given: Parameters, field: str) -> str:
-    return field if field in given else f"{field} (the service's --{field})"
-
-
-def _at_most(count: int, most: int, name: str, what: str) -> int:
-    if count > most:
-        raise TooLarge(f"parameters.{name}: {count}, at most {most} {what}")
-    return count
-
-
-def _min_tokens(given: Parameters, name: str, tokens: str | None, most: int | None) -> int:
-    """0 asks for nothing, so any model can honour it."""
-    least = given.integer(name, 0, 0)
-    if most is not None and least > most:
-        allowed = f"{tokens} allows {most}" if tokens else f"there may be {most} where nothing says how many"
-        raise InvalidInput(f"parameters.{name}: {least}, but {allowed}")
-    return least
-
-
-def _stop(given: Parameters, name: str) -> tuple[str, ...]:
-    """A string or some."""
-    stops = given.strings(name, empty=True, most=MAX_STOPS) or []
-    for index, one in enumerate(stops):
-        if not one:
-            raise InvalidInput(f"parameters.{name}: string {index} is empty, and would be found everywhere")
-        if len(one) > MAX_STOP_LENGTH:
-            raise TooLarge(
-                f"parameters.{name}: string {index} has {len(one)} characters, at most {MAX_STOP_LENGTH} are taken"
-            )
-    return tuple(stops)
-
-
-def _stop_token_ids(given: Json, vocab_size: int) -> tuple[int, ...]:
-    """Tokens that end a text, as in vLLM."""
-    if not isinstance(given, list):
-        raise InvalidInput(f"parameters.stop_token_ids: expected a list of token ids, got {describe(given)}")
-    if len(given) > MAX_STOP_TOKENS:
-        raise TooLarge(f"parameters.stop_token_ids: {len(given)} tokens, at most {MAX_STOP_TOKENS} are taken")
-    for index, one in enumerate(given):
-        if type(one) is not int or not 0 <= one < vocab_size:
-            shown = one if type(one) is int else describe(one)
-            raise InvalidInput(f"parameters.stop_token_ids: token {index} is {shown}, expected 0 to {vocab_size - 1}")
-    return tuple(given)
-
-
-def _logit_bias(given: Json, vocab_size: int) -> dict[int, float]:
-    """{"id": bias}, with ids as JSON has keys."""
-    if not isinstance(given, dict):
-        raise InvalidInput(f"parameters.logit_bias: expected an object, got {describe(given)}")
-    if len(given) > MAX_BIASES:
-        raise TooLarge(f"parameters.logit_bias: {len(given)} tokens, at most {MAX_BIASES} are taken")
-    return dict(_bias(key, value, vocab_size) for key, value in given.items())
-
-
-def _bias(key: str, value: Json, vocab_size: int) -> tuple[int, float]:
-    if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
-        raise InvalidInput(f"parameters.logit_bias: {key[:20]!r} is no token's id, expected 0 to {vocab_size - 1}")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidInput(f"parameters.logit_bias: token {key} has {describe(value)}, expected a number")
-    if not -100 <= value <= 100:
-        raise InvalidInput(f"parameters.logit_bias: token {key} has {value:g}, expected -100 to 100")
-    return int(key), float(value)
-
-
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:
-    """The tokens that may be drawn: temperature, top_k, top_p and min_p, in this order.
+    """The tokens that may be drawn, by temperature, top_k, top_p and min_p in this order.
 
     Args:
         scores: the processed logits [V].
 
     Returns:
         Their ids [K], ascending, None for the whole vocabulary; and their weights, float32 [K]: probabilities but for
-        a common factor, the largest about 1.
+        a common factor.
 
     Raises:
         PredictorError: the logits are NaN or infinite, or none is left.
@@ -247,9 +242,9 @@ def _kept(ids: Array | None, weights: Array, places: Array) -> tuple[Array, Arra
 
 
 def _nucleus(weights: Array, top_p: float) -> Array:
-    """Places, ascending, of the fewest of the largest weights that together are at least ``top_p`` of all.
+    """The indices, ascending, of the fewest of the largest weights that together are at least ``top_p`` of all.
 
-    TopPLogitsWarper sorts the whole vocabulary. The nucleus is mostly among a few hundred, so only these are sorted.
+    TopPLogitsWarper sorts the whole vocabulary. Here that happens only if the nucleus is larger than HEAD.
     """
     enough = top_p * float(weights.sum(dtype=np.float64))
     order = top_k(weights, HEAD) if weights.size >= LARGE else np.argsort(-weights, kind="stable")
@@ -263,11 +258,8 @@ def _nucleus(weights: Array, top_p: float) -> Array:
 
 
 def draw(ids: Array | None, weights: Array, uniform: float) -> int:
-    """The token at ``uniform`` (0 to 1) of the cumulated weights, as ``candidates`` gives them.
-
-    The tokens are in the order of their ids, not of their weights: a logit that differs in its last bit, as it does
-    with another batch size, then moves the borders between tokens by as little, and never swaps two.
-    """
+    """The token at ``uniform`` (0 to 1) of the cumulated weights, in the order of the ids: a logit that differs in its
+    last bit, as with another batch size, then moves the borders by as little, and never swaps two tokens."""
     starts = np.arange(0, len(weights), BLOCK)
     blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
     target = uniform * blocks[-1]
@@ -291,14 +283,12 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
 
 
 class Chooser:
-    """Chooses the tokens of one sequence, one after the other.
-
-    It has a random generator of its own, and draws one number per token: with the same seed it chooses the same tokens
-    from the same logits, whatever else is going on.
+    """Chooses the tokens of one sequence. It has its own random generator and draws one number per token, so a seed
+    always gives the same tokens from the same logits.
 
     Args:
-        sampling: how; a temperature of 0 is greedy too.
-        ids: what was there before the first generated token.
+        sampling: a temperature of 0 is greedy too.
+        ids: the tokens before the first generated one.
         eos_ids: the tokens that end a text, held back until there are ``sampling.min_tokens``.
     """
 
@@ -319,10 +309,8 @@ class Chooser:
             self._random = np.random.Generator(np.random.Philox(key=key))
 
     def choose(self, logits: Array) -> tuple[int, TokenScore | None]:
-        """The next token, and its score where logprobs are asked for.
-
-        Log probabilities are those of the model's own distribution, before bias, penalties, temperature and the rest,
-        as OpenAI and vLLM (logprobs_mode raw_logprobs) give them.
+        """The next token, and its score if logprobs are asked for: those of the model's own distribution, before bias,
+        penalties and temperature, as with OpenAI and vLLM (logprobs_mode raw_logprobs).
 
         Args:
             logits: [V], floats of any precision; not changed.
@@ -341,7 +329,7 @@ class Chooser:
         return token, None if wanted is None else score(logits, token, wanted)
 
     def add(self, token: int) -> None:
-        """Counts a token that was chosen."""
+        """Counts a chosen token."""
         self._generated += 1
         if self._repetition or self._counted:
             self._counts[token] = self._counts.get(token, 0) + 1

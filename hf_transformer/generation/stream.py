@@ -2,8 +2,8 @@
 
     steps of a generator --Assembler--> pieces of one text --Generation--> pieces of all texts of a request
 
-Each text has a task that queues its pieces, and the API reads the queue. When a slow reader lets it fill up, the tasks
-wait, and so does the model.
+Each text has a task that queues its pieces, and the API reads the queue. While a slow reader leaves it full, the tasks
+and the model wait.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from time import perf_counter
-from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stops import StopSearch
 from hf_transformer.generation.types import (
-    FinishReason,
     Generator,
     Piece,
     Prompt,
@@ -35,24 +33,20 @@ from hf_transformer.types import Context
 QUEUED_PIECES = 32
 """Pieces of a request that may wait for a slow reader; then the model waits too."""
 CHARACTERS_PER_TOKEN = 4
-"""About how long a token's text is, as admission assumes too: the tokens of a model that gives text alone are only
-counted at its end."""
-
-CountText = Callable[[str], Awaitable[int]]
-"""How many tokens a text has."""
+"""The estimate of admission, for models that give text alone: their tokens are counted at the end."""
 
 
 class Assembler:
-    """Puts the text of one sequence (one continuation of one prompt) together: detokenizes, ends it before stop
-    strings, and shows its tokens.
+    """Assembles the text of one sequence (one continuation of one prompt): detokenizes, searches for stop strings, and
+    shows the tokens.
 
     Args:
         place: the number of the prompt and of the choice.
-        before: the beginning of the text (echo).
-        continues: whether the new text goes on from the prompt's last token, which decides on a space between them.
+        before: the beginning of the text (echo), part of the first piece.
+        continues: whether the new text follows the prompt's last token, which decides on a space between them.
 
-    Attributes: ``prompt`` and ``sampling``, what the generator is asked for; ``place``; ``count``, new tokens so far,
-    those that are held back included; ``written``, the whole text so far where the model gives text and no ids.
+    Attributes: ``count``, new tokens so far, held back or not; ``written``, the whole text so far if the model gives
+    text and no ids.
     """
 
     def __init__(
@@ -70,17 +64,12 @@ class Assembler:
         self.prompt = prompt
         self.sampling = sampling
         self.place = place
-        self._before = before
+        self.before = before
         self._waiting: deque[tuple[int, TokenScore]] = deque()
         """Tokens that are not shown yet, each with its offset."""
         self._uncounted = self._known = self._given = self._offset = 0
         self.count = 0
         self.written: list[str] = []
-
-    @property
-    def text_only(self) -> bool:
-        """Whether the tokens are still to be counted, because the model gives text alone."""
-        return not self.count and bool(self.written)
 
     def add(self, step: Step) -> Piece | None:
         """The new piece of text; None while all of it is held back. The last piece has ``finish``."""
@@ -90,25 +79,18 @@ class Assembler:
         if stopped:
             finish = "stop"
         elif finish is not None:
-            text += self._stops.flush()
+            text += self._stops.held
         text = unsearched + text
         self._given += len(text)
         tokens = self._tokens(all_of_them=finish is not None and not stopped) if self._waiting else ()
-        if not text and not tokens and finish is None and not self._before:
+        if not text and not tokens and finish is None and not self.before:
             return None
-        return self._piece(text, tokens, finish)
-
-    def nothing(self) -> Piece:
-        """The only piece of a text that may not have any new token."""
-        return self._piece("", (), "length")
-
-    def _piece(self, text: str, tokens: Sequence[TokenText], finish: FinishReason | None) -> Piece:
-        text, self._before = self._before + text, ""
+        text, self.before = self.before + text, ""
         count, self._uncounted = self._uncounted, 0
         return Piece(*self.place, text, tokens, count, finish)
 
     def _text(self, step: Step) -> tuple[str, str]:
-        """The step's text, in two parts: before the text may end (min_tokens), and the rest."""
+        """The step's text in two parts: before a stop string may end it (min_tokens), and the rest."""
         push, ids = self._detokenizer.push, step.ids
         earlier = self.sampling.min_tokens - self.count
         self.count += len(ids)
@@ -130,16 +112,15 @@ class Assembler:
         return "".join(parts[:earlier]), "".join(parts[earlier:])
 
     def _begin(self, number: int, new: int) -> int:
-        """The offset of a token that has just made ``new`` characters certain: as many before the end as it has itself,
-        those that are held back included. Part of a character has fewer, or none yet, and stands where the last
-        complete one ends."""
+        """The offset of a token that has just made ``new`` characters certain: its own length before the end, held back
+        characters included. Part of a character stands where the last complete one ends."""
         before, self._known = self._known, self._known + new
         end = self._known + self._detokenizer.held
         self._offset = max(self._offset, before, end - len(self._show(number)[0]))
         return self._offset
 
     def _tokens(self, all_of_them: bool) -> Sequence[TokenText]:
-        """The tokens whose text has begun to be given; of a text that was stopped, no others are shown."""
+        """The tokens whose text has begun to be given. The others of a stopped text are never shown."""
         waiting, show = self._waiting, self._show
         tokens = []
         while waiting and (all_of_them or waiting[0][0] < self._given):
@@ -154,15 +135,14 @@ class Generation:
     """One request's stream. Enter it, then iterate, in one task: pieces of all sequences come interleaved, and the last
     one of each has ``finish``.
 
-    Leaving it, at whatever moment, ends the calls to the predictor that still run, and waits for that. The deadline
-    counts from its making.
+    Leaving it ends the calls to the predictor that still run, and waits for that. The time runs from its making.
 
     Args:
         sequences: in the order of prompts and choices.
-        count_text: counts the tokens of a text whose generator gives none.
+        count_text: counts the tokens of a text if its generator doesn't.
         timeout: seconds for all of them together.
 
-    Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens``, new ones of all sequences so far.
+    Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens`` of all sequences so far.
     """
 
     def __init__(
@@ -173,7 +153,7 @@ class Generation:
         metrics: Metrics,
         *,
         prompt_tokens: int,
-        count_text: CountText,
+        count_text: Callable[[str], Awaitable[int]],
         timeout: float,
     ) -> None:
         self._sequences = sequences
@@ -198,9 +178,9 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._expires = self._loop.time() + timeout
         self._timer: asyncio.TimerHandle | None = None
-        self._succeeded: Callable[[Context], None] | None = None
-        self._failed: Callable[[RequestError], None] | None = None
-        self._left: Callable[[], None] | None = None
+        self._succeeded: Callable[[Context], None] = lambda _: None
+        self._failed: Callable[[RequestError], None] = lambda _: None
+        self._left: Callable[[], None] = lambda: None
 
     def tell(
         self,
@@ -208,13 +188,7 @@ class Generation:
         failed: Callable[[RequestError], None],
         left: Callable[[], None],
     ) -> None:
-        """Sets callbacks, before it is entered.
-
-        Args:
-            succeeded: called with the request's context once all of it was given.
-            failed: called with an error of the predictor's that has ended it.
-            left: called in the end, once.
-        """
+        """Sets callbacks: when all of it was read, for an error of the predictor that ended it, and when it is left."""
         self._succeeded, self._failed, self._left = succeeded, failed, left
 
     # Reading
@@ -226,15 +200,18 @@ class Generation:
         self._timer = self._loop.call_at(deadline if deadline is not None and own else self._expires, self._expire, own)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
+        self._is_over = True
+        self._pieces.clear()
+        self._error = None  # an error refers to the frames that refer to this object
+        if self._timer is not None:
+            self._timer.cancel()
+        self._cancel()
         try:
-            await self.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
         finally:
-            left, self._left = self._left, None
-            if left is not None:
-                left()
+            self._left()
 
     def __aiter__(self) -> Self:
         return self
@@ -248,9 +225,11 @@ class Generation:
         pieces = self._pieces
         while not pieces:
             if self._error is not None:
-                raise self._noted(self._error)
+                if isinstance(self._error, PREDICTORS):
+                    self._failed(self._error)
+                raise self._error
             if self._is_over or not self._unread:
-                if not self._is_over and self._succeeded is not None:
+                if not self._is_over:
                     self._succeeded(self._context)
                 self._is_over = True
                 raise StopAsyncIteration
@@ -272,31 +251,14 @@ class Generation:
         async for piece in self:
             pieces[piece.prompt, piece.choice].append(piece)
         found: list[list[Piece]] = [[] for _ in range(self._sequences[-1].place[0] + 1)]
-        for (prompt, _), parts in pieces.items():
-            found[prompt].append(Piece.joined(parts))
+        for (prompt, choice), parts in pieces.items():
+            text = "".join([one.text for one in parts])
+            tokens, count = [token for one in parts for token in one.tokens], sum(one.count for one in parts)
+            found[prompt].append(Piece(prompt, choice, text, tokens, count, parts[-1].finish))
         return found
 
-    async def close(self) -> None:
-        """Ends the calls to the predictor that still run, and waits for that; the second time it does nothing."""
-        self._is_over = True
-        self._pieces.clear()
-        self._error = None  # an error refers to the frames that refer to this object
-        if self._timer is not None:
-            self._timer.cancel()
-        self._cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        self._tasks = []
-
-    def _noted(self, error: Exception) -> Exception:
-        """The same error, once its callback has heard of it."""
-        if self._failed is not None and isinstance(error, PREDICTORS):
-            self._failed(error)
-        return error
-
     def _expire(self, own: bool) -> None:
-        """The time is over, by the caller's ``own`` deadline or by the service's. The predictor's work ends at once,
-        also while the reader is busy with a client that does not read."""
+        """Ends all at the caller's ``own`` deadline or the service's, even while a client does not read."""
         limit = f"{self._timeout:g} s (--predictor_request_timeout_seconds)"
         late: RequestError
         if own:
@@ -371,19 +333,18 @@ class Generation:
         """
         sampling, metrics = sequence.sampling, self._metrics
         if sampling.max_tokens == 0:
-            return sequence.nothing()
+            return Piece(*sequence.place, sequence.before, finish="length")
         first = last = 0.0
         async with aclosing(self._generator.generate(sequence.prompt, sampling, self._context)) as steps:
             async for step in steps:
                 now = perf_counter()
-                at_once = not first
-                if not at_once:
-                    metrics.between.observe(now - last)
-                else:
+                if at_once := not first:
                     first = now
                     if not self._has_begun:
                         self._has_begun = True
                         metrics.first_token.observe(now - self._context.arrived)
+                else:
+                    metrics.between.observe(now - last)
                 last = now
                 if step.ids:
                     self._count(len(step.ids))
@@ -399,7 +360,7 @@ class Generation:
                 await self._put(piece)
             else:
                 raise PredictorError("the predictor ended a text without saying why it is over")
-        if sequence.text_only:
+        if sequence.written and not sequence.count:  # the model gives text alone
             text = "".join(sequence.written)
             piece.count = await self._count_text(text) if step.total is None else step.total
             self._count(piece.count, -len(text))
@@ -409,8 +370,8 @@ class Generation:
         return piece
 
     def _count(self, tokens: int, characters: int = 0) -> None:
-        """Counts new tokens. Of text whose tokens are not known yet, admission alone counts the ``characters``; they
-        are taken off when the tokens are known, since the other numbers only ever add up."""
+        """Counts new tokens. Admission alone estimates those of new text by its ``characters``, until they are known:
+        the other numbers can't be taken back."""
         self.completion_tokens += tokens
         self._metrics.generated_tokens += tokens
         self._uncounted += characters

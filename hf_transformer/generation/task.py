@@ -1,7 +1,4 @@
-"""The tasks text_generation and text2text_generation: what a request may say, and what an answer looks like.
-
-Every API that generates uses them; pipeline.py has the texts written.
-"""
+"""The tasks text_generation and text2text_generation: parameters of requests, and the form of answers."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class TextGeneration(Servable):
         refuse_logit_flags(settings, self.name)
 
     def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
-        """What the parameters ask for, of prompts that are still to come. Raises InvalidInput or TooLarge."""
+        """A request with these parameters and no prompts yet. Raises InvalidInput or TooLarge."""
         given = Parameters(parameters, PARAMETERS)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
         given.flag("stream", False)  # up to the API
@@ -60,18 +57,14 @@ class TextGeneration(Servable):
         return GenerationRequest(prompts=(), sampling=sampling, echo=full, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:
-        """What a request in V1's or V2's form asks for.
-
-        Raises:
-            RequestError: an instance or a parameter is not what is expected.
-        """
+        """Reads a request in V1's or V2's form. Raises RequestError for a wrong instance or parameter."""
         request = self.options(query.parameters)
         request.prompts = [read_text(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
         request.name = query.name
         return request
 
     def answers(self, texts: Sequence[Sequence[str]]) -> list[Json]:
-        """The predictions. ``texts`` has the whole texts of each prompt, one per choice, as ``echo`` makes them."""
+        """The predictions. ``texts`` has the whole texts of each prompt, one per choice."""
         return [[{"generated_text": text} for text in choices] for choices in texts]
 
     def tensor(self, predictions: Sequence[Json], options: GenerationRequest) -> Tensor:
@@ -85,11 +78,8 @@ class TextGeneration(Servable):
 
 
 class Text2TextGeneration(TextGeneration):
-    """An encoder-decoder, such as T5 and BART: the prompt is read, and another text is written.
-
-    Parameters and answers are those of text_generation, but the prompt is never part of an answer, and ``max_length``
-    bounds the answer alone.
-    """
+    """An encoder-decoder, such as T5 and BART. Parameters and answers are those of text_generation, but the prompt is
+    never part of an answer, and ``max_length`` bounds the answer alone."""
 
     name = "text2text_generation"
     other_names = ("summarization", "translation")

@@ -5,7 +5,7 @@
     text_input, max_tokens, temperature, top_k, ... -> text_output                   tensorrtllm_backend's ensemble
     text_input -> text, the prompt included                                          Triton's tutorial
 
-A decoupled model answers with the new text as it comes, another one with all of it.
+A decoupled model streams the new text, another one gives all at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import orjson
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import TensorGenerator
-from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step
+from hf_transformer.generation.inputs import TensorGenerator, numbers
+from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, Encoding, ModelSpec, Tensor, Tokenization
@@ -40,7 +40,6 @@ _IN_JSON: Final = (
 )
 """Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""
 
-_NEUTRAL: Final = Sampling()
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 _REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _COUNTED: Final = Tokenization(whole=True, special_tokens=False)
@@ -110,31 +109,28 @@ class TextGenerator(TensorGenerator):
         return tensors
 
     def _problems(self, wanted: Sequence[str]) -> list[str]:
-        """The reasons why the model does not fit, in a sentence each."""
+        """A sentence for each reason why the model does not fit."""
         inputs, outputs = self._inputs, {one.name: one for one in self._spec.outputs}
         problems = []
         if self._input not in inputs or not self._output:
             problems.append(
                 f"A text model has the input {self._input} and the output {' or '.join(wanted)}; this one has "
-                f"{self._tensors_it_has}. Name them so in config.pbtxt, or with "
-                "--tensor_input_names and --tensor_output_names, or set --generation_interface."
+                f"{self._tensors_it_has}. Name them so in config.pbtxt, or with --tensor_input_names and "
+                "--tensor_output_names, or set --generation_interface."
             )
-        for name in (self._input, PARAMETERS):
-            if name in inputs:
-                problems += inputs[name].problems("text")
         if self._output and outputs[self._output].datatype != "BYTES":
             found = outputs[self._output].datatype
             problems.append(f"Its output {self._output!r} is {found}; text is TYPE_STRING.")
-        for name in _RETURNED:
+        for name in (self._input, PARAMETERS, *_RETURNED):
             if name in inputs:
-                problems += inputs[name].problems("flag")
+                problems += inputs[name].problems("flag" if name in _RETURNED else "text")
         return [*problems, *self._shared_problems(())]
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
     """vLLM's SamplingParams: every value that is not neutral, and those with another default in other engines."""
     found: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    found |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(_NEUTRAL, name)}
+    found |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(NEUTRAL, name)}
     if sampling.greedy:
         for field in ("top_k", "top_p", "min_p", "seed"):
             found.pop(field, None)
@@ -143,13 +139,13 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
 
 
 class _Reading:
-    """The responses of one call, read to text, which may have ``most`` tokens.
+    """Reads the responses of one call, whose text may have ``most`` tokens.
 
     Args:
-        leading: leaves out the prompt, of a model that may give it back.
+        leading: leaves out the prompt of a model that may give it back.
         cuts: whether the text is truncated here, because the model takes no max_tokens.
 
-    Attributes: ``is_over``, whether the text was truncated, and the rest of the model's is too much.
+    Attributes: ``is_over``, whether the text was truncated.
     """
 
     def __init__(
@@ -167,15 +163,11 @@ class _Reading:
         self.is_over = False
 
     def take(self, tensors: Mapping[str, Tensor]) -> str:
-        """The new text of one response. Raises PredictorError for data that is no text, and for a text that the model
-        has broken off."""
+        """The new text of one response. Raises PredictorError for other data, and for a text that was broken off."""
         found = tensors.get(self._outputs[0])
         new = "" if found is None else self._certain(self._decoder.decode(_element(found)))
         if COUNT in tensors:
-            data = tensors[COUNT].data
-            if data.size and data.dtype.kind not in "iu":
-                raise PredictorError(f"the predictor's {COUNT} is {tensors[COUNT].datatype}, expected whole numbers")
-            self._count += int(data.sum())
+            self._count += int(numbers(tensors[COUNT]).sum())
         if REASON in tensors:
             said = _element(tensors[REASON]).decode("utf-8", "replace")
             self._reason = _REASONS.get(said, self._reason)
@@ -205,7 +197,7 @@ class _Reading:
         return text[len(text) - len(new) : kept]
 
     async def last(self, new: str) -> Step:
-        """The last step, with the rest of the text. It has the model's reason for the end; without one, the number of
+        """The last step, with the rest of the text and the model's reason for the end; without one, the number of
         tokens decides."""
         new = await self.truncated(new)
         if self._reason is not None:
@@ -219,7 +211,7 @@ class _Reading:
         return Step((), new, (), "length" if count >= self._most else "stop", count)
 
     def _certain(self, text: str) -> str:
-        """The part that is certainly not the prompt, which is new."""
+        """The part that is certainly not the prompt's."""
         if self._leading is not None:
             text = self._leading.take(text)
         self._parts.append(text)
@@ -235,17 +227,17 @@ def _element(tensor: Tensor) -> bytes:
 
 
 class LeadingPrompt:
-    """Leaves the prompt out of a text that comes in parts, where the text begins with it.
+    """Removes the prompt from the beginning of a text that comes in parts.
 
     Args:
         prompt: as it was sent.
-        read_back: gives it as a tokenizer decodes it without special tokens, which a chat is full of. It is called once
-            at most, and only where the text does not begin with ``prompt``.
+        read_back: returns it without special tokens, as the model's tokenizer may give a chat back. Called at most
+            once, and only if the text does not begin with ``prompt``.
     """
 
-    def __init__(self, prompt: str, read_back: Callable[[], str] | None = None) -> None:
+    def __init__(self, prompt: str, read_back: Callable[[], str]) -> None:
         self._prompt = prompt
-        self._read_back = read_back
+        self._read_back: Callable[[], str] | None = read_back
         self._held = ""
         self._decided = not prompt
 
@@ -264,8 +256,7 @@ class LeadingPrompt:
         return self._held.removeprefix(self._prompt)
 
     def rest(self) -> str:
-        """The text that was held back: no prompt, unless that ends with special tokens and is read back without
-        them."""
+        """The text that was held back at the end, without a prompt that has lost the special tokens at its own end."""
         if self._decided:
             return ""
         if self._read_back is None or not self._held:
@@ -274,18 +265,18 @@ class LeadingPrompt:
 
 
 class TokenCounter:
-    """Counts the tokens of new text, by the service's own tokenizer; long texts in a thread."""
+    """Counts the tokens of new text with the service's tokenizer; long texts in a thread."""
 
     def __init__(self, tokenizer: Tokenizer, executor: Executor) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
 
     async def count(self, text: str) -> int:
-        """How many tokens. Raises InvalidInput for a text that can't be encoded."""
+        """The number of tokens. Raises InvalidInput for a text that can't be encoded."""
         return len((await self._encoded(text, _COUNTED)).ids)
 
     async def end_of(self, text: str, most: int) -> int | None:
-        """How many characters the first ``most`` tokens have; None where the text has no more tokens."""
+        """The number of characters of the first ``most`` tokens; None if the text has no more tokens."""
         if len(text.encode()) <= most:
             return None
         encoding = await self._encoded(text, _LOCATED)
@@ -301,8 +292,7 @@ class TokenCounter:
 
 
 def leading_token(tokenizer: Tokenizer) -> str:
-    """The special token that the tokenizer puts in front of every text, as text; empty if it has none, or if it is not
-    clear which."""
+    """The special token that the tokenizer puts in front of every text; empty if it has none, or more than one."""
     try:
         [[bare]] = tokenizer.encode_windows(["a"], _COUNTED)
         [[whole]] = tokenizer.encode_windows(["a"], Tokenization(whole=True))

@@ -4,8 +4,7 @@
     top_k, runtime_top_p or top_p, random_seed or seed, repetition_penalty, streaming, ... (see inputs.py)
     -> output_ids [beams, S], and optionally sequence_length, output_log_probs
 
-Any of them may have a batch axis in front. A decoupled model answers with the new tokens as they come, another one with
-all of them.
+Any of them may have a batch axis in front. A decoupled model streams the new tokens, another one gives all at once.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import ClassVar
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import NO_WORDS, TensorGenerator
+from hf_transformer.generation.inputs import NO_WORDS, TensorGenerator, numbers
 from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.types import Array, Context, ModelSpec, Tensor
+from hf_transformer.types import Context, ModelSpec, Tensor
 
 IDS, LENGTHS, NEW_TOKENS = "input_ids", "input_lengths", "request_output_len"
 DECODER_IDS, DECODER_LENGTHS = "decoder_input_ids", "decoder_input_lengths"
@@ -31,7 +30,7 @@ _OWN = (IDS, LENGTHS, DECODER_IDS, DECODER_LENGTHS, PAD, WORDS)
 
 
 class TokenGenerator(TensorGenerator):
-    """Sends ids and reads ids. Tokens that end the text, such as its end-of-sequence token, are left out."""
+    """Sends ids and reads ids. Tokens that end the text are left out."""
 
     interface: ClassVar[str] = "tokens"
 
@@ -39,7 +38,7 @@ class TokenGenerator(TensorGenerator):
         """Raises ContractError for a model that is not of this kind."""
         self._eos = settings.eos_ids
         self._decoder_start = settings.decoder_start_ids
-        # One token ends the text at the model, the others do as its stop words, or else when they are read here.
+        # The model ends the text at one token, and at the others if it has stop words; else they are looked for here.
         *self._others, end = sorted(self._eos) or [-1]
         super().__init__(spec, predictor, _OWN, end=end)
         own: dict[str, Sequence[int] | int] = {PAD: settings.pad_id}
@@ -48,7 +47,7 @@ class TokenGenerator(TensorGenerator):
         self._own = {name: values for name, values in own.items() if name in self._inputs}
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
-        self.honours |= {"stop_token_ids"}  # which are seen when they are read, if not before
+        self.honours |= {"stop_token_ids"}  # looked for here if the model doesn't
         if SCORES not in outputs:
             self.honours -= {"logprobs"}
         if self._others:  # the model holds its end_id back, and no other
@@ -85,7 +84,7 @@ class TokenGenerator(TensorGenerator):
                 "model gives the chosen token's alone; ask for none"
             )
         ends = frozenset[int]() if sampling.ignore_eos else self._eos
-        if not ends.isdisjoint(sampling.stop_token_ids):  # the model's own: it ends there anyway, and holds it back
+        if not ends.isdisjoint(sampling.stop_token_ids):  # the model ends there anyway, and holds it back
             others = tuple(one for one in sampling.stop_token_ids if one not in ends)
             sampling = replace(sampling, stop_token_ids=others)
         if sampling.stop_token_ids and sampling.min_tokens:
@@ -97,18 +96,17 @@ class TokenGenerator(TensorGenerator):
 
     def _without_prompt(self, prompt: list[int], row: list[int]) -> list[int]:
         """The tokens of a first response, which may begin with the prompt."""
-        if not self._may_repeat:
-            return row
-        # A first response with the prompt and nothing new would make no sense in a stream.
+        # In a stream a first response with the prompt alone would make no sense.
         if row[: len(prompt)] != prompt or (self._decoupled and len(row) == len(prompt)):
             self._may_repeat = False
-            return row
-        return row[len(prompt) :]
+        return row[len(prompt) :] if self._may_repeat else row
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
         inputs, own = self._inputs, self._own
-        if WORDS in inputs:
-            words = self._stop_words(sampling)
+        if WORDS in inputs:  # the tokens beside end_id at which the model ends a text; the client's too, if they fit
+            words = [] if sampling.ignore_eos else self._others
+            more = [*words, *sampling.stop_token_ids]
+            words = _as_words(more if inputs[WORDS].fits(2 * len(more)) else words)
             if words or not inputs[WORDS].optional:
                 own = {**own, WORDS: words or NO_WORDS}
         tensors = [inputs[IDS].tensor(prompt.ids)]
@@ -117,28 +115,19 @@ class TokenGenerator(TensorGenerator):
         tensors += [inputs[name].tensor(values) for name, values in own.items()]
         return [*tensors, *self._sampled(sampling)]
 
-    def _stop_words(self, sampling: Sampling) -> Sequence[int]:
-        """The tokens beside end_id that end a text at the model, so that it goes no further; the client's too, if they
-        fit."""
-        words = [] if sampling.ignore_eos else self._others
-        more = [*words, *sampling.stop_token_ids]
-        return _as_words(more if self._inputs[WORDS].fits(2 * len(more)) else words)
-
     def _problems(self) -> list[str]:
-        """The reasons why the model does not fit, in a sentence each."""
+        """A sentence for each reason why the model does not fit."""
         inputs, own = self._inputs, dict(self._own)
         problems = []
         if IDS not in inputs or "max_tokens" not in self.honours or OUTPUT not in self._outputs:
             problems.append(
                 f"A token model has the inputs {IDS} and {NEW_TOKENS} and the output {OUTPUT}; this one has "
-                f"{self._tensors_it_has}. Name them so in config.pbtxt, or set "
-                "--generation_interface."
+                f"{self._tensors_it_has}. Name them so in config.pbtxt, or set --generation_interface."
             )
         if not self._decoder_start and DECODER_IDS in inputs and not inputs[DECODER_IDS].optional:
             problems.append(f"It requires the input {DECODER_IDS!r}, but config.json is of no encoder-decoder.")
-        if WORDS in inputs:
-            if self._others or not inputs[WORDS].optional:
-                own[WORDS] = _as_words(self._others) or NO_WORDS
+        if WORDS in inputs and (self._others or not inputs[WORDS].optional):
+            own[WORDS] = _as_words(self._others) or NO_WORDS
         counts = dict.fromkeys([name for name in (IDS, LENGTHS) if name in inputs], 1)
         counts |= {name: 1 if isinstance(values, int) else len(values) for name, values in own.items()}
         for name, count in counts.items():
@@ -151,12 +140,12 @@ class TokenGenerator(TensorGenerator):
 
 
 def _as_words(ids: Sequence[int]) -> list[int]:
-    """Tokens in tensorrtllm_backend's form of lists of words: their ids, and where each of them ends."""
+    """Tokens in the form of NO_WORDS."""
     return [*ids, *range(1, len(ids) + 1)]
 
 
 class _Reading:
-    """The responses of one call, read to steps. ``finish`` says why the text has ended, once it has."""
+    """Reads the responses of one call. ``finish`` says why the text has ended, once it has."""
 
     finish: FinishReason | None = None
 
@@ -173,23 +162,16 @@ class _Reading:
     def step(self, tensors: Mapping[str, Tensor]) -> Step:
         """The new tokens of one response."""
         output, length = tensors.get(OUTPUT), tensors.get(LENGTH)
-        row = [] if output is None else _row(output)
-        total = None if length is None or not length.data.size else int(_numbers(length).flat[0])
-        if total is not None and total < len(row):  # padding follows
-            row = row[: max(total, 0)]
+        ids = [] if output is None else _first_beam(output)
+        total = None if length is None or not length.data.size else int(numbers(length).flat[0])
+        if total is not None and total < len(ids):  # padding follows
+            ids = ids[: max(total, 0)]
         if self._scores is not None and SCORES in tensors:
-            found = _numbers(tensors[SCORES], "fiu", "numbers")  # JSON may have 0 for 0.0
-            self._scores += found.ravel().astype(float).tolist()[: len(row)]
-        if row and not self._has_begun:
+            found = numbers(tensors[SCORES], "fiu", "numbers")  # JSON may have 0 for 0.0
+            self._scores += found.ravel().astype(float).tolist()[: len(ids)]
+        if ids and not self._has_begun:
             self._has_begun = True
-            row = self._without_prompt(row)
-        return self._step(row)
-
-    def end(self) -> Step:
-        """The last step: no response follows."""
-        return Step(finish=self.finish or ("length" if self._count >= self._most else "stop"))
-
-    def _step(self, ids: list[int]) -> Step:
+            ids = self._without_prompt(ids)
         if not ids or self.finish is not None:
             return Step()
         kept = ids
@@ -204,22 +186,17 @@ class _Reading:
             return Step(kept)
         if len(self._scores) < len(ids):
             raise PredictorError(f"the predictor answered with {len(ids)} new output_ids, but fewer {SCORES}")
-        # Beside a prompt there may be scores too.
+        # A prompt may have scores too.
         scores, self._scores = self._scores[-len(ids) :], []
         return Step(kept, scores=[TokenScore(*pair) for pair in zip(kept, scores, strict=False)])
 
-
-def _numbers(tensor: Tensor, kinds: str = "iu", expected: str = "whole numbers") -> Array:
-    """The data, of one of numpy's ``kinds``; an empty list in JSON has no kind."""
-    data = tensor.data
-    if data.size and data.dtype.kind not in kinds:
-        raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected {expected}")
-    return data
+    def end(self) -> Step:
+        """The last step: no response follows."""
+        return Step(finish=self.finish or ("length" if self._count >= self._most else "stop"))
 
 
-def _row(output: Tensor) -> list[int]:
-    """The ids of the first beam."""
-    data = _numbers(output)
+def _first_beam(output: Tensor) -> list[int]:
+    data = numbers(output)
     if data.ndim > 1 and data.shape[-1] != data.size:
         data = data[(0,) * (data.ndim - 1)]
     row: list[int] = data.ravel().tolist()

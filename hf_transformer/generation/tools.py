@@ -29,20 +29,17 @@ class ToolCall:
 class ToolCallParser:
     """Separates calls from other text, which comes in pieces.
 
-    A tag that has begun is held back, and so is the rest until the call is complete. White space around calls is
-    dropped. A call that is not valid JSON, or not of the form above, is content as it stands.
+    A call is held back until it is complete. White space around calls is dropped. A call that is not valid JSON, or not
+    of the form above, is content as it stands.
     """
 
     def __init__(self) -> None:
-        self._held = ""
-        self._space = ""
-        self._inside = False
-        self._calls = 0
+        self._held = self._space = ""
+        self._inside = self._has_calls = False
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """The content and the calls that are certain now."""
-        content = ""
-        calls: list[ToolCall] = []
+        content, calls = "", list[ToolCall]()
         searched = max(0, len(self._held) - len(END))
         text = self._held + text
         while True:
@@ -62,18 +59,13 @@ class ToolCallParser:
             text, self._inside = text[begin + len(BEGIN) :], True
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """What was held back, at the end: a call may lack its closing tag if that is what ends the text."""
-        calls: list[ToolCall] = []
-        held, self._held = self._held, ""
-        content = self._call(held, "", calls) if self._inside else self._content(held)
-        self._inside = False
-        if not self._calls:
-            content += self._space
-        self._space = ""
-        return content, calls
+        """The rest, at the end of the text, where a call may lack its closing tag."""
+        calls = list[ToolCall]()
+        content = self._call(self._held, "", calls) if self._inside else self._content(self._held)
+        return content if self._has_calls else content + self._space, calls
 
     def _content(self, text: str) -> str:
-        """The text without white space at its end, which stays back: only content that follows brings it out."""
+        """The text without white space at its end, which is held back until other content follows."""
         solid = text.rstrip()
         if not solid:
             self._space += text
@@ -82,25 +74,22 @@ class ToolCallParser:
         return given
 
     def _call(self, text: str, end: str, calls: list[ToolCall]) -> str:
-        """Adds the call to the others; returns it as content if it is none."""
+        """Adds a call to ``calls``; returns what is none as content."""
         call = _read_call(text)
         if call is None:
             return self._content(BEGIN + text + end)
-        self._space = ""
-        self._calls += 1
+        self._space, self._has_calls = "", True
         calls.append(call)
         return ""
 
 
 def _read_call(text: str) -> ToolCall | None:
-    """None for anything that is no call, or that JSON can't say again: Python also reads NaN, and halves of surrogate
+    """None for anything that is no call, or that JSON can't express: Python also reads NaN, and halves of surrogate
     pairs."""
     try:
         found: Json = json.loads(text)
-        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-            return None
-        arguments = found.get("arguments", {})
-        if not isinstance(arguments, dict):
+        arguments = found.get("arguments", {}) if isinstance(found, dict) else None
+        if not isinstance(arguments, dict) or not isinstance(found.get("name"), str):
             return None
         call = ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False))
         (call.name + call.arguments).encode()

@@ -1,7 +1,4 @@
-"""The shapes of text generation, named once, and Generator, which each kind of model implements.
-
-hf_transformer.types has the shapes of the rest, and says which are frozen.
-"""
+"""The shapes of text generation, and Generator, which each kind of model implements."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.types import Context, TextInput
 
 FinishReason = Literal["stop", "length"]
-"""Why a text ended: at an end-of-sequence token or a stop string, or because it may not be longer."""
+"""Why a text ended: at an end-of-sequence token or a stop string, or at its largest length."""
 Interface = Literal["auto", "tokens", "text", "logits"]
 """The kinds of generative models, as --generation_interface names them; auto goes by the model's tensors."""
 
@@ -25,14 +22,14 @@ Interface = Literal["auto", "tokens", "text", "logits"]
 class Sampling:
     """How the tokens of a continuation are chosen. Each default is the neutral value, which changes nothing.
 
-    ``max_tokens`` bounds the new tokens, None is as many as the model's length leaves; ``min_tokens`` come before an
-    end may. ``greedy`` takes the likeliest token each time, and then temperature, top_k, top_p, min_p and seed mean
-    nothing. ``top_k`` 0 is all. ``logit_bias`` is added to the logits of these ids. ``stop`` are strings that end the
-    text, and are no part of it; ``stop_token_ids`` are tokens that do. ``ignore_eos`` lets it go on past the
-    end-of-sequence tokens, but not past those. ``logprobs`` asks for the log probability of each token and of so many
-    of the likeliest beside it; None for none. ``n`` continuations are made of each prompt.
+    ``max_tokens`` bounds the new tokens, None by the model's length; no text ends before ``min_tokens``. ``greedy``
+    takes the likeliest token, and temperature, top_k, top_p, min_p and seed then mean nothing. ``top_k`` 0 is all.
+    ``logit_bias`` is added to the logits of these ids. The strings in ``stop`` and the tokens in ``stop_token_ids`` end
+    the text and are no part of it; with ``ignore_eos`` end-of-sequence tokens don't. ``logprobs`` asks for the log
+    probability of each token and of so many of the likeliest beside it; None for none. ``n`` is the number of
+    continuations of each prompt.
 
-    ``names`` has the client's names of the fields that it set to anything but their neutral value, for messages.
+    ``names`` has the client's names, for messages, of the fields that it changed.
     """
 
     max_tokens: int | None = None
@@ -55,18 +52,21 @@ class Sampling:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
-        """What the client calls a field."""
+        """The client's name of a field."""
         return self.names.get(name, name)
+
+
+NEUTRAL = Sampling()
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerationRequest:
-    """What one request asks to be continued, whichever API it came through.
+    """One request of any API.
 
     ``prompts`` are texts or ids (``TokenIds``). ``special_tokens`` says whether the tokenizer adds its own to a text:
     a rendered chat has them already. ``echo`` puts the prompt in front of each text. ``max_length`` bounds the prompt
-    and the new tokens together (transformers' max_length), where ``sampling.max_tokens`` says nothing. ``name`` is what
-    the client calls its prompts, for messages; with ``single`` it is one prompt itself and not a list.
+    and the new tokens together, without ``sampling.max_tokens``. ``name`` is the client's name of its prompts, for
+    messages; with ``single`` it is one prompt and not a list.
     """
 
     prompts: Sequence[TextInput]
@@ -80,9 +80,8 @@ class GenerationRequest:
 
 @dataclass(slots=True)
 class Prompt:
-    """One prompt as the model gets it: ``ids`` [S] of the service's tokenizer, and the ``text`` that they were made of.
-    ``special_tokens`` says whether the tokenizer added its own.
-    """
+    """One prompt: its ``text``, and its ``ids`` [S] from the service's tokenizer, which added its own special tokens if
+    ``special_tokens`` is true."""
 
     text: str
     ids: tuple[int, ...]
@@ -91,7 +90,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A chosen token's natural log probability, and the likeliest tokens at its place, best first, as (id, logprob)."""
+    """A chosen token's natural log probability, and the likeliest tokens in its place, best first, as (id, logprob)."""
 
     id: int
     logprob: float
@@ -100,11 +99,10 @@ class TokenScore:
 
 @dataclass(slots=True)
 class Step:
-    """What is new of a text: token ids, or the text itself where the model gives text.
+    """The new part of a text: token ids, or text if the model gives text.
 
-    ``scores`` has one element per id where the sampling asks for logprobs. ``finish`` is not None in the last step. A
-    token that ends the text is never among the ids. ``total``, in the last step, is how many tokens a text without ids
-    has, where the generator has counted them.
+    ``scores`` has one element per id if logprobs are asked for. A token that ends the text is never among the ids. The
+    last step has ``finish``, and in ``total`` the number of tokens of a text without ids, if the generator counted.
     """
 
     ids: Sequence[int] = ()
@@ -116,9 +114,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as a client sees it: ``text`` is its own, ``bytes`` what it stands for, which may be part of a character.
+    """A token as a client sees it: its ``text``, and its ``bytes``, which may be part of a character.
 
-    ``offset`` is its place in the new text, in characters: part of a character has the character's. Those of ``top``
+    ``offset`` is its place in the new text, in characters: part of a character has the character's. Tokens of ``top``
     have none.
     """
 
@@ -133,8 +131,7 @@ class TokenText:
 class Piece:
     """New text of one continuation: number ``choice`` (0 to n - 1) of prompt number ``prompt``.
 
-    ``tokens`` are there where logprobs are asked for, ``count`` is the number of tokens that became known with this
-    piece. The last piece of a continuation has ``finish``.
+    It has ``tokens`` if logprobs are asked for, and the ``count`` of new tokens. The last piece has ``finish``.
     """
 
     prompt: int
@@ -144,25 +141,16 @@ class Piece:
     count: int = 0
     finish: FinishReason | None = None
 
-    @classmethod
-    def joined(cls, pieces: Sequence[Piece]) -> Piece:
-        """All pieces of one continuation, one at least, as one."""
-        last = pieces[-1]
-        tokens = [token for piece in pieces for token in piece.tokens]
-        text = "".join([piece.text for piece in pieces])
-        return cls(last.prompt, last.choice, text, tokens, sum(piece.count for piece in pieces), last.finish)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSettings:
-    """What a generator is built from, beside the predictor's model and the tokenizer.
+    """The settings of a generator.
 
-    ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. ``decoder_start_ids``
-    are what the decoder of an encoder-decoder begins with, empty for a decoder alone. ``max_length`` is how many tokens
-    the model takes, for a decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are
-    --tensor_input_names and --tensor_output_names. A logits model sends batches within ``places``, and ``caches``
-    bounds its key-value caches (--max_cache_bytes): running texts keep their generator when the model is replaced, and
-    both generators share these two.
+    ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. An encoder-decoder's
+    decoder begins with ``decoder_start_ids``. ``max_length`` is the number of tokens that the model takes, for a
+    decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are --tensor_input_names
+    and --tensor_output_names. For a logits model, ``places`` limits the batches and ``caches`` the key-value caches
+    (--max_cache_bytes); generators share both when the model is replaced.
     """
 
     model_config: Mapping[str, Any]
@@ -180,34 +168,32 @@ class GeneratorSettings:
 
 
 class Generator(ABC):
-    """One model that continues prompts. Made, and used, on one event loop."""
+    """One model that continues prompts, on one event loop."""
 
     interface: ClassVar[str]
     """Its kind, as --generation_interface names it: tokens, text or logits."""
 
     honours: frozenset[str]
     """The fields of Sampling that the model, or this class, can honour; a request that sets another one is refused.
-    ``stop`` and ``n`` need no support: the pipeline searches the text itself, and each continuation is a call of its
-    own."""
+    ``stop`` and ``n`` need no support: the pipeline does both."""
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises RequestError for a text of a request that can never be written. Called before ``generate``."""
+        """Raises RequestError for a request with a text that can never be written. Called before ``generate``."""
         return
 
     @abstractmethod
     def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """One continuation of one prompt, step by step. The caller keeps the deadline.
 
-        Nothing is sent before the first step is asked for. Closing it early (``aclose``) or cancelling ends the work at
-        the predictor, where that can be. ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs
-        between the choices of a prompt.
+        Nothing is sent before the first step is asked for. Closing it (``aclose``) or cancelling ends the predictor's
+        work if possible. ``sampling.max_tokens`` is a number here, and the choices of a prompt have different seeds.
 
         Raises:
             RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.
         """
 
     async def trial(self, prompt: Prompt) -> None:
-        """Has the model make one token of a short prompt. Raises RequestError if it can't."""
+        """Generates one token after a short prompt. Raises RequestError if the model can't."""
         sampling = Sampling(max_tokens=1, greedy=True)
         async with aclosing(self.generate(prompt, sampling, Context("trial", {}))) as steps:
             async for _ in steps:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hf_transformer.tokenizer.tokenizer import Tokenizer
+from tests.generation.scripted import Bench
 from tests.generation.tokenizers import ALL, load
 
 
@@ -25,3 +26,8 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as made:
         yield made
+
+
+@pytest.fixture
+def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
+    return Bench(gpt2, executor)

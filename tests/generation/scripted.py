@@ -5,32 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 from hf_transformer.core.limits import Limits, Place
-from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import (
-    FinishReason,
-    GenerationRequest,
-    Generator,
-    GeneratorSettings,
-    Piece,
-    Prompt,
-    Sampling,
-    Step,
-)
+from hf_transformer.generation.types import FinishReason, GenerationRequest, Generator, Piece, Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context
+from tests.generation.scripted_models import settings
 
 PROMPT = "The capital of france is"
-SCHEDULING = SchedulerSettings(
-    max_batches_in_flight=4, max_batch_tokens=1000, max_batch_output_bytes=10**8, timeout=60.0
-)
 LIMITS = Limits(
     max_instances=8, max_text_length=10_000, max_total_length=20_000, max_sequences=12, max_answer_values=10**6
 )
@@ -83,17 +73,10 @@ def pipeline_of(
     **options: Any,
 ) -> GenerationPipeline:
     """A pipeline with small limits; ``options`` are its own."""
-    settings = GeneratorSettings(
-        model_config={},
-        eos_ids=frozenset(),
-        pad_id=0,
-        max_length=max_length,
-        decoder_start_ids=decoder_start_ids,
-        scheduling=SCHEDULING,
-    )
+    given = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
     chosen = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
     task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
-    return GenerationPipeline(task, tokenizer, generator, settings, executor=executor, **chosen)
+    return GenerationPipeline(task, tokenizer, generator, given, executor=executor, **chosen)
 
 
 def context(*, place: Place | None = None, **options: Any) -> Context:
@@ -103,11 +86,8 @@ def context(*, place: Place | None = None, **options: Any) -> Context:
 
 
 def asking(*prompts: Any, **options: Any) -> GenerationRequest:
-    fields = {
-        name: options.pop(name)
-        for name in ("echo", "max_length", "special_tokens", "name", "single")
-        if name in options
-    }
+    names = ("echo", "max_length", "special_tokens", "name", "single")
+    fields = {name: options.pop(name) for name in names if name in options}
     return GenerationRequest(prompts=prompts or (PROMPT,), sampling=Sampling(**options), **fields)
 
 
@@ -115,14 +95,43 @@ def ids_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode([text])[0].ids)
 
 
-def saying(tokenizer: Tokenizer, text: str, **options: Any) -> ScriptedGenerator:
-    return ScriptedGenerator(lambda *_: steps(ids_of(tokenizer, text)), **options)
-
-
 def endless(**options: Any) -> ScriptedGenerator:
     return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)
 
 
-async def pieces_of(pipeline: GenerationPipeline, request: GenerationRequest, **options: Any) -> list[Piece]:
-    async with await pipeline.start(request, context(**options)) as generation:
-        return [piece async for piece in generation]
+class Bench:
+    """Pipelines of scripted generators, and what their callbacks were called with."""
+
+    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
+        self.tokenizer = tokenizer
+        self.executor = executor
+        self.called: list[object] = []
+
+    def saying(self, text: str, **options: Any) -> ScriptedGenerator:
+        return ScriptedGenerator(lambda *_: steps(self.ids(text)), **options)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        return ids_of(self.tokenizer, text)
+
+    def pipeline(self, generator: ScriptedGenerator, **options: Any) -> GenerationPipeline:
+        return pipeline_of(self.tokenizer, generator, self.executor, **options)
+
+    async def read(
+        self, generator: ScriptedGenerator, request: GenerationRequest, deadline: float | None = None, **options: Any
+    ) -> list[Piece]:
+        """All pieces of a request."""
+        async with await self.pipeline(generator, **options).start(request, context(deadline=deadline)) as generation:
+            return [piece async for piece in generation]
+
+    @asynccontextmanager
+    async def streaming(
+        self, generator: ScriptedGenerator, choices: int = 1, deadline: float | None = None, **options: Any
+    ) -> AsyncGenerator[Generation, None]:
+        running = await self.pipeline(generator, **options).start(asking(n=choices), context(deadline=deadline))
+        running.tell(
+            lambda context: self.called.append(context.request_id),
+            lambda error: self.called.append(type(error)),
+            lambda: self.called.append("left"),
+        )
+        async with running:
+            yield running

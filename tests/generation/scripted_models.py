@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -73,21 +73,15 @@ class ScriptedModel(ScriptedPredictor):
             self.left = len(self.responses) - given
 
     async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
     ) -> Reply:
-        assert cancellable, "a generation whose client has left is to end at the predictor"
+        assert options["cancellable"], "a generation whose client has left is to end at the predictor"
         self._note(inputs, outputs, headers)
-        return Reply(self.responses[0], self._count_release)
 
-    def _count_release(self) -> None:
-        self.released += 1
+        def release() -> None:
+            self.released += 1
+
+        return Reply(self.responses[0], release)
 
     def _note(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> None:
         self.inputs = {tensor.name: tensor for tensor in inputs}

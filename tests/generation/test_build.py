@@ -59,12 +59,7 @@ SEQ2SEQ = {"is_encoder_decoder": True}
     ids=["config", "several ends", "no end", "nothing", "no padding", "decoder", "its bos", "a forced one"],
 )
 def test_the_ids_in_the_models_files(
-    tmp_path: Path,
-    model: dict[str, Any],
-    generation: dict[str, Any] | None,
-    eos: set[int],
-    pad: int,
-    start: tuple[int, ...],
+    tmp_path: Path, model: Any, generation: Any, eos: set[int], pad: int, start: tuple[int, ...]
 ) -> None:
     found = read(tmp_path, model, generation)
     assert (set(found.eos_ids), found.pad_id, found.decoder_start_ids) == (eos, pad, start)
@@ -133,19 +128,13 @@ def test_models_of_no_kind(found: ModelSpec) -> None:
         assert f"{one.name} ({one.datatype})" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("found", "more", "message"),
-    [
-        (TOKENS, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of tokens gets .* expected 1, or"),
-        (VLLM, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of text gets .* expected 1, or"),
-    ],
-    ids=["tokens", "text"],
-)
+@pytest.mark.parametrize(("found", "kind"), [(TOKENS, "tokens"), (VLLM, "text")], ids=["tokens", "text"])
 def test_only_logits_models_are_padded(
-    found: ModelSpec, more: dict[str, Any], message: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
+    found: ModelSpec, kind: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
 ) -> None:
-    with pytest.raises(ContractError, match=message):
-        make_generator(found, ScriptedModel(), gpt2, settings(**more), executor=executor, metrics=Metrics("m"))
+    given = settings(pad_to_multiple_of=8)
+    with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a model of {kind} gets .* expected 1, or"):
+        make_generator(found, ScriptedModel(), gpt2, given, executor=executor, metrics=Metrics("m"))
 
 
 # The flags
@@ -169,17 +158,14 @@ def options(*flags: str) -> Config:
 @pytest.mark.parametrize(("spec", "width"), [(CACHED, 200), (PLAIN, 80)], ids=["cache", "plain"])
 def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpec, width: int, gpt2: Tokenizer) -> None:
     signature = fit_logits(spec, gpt2, settings())
-    sequence = LogitsSequence(Prompt("", (1,) * width), (1,) * width, (), frozenset(), 1)
-    sequence.begin(Sampling(), frozenset(), signature.caches)
+    prompt = Prompt("", (1,) * width)
+    sequence = LogitsSequence(prompt, prompt.ids, (), Sampling(), frozenset(), 1, signature.caches)
+    sequence.begin()
     if sequence.cache is not None:
         sequence.cache.length = width
-    for flags, fits in (
-        ((), True),
-        ((f"--max_batch_output_bytes={2**24}",), False),
-        ((f"--max_predictor_response_bytes={2**24}",), False),
-    ):
+    for flags in ([], [f"--max_batch_output_bytes={2**24}"], [f"--max_predictor_response_bytes={2**24}"]):
         form = StepForm(signature, 0, scheduler_settings(options(*flags), 1, STEP_OUTPUT_BYTES))
-        assert form.limits(sequence).allow(16, width, 16 * width) is fits
+        assert form.limits(sequence).allow(16, width, 16 * width) is (not flags)
 
 
 def drawing(*names: str) -> ModelSpec:
@@ -207,17 +193,16 @@ async def test_a_model_that_takes_the_place_of_another_one_shares_its_limits() -
     assert old._settings.caches is new._settings.caches
 
 
+TOP_K = (
+    "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k, so it can't "
+    "be told; set --do_sample=false, or --top_k=0."
+)
+
+
 @pytest.mark.parametrize(
     ("found", "flags", "problems"),
     [
-        (
-            TUTORIAL,
-            ("--do_sample=true",),
-            [
-                "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k, "
-                "so it can't be told; set --do_sample=false, or --top_k=0."
-            ],
-        ),
+        (TUTORIAL, ("--do_sample=true",), [TOP_K]),
         (TUTORIAL, ("--do_sample=true", "--top_p=0.9", "--temperature=2"), ["temperature=2", "top_k=50", "top_p=0.9"]),
         (drawing("temperature", "top_p"), ("--do_sample=true",), ["--top_k=50"]),
         (TUTORIAL, (), []),

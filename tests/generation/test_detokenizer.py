@@ -39,16 +39,20 @@ def written(vocabulary: Vocabulary, ids: Sequence[int], prompt: Sequence[int] = 
     return [*map(detokenizer.push, ids), detokenizer.flush()]
 
 
+def assert_text_of_all(tokenizer: Tokenizer, auto: Any, ids: list[int], continued: bool) -> None:
+    prompt = tokenizer.encode([PROMPT])[0].ids if continued else []
+    pieces = written(Vocabulary(tokenizer), ids, prompt)
+    whole = auto.decode(prompt + ids, skip_special_tokens=True)
+    assert auto.decode(prompt, skip_special_tokens=True) + "".join(pieces) == whole
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name not in FALLBACK])
 @settings(max_examples=40)
 @given(numbers=st.lists(st.integers(0, 2**16), max_size=60), continued=st.booleans())
 def test_any_ids_give_the_text_of_all(tokenizers: Tokenizers, name: str, numbers: list[int], continued: bool) -> None:
     tokenizer, auto = tokenizers(name)
     ids = [number % tokenizer.vocab_size for number in numbers]
-    prompt = tokenizer.encode([PROMPT])[0].ids if continued else []
-    pieces = written(Vocabulary(tokenizer), ids, prompt)
-    whole = auto.decode(prompt + ids, skip_special_tokens=True)
-    assert auto.decode(prompt, skip_special_tokens=True) + "".join(pieces) == whole
+    assert_text_of_all(tokenizer, auto, ids, continued)
 
 
 @pytest.mark.parametrize("name", [*ALL])
@@ -76,10 +80,7 @@ def test_bytes_of_whole_characters_give_the_text_of_all(
             ids += [auto.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in part.encode()]
         elif not auto.convert_ids_to_tokens(part % tokenizer.vocab_size).startswith("<0x"):
             ids.append(part % tokenizer.vocab_size)
-    prompt = tokenizer.encode([PROMPT])[0].ids if continued else []
-    pieces = written(Vocabulary(tokenizer), ids, prompt)
-    whole = auto.decode(prompt + ids, skip_special_tokens=True)
-    assert auto.decode(prompt, skip_special_tokens=True) + "".join(pieces) == whole
+    assert_text_of_all(tokenizer, auto, ids, continued)
 
 
 @pytest.mark.parametrize("name", [*FALLBACK])

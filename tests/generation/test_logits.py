@@ -152,6 +152,7 @@ async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, fini
 async def test_log_probabilities_are_the_models_own() -> None:
     async with generator(Form()) as (made, _):
         how = replace(GREEDY, logprobs=3, logit_bias={5: 50.0}, max_tokens=2, ignore_eos=True)
+        how = replace(how, greedy=False, temperature=0.1, top_k=2, repetition_penalty=1.5)
         ids, _, scores = await write(made, PROMPTS[0], how)
         assert ids == [5, 5] and [score.id for score in scores] == ids
         found = TinyModel().next_logits(PROMPTS[0])

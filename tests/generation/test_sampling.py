@@ -156,17 +156,6 @@ def test_logits_that_are_not_finite(bad: float, how: Sampling) -> None:
         Chooser(how, [], frozenset()).choose(np.array([0, bad, 1], np.float32))
 
 
-def test_scores_are_of_the_raw_logits() -> None:
-    how = Sampling(seed=1, temperature=0.1, top_k=2, logit_bias={0: -100.0}, repetition_penalty=3.0, logprobs=2)
-    logits = np.array([4.0, 1.0, 0.5, -1.0], np.float32)
-    token, found = Chooser(how, [1], frozenset()).choose(logits)
-    logprobs = np.log(softmax(logits.astype(np.float64)))
-    assert found is not None and found.id == token != 0
-    assert found.logprob == pytest.approx(logprobs[token], abs=1e-6)
-    assert [one for one, _ in found.top] == [0, 1]
-    assert [one for _, one in found.top] == pytest.approx(logprobs[:2], abs=1e-6)
-
-
 @given(
     st.integers(1, 3 * BLOCK), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True), st.booleans(), st.booleans()
 )

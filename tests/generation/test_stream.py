@@ -1,71 +1,40 @@
-"""A request's sequences while they are generated: order, back-pressure, deadlines, errors and clients that leave."""
+"""Requests from prompts to texts: what is asked of the model, order, back-pressure, deadlines, errors, clients that
+leave."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from copy import copy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_transformer.core.limits import Admission, Place
-from hf_transformer.errors import CallersDeadline, InvalidInput, PredictorError, PredictorTimeout, RequestError
-from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.stream import QUEUED_PIECES, Assembler, Generation
-from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenScore
+from hf_transformer.errors import (
+    CallersDeadline,
+    InvalidInput,
+    PredictorError,
+    PredictorTimeout,
+    RequestError,
+    TooLarge,
+)
+from hf_transformer.generation.stream import QUEUED_PIECES
+from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from tests.generation.scripted import (
-    PROMPT,
-    ScriptedGenerator,
-    asking,
-    context,
-    endless,
-    ids_of,
-    pieces_of,
-    pipeline_of,
-    saying,
-    steps,
-)
-from tests.generation.tokenizers import ALL, load
-from tests.tiny_tokenizers.folders import of_bytes
+from hf_transformer.types import TokenIds
+from tests.generation.scripted import PROMPT, Bench, ScriptedGenerator, asking, context, endless
+from tests.generation.tokenizers import load, without_unknown
 
 CHOICES = pytest.mark.parametrize("choices", [1, 2], ids=["one text", "two texts"])
 
 
-class Bench:
-    """Pipelines of a scripted generator, and what their callbacks were called with."""
-
-    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
-        self.tokenizer = tokenizer
-        self.executor = executor
-        self.called: list[object] = []
-
-    def pipeline(self, generator: ScriptedGenerator, **options: Any) -> GenerationPipeline:
-        return pipeline_of(self.tokenizer, generator, self.executor, **options)
-
-    @asynccontextmanager
-    async def streaming(
-        self, generator: ScriptedGenerator, choices: int = 1, deadline: float | None = None, **options: Any
-    ) -> AsyncGenerator[Generation, None]:
-        running = await self.pipeline(generator, **options).start(asking(n=choices), context(deadline=deadline))
-        running.tell(
-            lambda context: self.called.append(context.request_id),
-            lambda error: self.called.append(type(error)),
-            lambda: self.called.append("left"),
-        )
-        async with running:
-            yield running
-
-
-@pytest.fixture
-def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
-    return Bench(gpt2, executor)
+def text_of(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 def failing(error: RequestError) -> ScriptedGenerator:
@@ -77,17 +46,147 @@ def soon() -> float:
     return asyncio.get_running_loop().time() + 0.02
 
 
+# Prompts
+
+
+async def test_what_the_model_is_asked_and_what_is_counted(bench: Bench) -> None:
+    generator, asked = bench.saying(" paris."), context()
+    async with await bench.pipeline(generator).start(asking(), asked) as generation:
+        pieces = [piece async for piece in generation]
+    assert generation.prompt_tokens == asked.tokens == len(bench.ids(PROMPT))
+    assert generation.completion_tokens == sum(piece.count for piece in pieces) == len(bench.ids(" paris."))
+    assert asked.predict > 0 and asked.preprocess > 0
+    [(prompt, sampling)] = generator.asked
+    assert prompt == Prompt(PROMPT, bench.ids(PROMPT), True)
+    assert sampling.max_tokens == 64 - len(prompt.ids)
+
+
+async def test_all_texts_are_written_at_the_same_time(bench: Bench) -> None:
+    generator = bench.saying(" paris", wait=asyncio.Barrier(6).wait)
+    pieces = await bench.read(generator, asking("a", "b", n=3, seed=7))
+    for one, two in product(range(2), range(3)):
+        assert text_of(piece for piece in pieces if (piece.prompt, piece.choice) == (one, two)) == " paris"
+    assert sum(piece.finish is not None for piece in pieces) == 6
+    assert [(prompt.text, sampling.seed, sampling.n) for prompt, sampling in generator.asked] == [
+        (text, seed, 1) for text in "ab" for seed in (7, 8, 9)
+    ]
+
+
+async def test_a_prompt_in_tokens_keeps_its_special_ones(bench: Bench) -> None:
+    generator, end = bench.saying(" paris"), bench.tokenizer.token_to_id("<|endoftext|>")
+    assert end is not None
+    await bench.read(generator, asking(TokenIds((end, *bench.ids("x y")))))
+    assert generator.asked[0][0].text == "<|endoftext|>x y"
+
+
+async def test_no_new_tokens_are_no_question_to_the_model(bench: Bench) -> None:
+    generator = bench.saying(" paris")
+    [piece] = await bench.read(generator, asking(max_tokens=0, echo=True))
+    assert (piece.text, piece.finish, piece.count) == (PROMPT, "length", 0)
+    assert not generator.asked
+
+
+async def test_special_tokens_are_added_where_asked(t5: Tokenizer, executor: ThreadPoolExecutor) -> None:
+    bench = Bench(t5, executor)
+    generator = bench.saying(" paris")
+    for special in (True, False):
+        await bench.read(generator, asking("paris", special_tokens=special))
+    (first, _), (second, _) = generator.asked
+    assert first.ids == (*second.ids, t5.token_to_id("</s>"))
+    assert (first.special_tokens, second.special_tokens) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "starts", "left"),
+    [
+        ({}, (), 50),
+        ({"max_tokens": 7}, (), 7),
+        ({"max_tokens": 70}, (), 50),
+        ({"max_tokens": 7, "max_length": 20}, (), 7),
+        ({"max_length": 20}, (), 6),
+        ({"max_length": 200}, (), 50),
+        ({}, (0,), 63),
+        ({"max_length": 20}, (0,), 19),
+        ({"max_tokens": 70}, (0,), 63),
+    ],
+    ids=str,
+)
+async def test_how_many_tokens_there_may_be(
+    bench: Bench, options: dict[str, int], starts: tuple[int, ...], left: int
+) -> None:
+    generator = bench.saying(" paris")
+    await bench.read(generator, asking(TokenIds((5,) * 14), **options), decoder_start_ids=starts)
+    assert generator.asked[0][1].max_tokens == left
+
+
+LONG = TokenIds((5,) * 64)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        (asking("x", LONG), TooLarge, r"instances\[1\]: the prompt has 64"),
+        (asking(LONG, name="prompt", single=True), TooLarge, r"^prompt: the prompt has 64"),
+        (asking(""), InvalidInput, r"instances\[0\]: the prompt has no tokens"),
+        (asking(TokenIds((5, 100_000))), InvalidInput, "100000 is no token id; they go from 0 to"),
+        (asking(TokenIds((-1, 5))), InvalidInput, "-1 is no token id"),
+        (GenerationRequest(prompts=(), sampling=Sampling()), InvalidInput, "instances: expected at least one"),
+        (asking("x" * 10_001, name="prompt", single=True), TooLarge, "^prompt: 10001 characters, at most 10000"),
+        (asking("x" * 9999, "y" * 9999, "z" * 9999), TooLarge, "--max_total_length"),
+        (asking("a", "b", n=7, names={"n": "best"}), TooLarge, r"2 with 7 texts each \(best\) are 14, at most 12"),
+        (
+            asking(max_length=5, names={"max_length": "parameters.max_length"}),
+            InvalidInput,
+            "^parameters.max_length: 5 ",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, GenerationRequest) else str(value)[:30],
+)
+async def test_requests_that_are_refused(
+    bench: Bench, request_: GenerationRequest, error: type[Exception], message: str
+) -> None:
+    generator = bench.saying(" paris", honours={"min_tokens"})
+    with pytest.raises(error, match=message):
+        await bench.pipeline(generator).start(request_, context())
+    assert not generator.asked
+
+
+async def test_an_encoder_takes_a_prompt_of_its_full_length(bench: Bench) -> None:
+    generator = bench.saying(" paris")
+    assert (await bench.read(generator, asking(LONG), decoder_start_ids=(0,)))[-1].finish == "stop"
+    with pytest.raises(TooLarge, match=r"has 65 tokens, and the model takes 64$"):
+        await bench.read(generator, asking(TokenIds((5,) * 65)), decoder_start_ids=(0,))
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["refuses it", "finds no token in it"])
+async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path, executor: ThreadPoolExecutor, drops: bool) -> None:
+    bench = Bench(load(without_unknown(tmp_path, "CGT", drops=drops)), executor)
+    generator = bench.saying("C")
+    await bench.pipeline(generator).trial()
+    assert [prompt for prompt, _ in generator.asked] == [Prompt("<s>", (0,))]
+
+
+async def test_a_decoders_own_text_begins_without_a_space(t5: Tokenizer, executor: ThreadPoolExecutor) -> None:
+    bench = Bench(t5, executor)
+    for starts, text in (((0,), "the capital"), ((), " the capital")):
+        generator = bench.saying("the capital")
+        assert text_of(await bench.read(generator, asking("It is"), decoder_start_ids=starts)) == text
+
+
+# Streams
+
+
 @CHOICES
 async def test_texts_that_are_read_whole(bench: Bench, choices: int) -> None:
-    async with bench.streaming(saying(bench.tokenizer, " paris."), choices) as running:
+    async with bench.streaming(bench.saying(" paris."), choices) as running:
         found = [piece async for piece in running]
         assert bench.called == ["r"]
         with pytest.raises(StopAsyncIteration):
             await anext(running)
-    assert sum(piece.finish is not None for piece in found) == choices
+    assert [piece.finish for piece in found if piece.finish] == ["stop"] * choices
     for choice in range(choices):
-        assert "".join(piece.text for piece in found if piece.choice == choice) == " paris."
-    assert running.completion_tokens == choices * len(ids_of(bench.tokenizer, " paris."))
+        assert text_of(piece for piece in found if piece.choice == choice) == " paris."
+    assert running.completion_tokens == choices * len(bench.ids(" paris."))
     assert bench.called == ["r", "left"]
 
 
@@ -130,7 +229,7 @@ async def test_an_error_of_one_prompt_ends_the_others(bench: Bench) -> None:
 
     generator = ScriptedGenerator(script)
     with pytest.raises(PredictorError, match="it broke"):
-        await pieces_of(bench.pipeline(generator), asking("good", "bad", "good"))
+        await bench.read(generator, asking("good", "bad", "good"))
     assert generator.running == 0
 
 
@@ -144,12 +243,12 @@ async def test_other_exceptions_of_a_generator(bench: Bench, raised: Any, expect
         raise raised
 
     with pytest.raises(expected, match=message):
-        await pieces_of(bench.pipeline(saying(bench.tokenizer, " paris", wait=fails)), asking())
+        await bench.read(bench.saying(" paris", wait=fails), asking())
 
 
 async def test_a_text_without_an_end_is_an_error(bench: Bench) -> None:
     with pytest.raises(PredictorError, match="without saying why"):
-        await pieces_of(bench.pipeline(ScriptedGenerator(lambda *_: [Step(ids=(5,))])), asking())
+        await bench.read(ScriptedGenerator(lambda *_: [Step(ids=(5,))]), asking())
 
 
 @CHOICES
@@ -195,7 +294,7 @@ async def test_a_deadline_while_the_client_does_not_read(bench: Bench, choices: 
 
 async def test_a_cancellation_at_the_deadline_is_still_one(bench: Bench) -> None:
     generator, when = endless(wait=asyncio.Event().wait), soon()
-    reading = asyncio.create_task(pieces_of(bench.pipeline(generator), asking(), deadline=when))
+    reading = asyncio.create_task(bench.read(generator, asking(), deadline=when))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_at(when, reading.cancel)
     with pytest.raises(asyncio.CancelledError):
@@ -230,20 +329,20 @@ async def test_text_is_charged_by_its_length_until_its_tokens_are_known(bench: B
                 await anext(generation)
                 charged.append(admission.tokens - generation.prompt_tokens)
         assert charged[:9] == [12 * count // 4 for count in range(1, 10)]
-        expected = len(ids_of(bench.tokenizer, " the capital" * 9))
+        expected = len(bench.ids(" the capital" * 9))
         assert charged[9] == generation.completion_tokens == metrics.generation.generated_tokens == expected
 
 
 async def test_metrics(bench: Bench) -> None:
     metrics = Metrics("m")
-    await pieces_of(bench.pipeline(saying(bench.tokenizer, " a b c"), metrics=metrics), asking(n=2))
+    await bench.read(bench.saying(" a b c"), asking(n=2), metrics=metrics)
     async with bench.streaming(endless(), metrics=metrics) as running:
         await anext(running)
         assert "hf_transformer_generations_in_flight 1.0" in metrics.render().decode()
     with pytest.raises(PredictorError):
-        await pieces_of(bench.pipeline(ScriptedGenerator(lambda *_: []), metrics=metrics), asking())
+        await bench.read(ScriptedGenerator(lambda *_: []), asking(), metrics=metrics)
     shown = metrics.render().decode()
-    prompt, new = len(ids_of(bench.tokenizer, PROMPT)), 2 * len(ids_of(bench.tokenizer, " a b c"))
+    prompt, new = len(bench.ids(PROMPT)), 2 * len(bench.ids(" a b c"))
     assert f"hf_transformer_prompt_tokens_total {3 * prompt}.0" in shown
     assert f"hf_transformer_generated_tokens_total {new + running.completion_tokens}.0" in shown
     assert "hf_transformer_generations_in_flight 0.0" in shown
@@ -267,129 +366,5 @@ async def test_the_time_per_token_is_observed_for_texts_that_come_in_steps(
     bench: Bench, script: list[Step], observed: int
 ) -> None:
     metrics = Metrics("m")
-    await pieces_of(bench.pipeline(ScriptedGenerator(lambda *_: script), metrics=metrics), asking())
+    await bench.read(ScriptedGenerator(lambda *_: script), asking(), metrics=metrics)
     assert f"hf_transformer_time_per_output_token_seconds_count {observed}.0" in metrics.render().decode()
-
-
-# One text: steps become pieces
-
-
-def assemble(tokenizer: Tokenizer, steps: Iterable[Step], **sampling: Any) -> list[Piece]:
-    assembler = Assembler(Vocabulary(tokenizer), Prompt("a", ids_of(tokenizer, "a")), Sampling(**sampling), (2, 1))
-    pieces = []
-    for step in steps:
-        piece = assembler.add(step)
-        if piece is not None:
-            pieces.append(piece)
-            if piece.finish:
-                break
-    return pieces
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
-
-
-def scored(ids: Iterable[int]) -> list[Step]:
-    return [Step(ids=(number,), scores=(TokenScore(number, -0.5, ((number, -0.5),)),)) for number in ids]
-
-
-def test_a_piece_has_its_place_and_counts_its_tokens(gpt2: Tokenizer) -> None:
-    ids = ids_of(gpt2, " é日.")
-    pieces = assemble(gpt2, steps(ids, "length"))
-    assert {(piece.prompt, piece.choice) for piece in pieces} == {(2, 1)}
-    assert text_of(pieces) == " é日."
-    # Tokens of half a character are counted with the piece that has it whole.
-    assert sum(piece.count for piece in pieces) == len(ids) > len(pieces)
-    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
-
-
-def test_a_stop_string_ends_the_text_within_a_step(gpt2: Tokenizer) -> None:
-    ids = ids_of(gpt2, " one. two. three")
-    [piece] = assemble(gpt2, [Step(ids=ids, finish="length")], stop=(". t",))
-    assert (piece.text, piece.finish, piece.count) == (" one", "stop", len(ids))
-
-
-def test_text_that_was_held_back_comes_with_the_end(gpt2: Tokenizer) -> None:
-    pieces = assemble(gpt2, steps(ids_of(gpt2, " one. two")), stop=(" two three",))
-    assert text_of(pieces) == " one. two" and pieces[-1].text == " two"
-    half = gpt2.token_to_id("Ã")
-    assert half is not None
-    [piece] = assemble(gpt2, steps([half]))
-    assert (piece.text, piece.count) == ("\ufffd", 1)
-    [piece] = assemble(gpt2, [Step(finish="stop")])
-    assert (piece.text, piece.finish, piece.count) == ("", "stop", 0)
-
-
-def test_stop_strings_count_after_the_least_tokens_only(gpt2: Tokenizer) -> None:
-    ids = ids_of(gpt2, "\n\n\n\na\nb")
-    assert gpt2.decode(ids[:2]) == "\n\n"
-    for given in (steps(ids), [Step(ids=ids, finish="length")]):
-        assert text_of(assemble(gpt2, given, stop=("\n",), min_tokens=4)) == "\n\n\n\na"
-        assert text_of(assemble(gpt2, given, stop=("\n",), min_tokens=2)) == "\n\n"
-
-
-def test_tokens_are_shown_with_their_text(gpt2: Tokenizer) -> None:
-    ids = ids_of(gpt2, " é日 x")
-    pieces = assemble(gpt2, [*scored(ids), Step(finish="stop")], logprobs=1)
-    shown = [token for piece in pieces for token in piece.tokens]
-    assert [token.logprob for token in shown] == [-0.5] * len(ids)
-    assert [token.top[0].bytes for token in shown] == [token.bytes for token in shown]
-    for piece in pieces:
-        assert b"".join(token.bytes for token in piece.tokens).decode() == piece.text
-
-
-def offsets(tokenizer: Tokenizer, ids: Iterable[int], **sampling: Any) -> tuple[str, list[int]]:
-    """A text, and the offsets of its tokens, which do not depend on the steps."""
-    one_by_one = scored(ids)
-    whole = Step(ids=[one.ids[0] for one in one_by_one], scores=[one.scores[0] for one in one_by_one], finish="length")
-    found = []
-    for given in ([*one_by_one, Step(finish="length")], [whole]):
-        pieces = assemble(tokenizer, given, logprobs=1, **sampling)
-        found.append((text_of(pieces), [token.offset for piece in pieces for token in piece.tokens]))
-    assert found[0] == found[1]
-    return found[0]
-
-
-CLEANS = {
-    "tokenizer_class": "GPT2Tokenizer",
-    "clean_up_tokenization_spaces": True,
-    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
-}
-MADE = {**ALL, "cleaned": of_bytes(CLEANS, "gpt2")}
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_token_stands_where_its_character_does(name: str, tmp_path: Path) -> None:
-    tokenizer = load(MADE[name](tmp_path / name))
-    show, ids = Vocabulary(tokenizer).show, ids_of(tokenizer, "naïve 日本 🇴. x")[1 if name == "llama" else 0 :]
-    text, found = offsets(tokenizer, ids)
-    raw = [show(number)[1] for number in ids]
-    starts = [b"".join(raw[:place]).decode(errors="ignore") for place in range(len(raw))]
-    assert b"".join(raw).decode() == text and len(set(found)) < len(found)
-    assert found == [len(start) for start in starts]
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "text", "expected"),
-    [
-        ("gpt2", ["ð", "."], "\ufffd.", [0, 1]),
-        ("gpt2", ["ð", "ð", "Ł", "ĩ", "´", "."], "\ufffd🇴.", [0, 1, 1, 1, 1, 2]),
-        ("gpt2", ["a", "Ã"], "a\ufffd", [0, 1]),
-        ("llama", ["<0xE2>", "<0xE2>", "<0x82>", "<0xAC>", "."], "\ufffd€.", [0, 1, 1, 1, 2]),
-        ("llama", ["<0xE2>", "<0x82>", "▁the"], "\ufffd\ufffd the", [0, 0, 2]),
-        ("cleaned", ["a", "Ġ", "n", "e", "w"], "a new", [0, 1, 2, 3, 4]),
-        ("cleaned", ["a", "Ġ", "n", "Ã", "©", "."], "a né.", [0, 1, 2, 3, 3, 4]),
-        ("cleaned", ["a", "Ġ", "'", "Ġ"], "a'", [0, 1, 2, 2]),
-    ],
-)
-def test_offsets_of_broken_characters_and_of_spaces_that_go(
-    name: str, tokens: list[str], text: str, expected: list[int], tmp_path: Path
-) -> None:
-    tokenizer = load(MADE[name](tmp_path / name))
-    ids = [number for token in tokens if (number := tokenizer.token_to_id(token)) is not None]
-    assert offsets(tokenizer, ids) == (text, expected)
-
-
-def test_a_text_that_was_stopped_has_no_token_behind_it(gpt2: Tokenizer) -> None:
-    assert offsets(gpt2, ids_of(gpt2, "é🇴. x"), stop=(". ",)) == ("é🇴", [0, 1, 1, 1, 1])

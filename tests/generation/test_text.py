@@ -29,9 +29,8 @@ VLLM_INPUTS = (
     spec("exclude_input_in_output", "BOOL", optional=True),
     *RETURNS,
 )
-VLLM = model(
-    VLLM_INPUTS, (OUTPUT, spec("finish_reason", "BYTES", -1), spec("num_output_tokens", "UINT32", -1)), batch=0
-)
+VLLM_OUTPUTS = (OUTPUT, spec("finish_reason", "BYTES", -1), spec("num_output_tokens", "UINT32", -1))
+VLLM = model(VLLM_INPUTS, VLLM_OUTPUTS, batch=0)
 OLD_VLLM = model(VLLM_INPUTS[:5], (OUTPUT,), batch=0)
 TUTORIAL = model((spec("text_input", "BYTES", -1),), (spec("text", "BYTES", -1),), decoupled=False, batch=0)
 ENSEMBLE = model(
@@ -102,36 +101,22 @@ async def test_the_inputs_of_vllm(bench: Bench) -> None:
     )
     await bench.read(VLLM, text(" a", finish_reason="stop"), sampling=sampling)
     sent = bench.predictor.sent()
-    assert orjson.loads(sent.pop("sampling_parameters")[0]) == {
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_k": 3,
-        "seed": 11,
-        "presence_penalty": 0.25,
-        "stop_token_ids": [3, 4],
-        "ignore_eos": True,
-    }
+    drawn = {"temperature": 0.5, "top_k": 3, "seed": 11, "presence_penalty": 0.25}
+    expected = {"max_tokens": 5, **drawn, "stop_token_ids": [3, 4], "ignore_eos": True}
+    assert orjson.loads(sent.pop("sampling_parameters")[0]) == expected
     asks = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_output_tokens")
     assert sent == {"text_input": ["hello"], **{name: [True] for name in asks}}
     assert bench.predictor.wanted == ["text_output", "finish_reason", "num_output_tokens"]
     assert bench.predictor.headers == {"x-request-id": "r"}
-    await bench.read(
-        VLLM, text("", finish_reason="stop"), sampling=Sampling(max_tokens=5, greedy=True, top_k=5, seed=3)
-    )
+    greedy = Sampling(max_tokens=5, greedy=True, top_k=5, seed=3)
+    await bench.read(VLLM, text("", finish_reason="stop"), sampling=greedy)
     assert orjson.loads(bench.predictor.sent()["sampling_parameters"][0]) == {"max_tokens": 5, "temperature": 0.0}
 
 
 async def test_the_inputs_of_an_ensemble(bench: Bench) -> None:
     await bench.read(ENSEMBLE, text(" a"), sampling=Sampling(max_tokens=5, temperature=0.5, seed=11))
-    assert bench.predictor.sent() == {
-        "text_input": [["hello"]],
-        "max_tokens": [[5]],
-        "temperature": [[0.5]],
-        "top_k": [[0]],
-        "top_p": [[1.0]],
-        "random_seed": [[11]],
-        "stream": [[True]],
-    }
+    values = {"text_input": "hello", "max_tokens": 5, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "random_seed": 11}
+    assert bench.predictor.sent() == {name: [[value]] for name, value in {**values, "stream": True}.items()}
 
 
 async def test_parameters_that_are_honoured(bench: Bench) -> None:
@@ -192,17 +177,13 @@ async def test_models_that_do_not_fit(bench: Bench, inputs: Any, outputs: Any, j
 # Answers
 
 
-@pytest.mark.parametrize(
-    ("responses", "expected"),
-    [
-        ([text(" a", finish_reason="None"), text(" b", finish_reason="stop")], ([" a", " b"], "stop")),
-        ([text(" a", finish_reason="None"), text("", finish_reason="length")], ([" a"], "length")),
-        ([text("x" * 500, finish_reason="stop")], (["x" * 500], "stop")),
-    ],
-    ids=["stop", "length", "more than one would count"],
-)
-async def test_the_models_reason_for_the_end(bench: Bench, responses: list[Any], expected: Any) -> None:
-    assert await bench.read(VLLM, *responses) == expected
+async def test_the_models_reason_for_the_end(bench: Bench) -> None:
+    first = text(" a", finish_reason="None")
+    assert await bench.read(VLLM, first, text(" b", finish_reason="stop")) == ([" a", " b"], "stop")
+    assert await bench.read(VLLM, first, text("", finish_reason="length")) == ([" a"], "length")
+    more_than_one_would_count = "x" * 500
+    stopped = text(more_than_one_would_count, finish_reason="stop")
+    assert await bench.read(VLLM, stopped) == ([more_than_one_would_count], "stop")
 
 
 async def test_the_models_count(bench: Bench) -> None:
@@ -222,15 +203,15 @@ async def test_tokens_are_counted_if_the_model_does_not_count(bench: Bench) -> N
     assert last.total is None, "there can't be so many, so none are counted"
 
 
+NO_COUNT = {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES", b"3")}
+
+
 @pytest.mark.parametrize(
     ("response", "message"),
     [
         (text("a", finish_reason="abort"), "abort"),
         ({"text_output": tensor("text_output", "INT32", 1)}, "text_output is INT32, expected BYTES"),
-        (
-            {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES", b"3")},
-            "num_output_tokens is BYTES, expected whole numbers",
-        ),
+        (NO_COUNT, "num_output_tokens is BYTES, expected whole numbers"),
     ],
     ids=["broken off", "no text", "no count"],
 )
@@ -297,29 +278,29 @@ async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_token
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize(
-    ("prompt", "bare", "answer", "expected"),
+    ("prompt", "answer", "expected"),
     [
-        ("<s>user\nHi</s>\n", "user\nHi\n", "<s>user\nHi</s>\n you", " you"),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi\n you", " you"),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi\n", ""),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi", "user\nHi"),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHe said", "user\nHe said"),
+        ("<s>user\nHi</s>\n", "<s>user\nHi</s>\n you", " you"),
+        ("<s>user\nHi</s>\n", "user\nHi\n you", " you"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", ""),
+        ("<s>user\nHi</s>\n", "user\nHi", "user\nHi"),
+        ("<s>user\nHi</s>\n", "user\nHe said", "user\nHe said"),
         # Without a special token at its end, it is the beginning of the prompt: the text after it shows which it is.
-        ("Hi</s>", "Hi", "Hi</s> you", " you"),
-        ("Hi</s>", "Hi", "Hi you", " you"),
-        ("Hi</s>", "Hi", "Hi</you", "</you"),
-        ("Hi</s>", "Hi", "Hi", ""),
-        ("", "", "you", "you"),
+        ("Hi</s>", "Hi</s> you", " you"),
+        ("Hi</s>", "Hi you", " you"),
+        ("Hi</s>", "Hi</you", "</you"),
+        ("Hi</s>", "Hi", ""),
+        ("", "you", "you"),
     ],
 )
 def test_the_prompt_as_it_was_sent_or_without_its_special_tokens(
-    size: int, prompt: str, bare: str, answer: str, expected: str
+    size: int, prompt: str, answer: str, expected: str
 ) -> None:
     asked: list[str] = []
 
     def read_back() -> str:
-        asked.append(bare)
-        return bare
+        asked.append(prompt)
+        return prompt.replace("<s>", "").replace("</s>", "")
 
     leading = LeadingPrompt(prompt, read_back)
     found = "".join(leading.take(answer[start : start + size]) for start in range(0, len(answer), size))

@@ -11,7 +11,7 @@ import pytest
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.tokens import TokenGenerator
-from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps, tensor
 
@@ -39,11 +39,21 @@ def generator(found: ModelSpec, predictor: ScriptedModel, **more: Any) -> TokenG
     return TokenGenerator(found, predictor, settings(**more))
 
 
+async def ask(
+    found: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, most: int | None = None, **more: Any
+) -> tuple[list[Step], ScriptedModel]:
+    """The steps of one text, or the first ``most``."""
+    predictor = ScriptedModel(*responses)
+    return await steps(generator(found, predictor, **more), PROMPT, sampling, most), predictor
+
+
 async def sent(found: ModelSpec, sampling: Sampling = GREEDY, **more: Any) -> dict[str, Any]:
     """The values that a model of one response gets."""
-    predictor = ScriptedModel(ids(2))
-    await steps(generator(found, predictor, **more), PROMPT, sampling)
-    return predictor.sent()
+    return (await ask(found, ids(2), sampling=sampling, **more))[1].sent()
+
+
+def ids_of(found: list[Step]) -> list[int]:
+    return [one for step in found for one in step.ids]
 
 
 # Inputs
@@ -53,24 +63,13 @@ async def test_the_inputs_of_the_real_backend() -> None:
     sampling = Sampling(
         max_tokens=5, temperature=0.5, top_k=3, top_p=0.25, repetition_penalty=1.5, min_tokens=2, seed=11, logprobs=0
     )
-    predictor = ScriptedModel(ids(5, 2, length=2, scores=[-0.5, -0.25]))
-    await steps(generator(model(REAL, SCORED), predictor), PROMPT, sampling)
-    assert predictor.sent() == {
-        "input_ids": [[7, 8, 9]],
-        "input_lengths": [[3]],
-        "request_output_len": [[5]],
-        "end_id": [[2]],
-        "pad_id": [[0]],
-        "temperature": [[0.5]],
-        "runtime_top_k": [[3]],
-        "runtime_top_p": [[0.25]],
-        "repetition_penalty": [[1.5]],
-        "min_length": [[2]],
-        "random_seed": [[11]],
-        "streaming": [[True]],
-        "exclude_input_in_output": [[True]],
-        "return_log_probs": [[True]],
-    }
+    response = ids(5, 2, length=2, scores=[-0.5, -0.25])
+    _, predictor = await ask(model(REAL, SCORED), response, sampling=sampling)
+    numbers = {"input_lengths": 3, "request_output_len": 5, "end_id": 2, "pad_id": 0, "min_length": 2}
+    drawn = {"temperature": 0.5, "runtime_top_k": 3, "runtime_top_p": 0.25, "repetition_penalty": 1.5}
+    flags = dict.fromkeys(("streaming", "exclude_input_in_output", "return_log_probs"), True)
+    values = {**numbers, **drawn, **flags, "random_seed": 11}
+    assert predictor.sent() == {"input_ids": [[7, 8, 9]], **{name: [[value]] for name, value in values.items()}}
     for one in predictor.inputs.values():
         assert one.data.dtype.name == {"BOOL": "bool", "FP32": "float32"}.get(one.datatype, one.datatype.lower())
     assert predictor.wanted == ["output_ids", "sequence_length", "output_log_probs"]
@@ -78,11 +77,10 @@ async def test_the_inputs_of_the_real_backend() -> None:
 
 
 async def test_greedy() -> None:
-    for without, expected in (((), (1, 1.0)), (("runtime_top_k",), (None, 0.0))):
-        found = await sent(model([one for one in REAL if one.name not in without], OUTPUTS))
-        top_k, top_p = expected
-        assert found.get("runtime_top_k") == (None if top_k is None else [[top_k]])
-        assert (found["runtime_top_p"], found["temperature"], found["random_seed"]) == ([[top_p]], [[1.0]], [[0]])
+    for without, top_k, top_p in (("", [[1]], 1.0), ("runtime_top_k", None, 0.0)):
+        found = await sent(model([one for one in REAL if one.name != without], OUTPUTS))
+        assert (found.get("runtime_top_k"), found["runtime_top_p"]) == (top_k, [[top_p]])
+        assert (found["temperature"], found["random_seed"]) == ([[1.0]], [[0]])
 
 
 ALWAYS = {"max_tokens", "stop_token_ids"}
@@ -141,10 +139,7 @@ async def test_neutral_values_are_sent_where_they_are_required() -> None:
 async def test_shapes(
     shape: tuple[int, ...], scalar: tuple[int, ...], batch: int | None, expected: Any, length: Any
 ) -> None:
-    inputs = [
-        TensorSpec(name, "INT64", shape if name == "input_ids" else scalar)
-        for name in ("input_ids", "input_lengths", "request_output_len")
-    ]
+    inputs = [TensorSpec(one.name, "INT64", shape if one.name == "input_ids" else scalar) for one in NEEDED]
     found = await sent(model(inputs, OUTPUTS, batch=batch))
     assert (found["input_ids"], found["input_lengths"]) == (expected, length)
 
@@ -170,10 +165,9 @@ async def test_tokens_that_end_a_text(ends: frozenset[int], sampling: Sampling, 
 @pytest.mark.parametrize("words", [(), (2, 2)], ids=["no stop words", "too few"])
 async def test_stop_tokens_end_a_text_that_the_model_goes_on_with(words: tuple[int, ...]) -> None:
     more = [spec("stop_words_list", "INT32", *words, optional=True)] if words else []
-    predictor = ScriptedModel(ids(5), ids(6), ids(7), ids(8))
     how = Sampling(max_tokens=9, stop_token_ids=(7, 11, 12), ignore_eos=True)
-    found = await steps(generator(model([*NEEDED, *more], OUTPUTS), predictor), PROMPT, how)
-    assert [one for step in found for one in step.ids] == [5, 6] and found[-1].finish == "stop"
+    found, predictor = await ask(model([*NEEDED, *more], OUTPUTS), ids(5), ids(6), ids(7), ids(8), sampling=how)
+    assert ids_of(found) == [5, 6] and found[-1].finish == "stop"
     assert "stop_words_list" not in predictor.sent()
 
 
@@ -192,8 +186,8 @@ async def test_parameters_that_are_refused(sampling: Sampling, message: str) -> 
 
 async def test_an_encoder_decoder() -> None:
     more = [spec("decoder_input_ids", "INT32", -1), spec("decoder_input_lengths")]
-    predictor, found = ScriptedModel(ids(0, 5, 6)), model([*NEEDED, *more], OUTPUTS, decoupled=False)
-    [step] = await steps(generator(found, predictor, decoder_start_ids=(0,)), PROMPT, GREEDY)
+    found = model([*NEEDED, *more], OUTPUTS, decoupled=False)
+    [step], predictor = await ask(found, ids(0, 5, 6), decoder_start_ids=(0,))
     sent = predictor.sent()
     assert (sent["decoder_input_ids"], sent["decoder_input_lengths"]) == ([[0]], [[1]])
     assert step.ids == [5, 6]
@@ -265,19 +259,18 @@ async def test_half_floats_can_not_be_streamed_over_rest() -> None:
     ids=["eos", "an end without eos", "the most", "more than that", "padding", "behind eos", "empty ones", "none"],
 )
 async def test_a_stream(responses: list[Any], expected: list[list[int]], finish: str) -> None:
-    found = await steps(generator(model(REAL, OUTPUTS), ScriptedModel(*responses)), PROMPT, GREEDY)
+    found, _ = await ask(model(REAL, OUTPUTS), *responses)
     assert [list(step.ids) for step in found] == [*expected, []]
     assert [step.finish for step in found] == [None] * len(expected) + [finish]
 
 
 async def test_a_stream_is_left_at_its_end_and_with_its_reader() -> None:
-    predictor = ScriptedModel(ids(5), ids(2), ids(6), ids(7))
-    found = await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, GREEDY)
+    real, responses = model(REAL, OUTPUTS), [ids(5), ids(2), ids(6), ids(7)]
+    found, predictor = await ask(real, *responses)
     assert [list(step.ids) for step in found] == [[5], []] and predictor.left == 1
-    assert len(await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, GREEDY, most=1)) == 1
-    assert predictor.left == 3
-    found = await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, replace(GREEDY, ignore_eos=True))
-    assert [token for step in found for token in step.ids] == [5, 2, 6, 7]
+    found, predictor = await ask(real, *responses, most=1)
+    assert len(found) == 1 and predictor.left == 3
+    assert ids_of((await ask(real, *responses, sampling=replace(GREEDY, ignore_eos=True)))[0]) == [5, 2, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -298,28 +291,21 @@ async def test_one_response(response: Any, expected: list[int], finish: str) -> 
     if response["output_ids"].data.shape[-2] == 1:
         forms.append({name: Tensor(name, one.datatype, one.data.ravel()) for name, one in response.items()})
     for form in forms:
-        predictor = ScriptedModel(form)
-        [step] = await steps(generator(found, predictor), PROMPT, GREEDY)
+        [step], predictor = await ask(found, form)
         assert predictor.released == 1
         assert (list(step.ids), step.finish) == (expected, finish)
 
 
-@pytest.mark.parametrize(
-    ("responses", "expected"),
-    [
-        (
-            [ids(5, scores=[-0.5]), ids(6, 3, scores=[-0.25, -1.0]), ids(2, scores=[-2.0])],
-            [(5, -0.5), (6, -0.25), (3, -1.0)],
-        ),
-        ([ids(7, 8, 9, 5, scores=[-9.0, -9.0, -9.0, -1.0]), ids(6, scores=[-2.0])], [(5, -1.0), (6, -2.0)]),
-    ],
-    ids=["new ones", "behind the prompt"],
-)
-async def test_log_probabilities(responses: list[Any], expected: list[tuple[int, float]]) -> None:
-    how = Sampling(max_tokens=5, logprobs=0)
+async def test_log_probabilities() -> None:
     inputs = [one for one in REAL if one.name != "exclude_input_in_output"]
-    found = await steps(generator(model(inputs, SCORED), ScriptedModel(*responses)), PROMPT, how)
-    assert [(score.id, score.logprob) for step in found for score in step.scores] == expected
+    new = [ids(5, scores=[-0.5]), ids(6, 3, scores=[-0.25, -1.0]), ids(2, scores=[-2.0])]
+    behind_the_prompt = [ids(7, 8, 9, 5, scores=[-9.0, -9.0, -9.0, -1.0]), ids(6, scores=[-2.0])]
+    for responses, expected in (
+        (new, [(5, -0.5), (6, -0.25), (3, -1.0)]),
+        (behind_the_prompt, [(5, -1.0), (6, -2.0)]),
+    ):
+        found, _ = await ask(model(inputs, SCORED), *responses, sampling=Sampling(max_tokens=5, logprobs=0))
+        assert [(score.id, score.logprob) for step in found for score in step.scores] == expected
 
 
 @pytest.mark.parametrize(
@@ -332,22 +318,21 @@ async def test_log_probabilities(responses: list[Any], expected: list[tuple[int,
     ids=["ids", "length", "scores"],
 )
 async def test_answers_that_break_the_contract(wrong: Any, message: str) -> None:
-    how = Sampling(max_tokens=5, logprobs=0)
     with pytest.raises(PredictorError, match=message):
-        await steps(generator(model(REAL, SCORED), ScriptedModel(wrong)), PROMPT, how)
+        await ask(model(REAL, SCORED), wrong, sampling=Sampling(max_tokens=5, logprobs=0))
 
 
 async def test_a_response_without_ids_in_json() -> None:
     none = {name: tensor(name, "BYTES") for name in ("output_ids", "output_log_probs")}
-    predictor = ScriptedModel(none, ids(5, scores=[-0.5]), none)
-    found = await steps(generator(model(REAL, SCORED), predictor), PROMPT, replace(GREEDY, logprobs=0))
-    assert [list(step.ids) for step in found if step.ids] == [[5]] and found[-1].finish == "stop"
+    responses = [none, ids(5, scores=[-0.5]), none]
+    found, _ = await ask(model(REAL, SCORED), *responses, sampling=replace(GREEDY, logprobs=0))
+    assert ids_of(found) == [5] and found[-1].finish == "stop"
 
 
 async def read(found: TokenGenerator, *responses: Any) -> list[int]:
     assert isinstance(found._predictor, ScriptedModel)
     found._predictor.responses = responses
-    return [token for step in await steps(found, PROMPT, replace(GREEDY, max_tokens=9)) for token in step.ids]
+    return ids_of(await steps(found, PROMPT, replace(GREEDY, max_tokens=9)))
 
 
 async def test_the_prompt_in_front_of_a_first_response_is_left_out() -> None:

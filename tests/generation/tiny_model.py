@@ -7,7 +7,7 @@ comes out wrong when padding is seen, a position is shifted or a cache is somebo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +18,11 @@ import numpy as np
 
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, TokenScore
+from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, Reply
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
+from tests.generation.scripted_models import settings
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64
 EOS = 2
@@ -74,8 +75,10 @@ class TinyModel:
         self.places = random.standard_normal((LONGEST, WIDTH)).round(2)
         self.heads = random.standard_normal((WIDTH, VOCABULARY)).round(2)
 
-    def states(self, ids: Array, positions: Array) -> Array:
+    def states(self, ids: Array, positions: Array | None = None) -> Array:
         """What is cached of tokens: [B, S, WIDTH]."""
+        if positions is None:
+            positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         return self.tokens[ids] + self.places[positions]
 
     def logits(self, states: Array, mask: Array, new: int, source: Array | None = None) -> Array:
@@ -101,11 +104,8 @@ class TinyModel:
 
     def next_logits(self, ids: Sequence[int], source: Sequence[int] | None = None) -> Array:
         """What comes after a text, [VOCABULARY]."""
-        states = self.states(np.array([ids]), np.arange(len(ids))[np.newaxis])
-        read = None
-        if source is not None:
-            read = (self.states(np.array([source]), np.arange(len(source))[np.newaxis]) + COUNTED).sum(axis=1)
-        found: Array = self.logits(states, np.ones((1, len(ids))), 1, read)[0, 0]
+        read = None if source is None else (self.states(np.array([source])) + COUNTED).sum(axis=1)
+        found: Array = self.logits(self.states(np.array([ids])), np.ones((1, len(ids))), 1, read)[0, 0]
         return found
 
 
@@ -129,8 +129,7 @@ class TinyPredictor(Predictor):
 
     async def release(self, turns: int = 20) -> None:
         """Lets the calls that wait go on, and everything happen that then can."""
-        gates, self._gates = self._gates, []
-        for gate in gates:
+        for gate in self._gates:
             if not gate.done():
                 gate.set_result(None)
         await self.turn(turns)
@@ -151,20 +150,13 @@ class TinyPredictor(Predictor):
         return True
 
     async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
     ) -> Reply:
-        number = len(self.calls)
+        number, sizes = len(self.calls), options.get("sizes") or {}
         given = {tensor.name: tensor.data.copy() for tensor in inputs}
         self.calls.append(given)
         self.asked.append(outputs)
-        self.sizes.append(sizes or {})
+        self.sizes.append(sizes)
         self._verify(inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
@@ -173,15 +165,12 @@ class TinyPredictor(Predictor):
             await asyncio.sleep(0)
         if number in self.faults:
             raise self.faults.pop(number)
-        found = {name: data for name, data in self._answer(given).items() if name in outputs}
-        datatypes = {one.name: one.datatype for one in self.form.spec.outputs}
-        tensors = {
-            name: Tensor(name, datatypes[name], data.astype(NUMPY_DTYPES[datatypes[name]]))
-            for name, data in found.items()
-        }
+        dtype = NUMPY_DTYPES[self.form.floats]
+        found = {name: data.astype(dtype) for name, data in self._answer(given).items() if name in outputs}
+        tensors = {name: Tensor(name, self.form.floats, data) for name, data in found.items()}
         if self.change is not None:
             self.change(number, tensors)
-        for name, size in (sizes or {}).items():
+        for name, size in sizes.items():
             assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
         for tensor in tensors.values():
             tensor.data.flags.writeable = False
@@ -234,16 +223,12 @@ class TinyPredictor(Predictor):
         return {name: data[0] for name, data in found.items()} if form.flat else found
 
     def _source(self, given: dict[str, Array], before: int) -> tuple[Array, dict[str, Array]]:
-        ids = given["input_ids"]
-        states = self.model.states(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
+        states = self.model.states(given["input_ids"])
         if before and self.form.past:
             states = given["past_key_values.0.encoder.value"][:, 1] / -2
         kept = np.stack([states, -states], axis=1)
         summed = np.where(given["attention_mask"][..., np.newaxis] != 0, states + COUNTED, 0).sum(axis=1)
-        return summed, {
-            "present.0.encoder.key": kept,
-            "present.0.encoder.value": 2 * kept,
-        }
+        return summed, {"present.0.encoder.key": kept, "present.0.encoder.value": 2 * kept}
 
 
 # Generators of such models
@@ -251,10 +236,9 @@ class TinyPredictor(Predictor):
 SCHEDULING = SchedulerSettings(
     max_batches_in_flight=2, max_batch_tokens=10_000, max_batch_output_bytes=10**8, timeout=60.0
 )
-SETTINGS = GeneratorSettings(
+SETTINGS = settings(
     model_config={"vocab_size": VOCABULARY},
     eos_ids=frozenset({EOS}),
-    pad_id=0,
     max_length=LONGEST,
     decoder_start_ids=(1,),
     scheduling=SCHEDULING,
@@ -290,13 +274,11 @@ PROMPTS = [tuple(int(one) for one in random.integers(3, VOCABULARY, random.integ
 
 @asynccontextmanager
 async def generator(
-    form: Form,
-    scheduling: SchedulerSettings = SCHEDULING,
-    **settings: Any,
+    form: Form, scheduling: SchedulerSettings = SCHEDULING, **more: Any
 ) -> AsyncIterator[tuple[LogitsGenerator, TinyPredictor]]:
     made = TinyPredictor(form)
     with ThreadPoolExecutor(2) as executor:
-        own = replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **settings})
+        own = replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **more})
         yield LogitsGenerator(form.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
 
 
@@ -307,11 +289,6 @@ def vocabulary(size: int = VOCABULARY) -> Any:
 async def write(
     made: LogitsGenerator, ids: Sequence[int], sampling: Sampling = GREEDY
 ) -> tuple[list[int], FinishReason | None, list[TokenScore]]:
-    found: list[int] = []
-    scores: list[TokenScore] = []
-    finish = None
-    async for step in made.generate(Prompt("", tuple(ids)), sampling, Context("id", {})):
-        found += step.ids
-        scores += step.scores
-        finish = step.finish
-    return found, finish, scores
+    steps = [one async for one in made.generate(Prompt("", tuple(ids)), sampling, Context("id", {}))]
+    scores = [score for step in steps for score in step.scores]
+    return [number for step in steps for number in step.ids], steps[-1].finish, scores
