@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -142,7 +142,7 @@ class Destination:
     """
 
     region: str
-    placements: Mapping[str, Placement] = field(default_factory=dict)
+    placements: Mapping[str, Placement]
     settled: bool = False
 
 
@@ -171,10 +171,9 @@ class Transport(Predictor):
         """
 
     @abstractmethod
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        """Makes the predictor map a file of ``byte_size`` bytes in /dev/shm. Requests call it ``name``. ``key`` is a
-        slash and the file's own name. Neither was used before.
-        """
+    async def register_region(self, name: str, byte_size: int) -> None:
+        """Makes the predictor map the file ``name`` in /dev/shm, of ``byte_size`` bytes. Requests call it by the same
+        name, which was never used before."""
 
     @abstractmethod
     async def unregister_region(self, name: str) -> None:

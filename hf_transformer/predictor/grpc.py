@@ -176,8 +176,8 @@ class GrpcPredictor(Transport):
         finally:
             call.cancel()  # does nothing to a call that has ended
 
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._ask("SystemSharedMemoryRegister", name=name, key=key, byte_size=byte_size)
+    async def register_region(self, name: str, byte_size: int) -> None:
+        await self._ask("SystemSharedMemoryRegister", name=name, key=f"/{name}", byte_size=byte_size)
 
     async def unregister_region(self, name: str) -> None:
         await self._ask("SystemSharedMemoryUnregister", name=name)
@@ -219,7 +219,7 @@ class GrpcPredictor(Transport):
         line = self._open_line()
         connection = line.connection
         loop = asyncio.get_running_loop()
-        call = loop.create_task(_response(line.method(method)(request, metadata=metadata)))
+        call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
         ended = asyncio.Event()
         call.add_done_callback(lambda _: ended.set())
         try:
@@ -272,11 +272,29 @@ class GrpcPredictor(Transport):
 
     def _failed(self, error: grpc.aio.AioRpcError, line: _Line, connection: _Connection, lost: str) -> RequestError:
         """The service's error; ``lost`` is the kind of one whose connection ended."""
-        found = _error_of(error, self._where, self._timeout, self._credentials is not None, lost)
-        if isinstance(found, PredictorUnavailable) and found.kind in (failures.LOST, failures.NO_ANSWER):
-            found.connection = connection
-            if line.connection is connection:
-                line.connection = _Connection()
+        status, details, tls = error.code(), _reason(error), self._credentials is not None
+        if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
+            status = StatusCode.UNAVAILABLE
+        kind, advice = _kind(status, details, lost), ""
+        if status is StatusCode.DEADLINE_EXCEEDED:
+            advice = f" (the timeout is {self._timeout:g} s, {TIMEOUT_FLAG})"
+        elif status is StatusCode.RESOURCE_EXHAUSTED:
+            advice = (
+                " (a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
+                "--max_predictor_response_bytes and the predictor's own limits)"
+            )
+        elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
+            advice = " (if that is its REST port, use --predictor_protocol=v2)"
+        elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
+            advice = f" ({TLS_FLAGS} ask for TLS)"
+        said = _SAID.get(status, f"answered {status.name}")
+        found = _ERRORS.get(status, PredictorError)(f"the predictor at {self._where} {said}: {quoted(details)}{advice}")
+        if isinstance(found, PredictorUnavailable):
+            found.kind = kind
+            if kind in (failures.LOST, failures.NO_ANSWER):
+                found.connection = connection
+                if line.connection is connection:
+                    line.connection = _Connection()
         return found
 
 
@@ -295,16 +313,10 @@ class _Line:
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
-        self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(self._method)
-
-    def _method(self, name: str) -> Callable[..., Awaitable[bytes]]:
-        """What makes a unary call of this method, with bytes in and out."""
-        made: Callable[..., Awaitable[bytes]] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
-        return made
-
-
-async def _response(call: Awaitable[bytes]) -> bytes:
-    return await call
+        # What makes a unary call of a method, with bytes in and out.
+        self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(
+            lambda name: self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
+        )
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -409,38 +421,6 @@ _ENDED = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.ALREADY_EXISTS, StatusCode.UNIMPLEMENTED}
 )
 """Statuses after which the predictor certainly does nothing more for a call."""
-
-
-def _error_of(error: grpc.aio.AioRpcError, where: str, seconds: float, tls: bool, lost: str) -> RequestError:
-    """The service's error for a call that failed.
-
-    Args:
-        where: the predictor's address.
-        seconds: the timeout.
-        tls: whether the channel speaks TLS.
-        lost: the kind of a failure where the connection ended.
-    """
-    status, details = error.code(), _reason(error)
-    if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
-        status = StatusCode.UNAVAILABLE
-    kind, advice = _kind(status, details, lost), ""
-    if status is StatusCode.DEADLINE_EXCEEDED:
-        advice = f"the timeout is {seconds:g} s, {TIMEOUT_FLAG}"
-    elif status is StatusCode.RESOURCE_EXHAUSTED:
-        advice = (
-            "a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
-            "--max_predictor_response_bytes and the predictor's own limits"
-        )
-    elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
-        advice = "if that is its REST port, use --predictor_protocol=v2"
-    elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
-        advice = f"{TLS_FLAGS} ask for TLS"
-    said = _SAID.get(status, f"answered {status.name}")
-    message = f"the predictor at {where} {said}: {quoted(details)}" + (f" ({advice})" if advice else "")
-    found = _ERRORS.get(status, PredictorError)(message)
-    if isinstance(found, PredictorUnavailable):
-        found.kind = kind
-    return found
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

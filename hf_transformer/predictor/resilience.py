@@ -83,10 +83,10 @@ class Resilience(Predictor):
         inner: entered and left with this.
         where: the predictor's address, for messages.
         timeout: seconds for all tries of one call.
+        metrics: count errors and retries, and show the circuit.
         retries: how often one call is tried again at most; 0 is never.
         retry_budget: retries per call on average.
         circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
-        metrics: count errors and retries, and show the circuit.
         sleep, jitter, clock: for tests; ``jitter`` gives 0 to 1, ``clock`` seconds.
     """
 
@@ -95,11 +95,11 @@ class Resilience(Predictor):
         inner: Predictor,
         where: str,
         timeout: float,
+        metrics: Metrics,
         *,
         retries: int = 0,
         retry_budget: float = 0.1,
         circuit_failures: int = 0,
-        metrics: Metrics | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
@@ -129,9 +129,8 @@ class Resilience(Predictor):
         self._probe: asyncio.Task[None] | None = None
         self._probe_pause = FIRST_PROBE
         self._closed = False
-        if metrics is not None:
-            metrics.watch_circuit(lambda: self.is_open)
-            metrics.show_predictor_errors(failures.ALL)
+        metrics.watch_circuit(lambda: self.is_open)
+        metrics.show_predictor_errors(failures.ALL)
 
     @property
     def is_open(self) -> bool:
@@ -236,15 +235,13 @@ class Resilience(Predictor):
         pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
         if asyncio.get_running_loop().time() + pause >= ends or not wanted():
             raise error
-        allowed = self._withdraw_retry()
-        if allowed:
-            await self._sleep(pause)
-            if not wanted():
-                raise error
-        if self._metrics is not None:
-            self._metrics.count_retry(denied=not allowed)
-        if not allowed:
+        if not self._withdraw_retry():
+            self._metrics.count_retry(denied=True)
             raise error
+        await self._sleep(pause)
+        if not wanted():
+            raise error
+        self._metrics.count_retry()
 
     def _withdraw_retry(self) -> bool:
         """Takes one retry out of the budget; False if there is none."""
@@ -259,12 +256,12 @@ class Resilience(Predictor):
 
     def _too_late(self) -> PredictorTimeout:
         """The error for a bound that has passed, counted."""
-        self._count(failures.TIMEOUT)
+        self._metrics.count_predictor_error(failures.TIMEOUT)
         return failures.too_late(self._where, self._timeout)
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
         kind = failures.kind_of(error)
-        self._count(kind)
+        self._metrics.count_predictor_error(kind)
         if kind in failures.NEUTRAL or generation != self._generation:
             return
         if kind not in failures.DEAD:
@@ -282,15 +279,11 @@ class Resilience(Predictor):
             logger.warning("the predictor counts as dead after %d calls in a row: %s", self._failures_in_a_row, error)
             self._start_probe()
 
-    def _count(self, kind: str) -> None:
-        if self._metrics is not None:
-            self._metrics.count_predictor_error(kind)
-
     def _refuse(self, reason: str) -> Never:
         """Raises for a call that is not sent."""
         if self._probe is None or self._probe.done():  # somebody has cancelled it
             self._start_probe()
-        self._count(failures.CIRCUIT_OPEN)
+        self._metrics.count_predictor_error(failures.CIRCUIT_OPEN)
         raise PredictorUnavailable(
             f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says that "
             f"it is ready; the last reason: {reason}",

@@ -207,8 +207,8 @@ class RestPredictor(Transport):
         self._raise_for_status(answer)
         return _object_in(answer.body).get("ready") is not False
 
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._change_region(name, "register", codec.encode_registration(key, byte_size))
+    async def register_region(self, name: str, byte_size: int) -> None:
+        await self._change_region(name, "register", codec.encode_registration(f"/{name}", byte_size))
 
     async def unregister_region(self, name: str) -> None:
         await self._change_region(name, "unregister", b"")
@@ -217,9 +217,8 @@ class RestPredictor(Transport):
         return self._parsed(await self._ask("GET /v2/systemsharedmemory/status"), codec.parse_region_names)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
-        self._raise_for_status(
-            await self._ask(f"POST /v2/systemsharedmemory/region/{quote(name, safe='')}/{action}", body)
-        )
+        path = f"/v2/systemsharedmemory/region/{quote(name, safe='')}/{action}"
+        self._raise_for_status(await self._ask(f"POST {path}", body))
 
     async def _ask(self, line: str, body: bytes | None = None) -> http.Answer:
         """The answer to a question about the model or the server, such as ``GET /v2``. The timeout is its bound."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.predictor import PROTOCOLS
+from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory
 from hf_transformer.types import Array, Tensor
@@ -26,7 +26,7 @@ AT_ONCE = Pauses(unavailable=0.05, refused=0.05, registered=0.0, lost=0.0)
 
 def transport(server: LocalTriton, protocol: str, model: str = "bert") -> Transport:
     address = server.http_address if protocol == "v2" else server.grpc_address
-    return PROTOCOLS[protocol](PredictorSettings(model, address, timeout=30.0))
+    return open_transport(protocol, PredictorSettings(model, address, timeout=30.0))
 
 
 def shared(server: LocalTriton, protocol: str, size: int, model: str = "bert", **more: Any) -> SharedMemory:
@@ -173,5 +173,5 @@ async def left_behind(plain: Transport) -> Path:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(bytes(4096))
         file.flush()
-        await plain.register_region(path.name, f"/{path.name}", 4096)
+        await plain.register_region(path.name, 4096)
     return path

@@ -167,13 +167,13 @@ class ScriptedTransport(Scripted, Transport):
             file.write(data.tobytes()[: len(place.memory)])
         return placed_tensor(name, "FP32", data.shape, place)
 
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+    async def register_region(self, name: str, byte_size: int) -> None:
         self.attempts += 1
         if self.refusal is not None:
             raise self.refusal
-        path = self.folder / key.removeprefix("/")
+        path = self.folder / name
         if name in self.registered or not path.is_file() or path.stat().st_size < byte_size:
-            raise PredictorError(f"Unable to open shared memory region: '{key}'")
+            raise PredictorError(f"Unable to open shared memory region: '/{name}'")
         self.registered.append(name)
         self.regions[name] = path
 

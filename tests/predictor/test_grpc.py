@@ -454,7 +454,7 @@ async def test_a_server_without_extensions() -> None:
         assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
         assert await client.repository_index() is None
         with pytest.raises(PredictorError, match="UNIMPLEMENTED"):
-            await client.register_region("r1", "/r1", 4096)
+            await client.register_region("r1", 4096)
     config = failing(grpc.StatusCode.INTERNAL, "no memory")
     async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match="no memory"):

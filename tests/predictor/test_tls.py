@@ -18,6 +18,7 @@ import pytest
 from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, PredictorUnavailable
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.tls import root_certificates, ssl_context
@@ -65,7 +66,7 @@ def settings_of(port: int, protocol: str, environ: dict[str, str]) -> PredictorS
 
 
 async def is_ready(port: int, protocol: str, environ: dict[str, str]) -> bool:
-    async with open_predictor(protocol, settings_of(port, protocol, environ), 0) as predictor:
+    async with open_predictor(protocol, settings_of(port, protocol, environ), Metrics("m")) as predictor:
         return await predictor.model_ready()
 
 
@@ -116,7 +117,7 @@ def test_files_that_can_not_be_used(protocol: str, tmp_path: Path) -> None:
         ({"REQUESTS_CA_BUNDLE": str(between)}, "can't be used"),
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
-            open_predictor(protocol, settings_of(1, protocol, given), 0)
+            open_predictor(protocol, settings_of(1, protocol, given), Metrics("m"))
     none = str(tmp_path / "none")
     for missing in (PredictorSettings("m", "h", ca_file=none), PredictorSettings("m", "h", ca_path=none)):
         with pytest.raises(ConfigError, match="can't be read"):
@@ -150,7 +151,7 @@ def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
 @PROTOCOL
 async def test_plain_text_where_tls_is_spoken(protocol: str) -> None:
     async with SERVERS[protocol](False) as port:
-        async with open_predictor(protocol, PredictorSettings("m", f"localhost:{port}"), 0) as predictor:
+        async with open_predictor(protocol, PredictorSettings("m", f"localhost:{port}"), Metrics("m")) as predictor:
             with pytest.raises(PredictorUnavailable):
                 await asyncio.wait_for(predictor.model_ready(), 30)
 
@@ -165,7 +166,7 @@ async def test_tls_where_plain_text_is_spoken(protocol: str, said: bytes) -> Non
 
     async with (
         scripted(script) as host,
-        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), 0) as predictor,
+        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), Metrics("m")) as predictor,
     ):
         flags = r"\(--predictor_use_ssl or https:// in --predictor_host ask for TLS\)$"
         with pytest.raises(PredictorUnavailable, match=flags):

@@ -223,7 +223,7 @@ async def _arrives(transport: Transport, packed: Packed) -> bool:
         inline = await transport.infer(packed.inputs, outputs, {})
         stack.callback(inline.release)
         region = stack.enter_context(closing(Region(sum(map(aligned, packed.sizes.values())), FOLDER)))
-        await transport.register_region(region.name, region.key, region.size)
+        await transport.register_region(region.name, region.size)
         try:
             await asyncio.to_thread(region.fill)
             slot = region.take(packed.sizes)
