@@ -599,30 +599,6 @@ async def test_closing_while_a_connection_opens() -> None:
 # Streams.
 
 
-async def test_pieces_come_as_they_are_sent_and_the_connection_is_kept() -> None:
-    more = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        assert connection.number == 0
-        while True:
-            await connection.request()
-            await connection.send(CHUNKED)
-            for text in (b"a", b"b", b"c"):
-                await connection.send(b"1\r\n%b\r\n" % text)
-                await more.wait()
-                more.clear()
-            await connection.send(b"0\r\n\r\n")
-
-    async with meeting(script) as client:
-        for _ in range(3):
-            connection = await client.begin([GET])
-            for text in (b"a", b"b", b"c"):
-                assert await connection.read() == text
-                more.set()
-            assert await connection.read() == b""
-            connection.leave()
-
-
 async def test_a_slow_reader_holds_the_server_up() -> None:
     written, part = 0, b"x" * 2**20
 
