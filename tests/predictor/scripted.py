@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +29,18 @@ class Scripted(Predictor):
     """Fails with each of the errors in turn, and then answers; None hangs until ``go_on``, and then raises ``failure``
     if there is one. Each stream follows the next of ``streams``: numbers are responses, errors are raised, None hangs.
 
-    ``ready`` has what ``model_ready`` says, or raises, in turn; the last of it again and again; None hangs.
+    ``model_ready`` says, or raises, what is in ``ready``; None hangs.
     """
 
     def __init__(self, *errors: BaseException | None) -> None:
         self.errors = list(errors)
         self.streams: list[Sequence[int | Exception | None]] = []
-        self.ready: list[bool | BaseException | None] = [False]
+        self.ready: bool | BaseException | None = False
         self.spec = SPEC
         self.events: list[str] = []
         self.questions = 0
-        self.options: dict[str, object] = {}
+        self.options: dict[str, Any] = {}
+        """Of the last call of ``infer``."""
         self.go_on = asyncio.Event()
         self.failure: Exception | None = None
 
@@ -53,26 +55,17 @@ class Scripted(Predictor):
 
     async def model_ready(self) -> bool:
         self.questions += 1
-        said = self.ready.pop(0) if len(self.ready) > 1 else self.ready[0]
-        if said is None:
-            await self.go_on.wait()
-            return False
-        if isinstance(said, BaseException):
-            raise said
-        return said
+        if self.ready is None:
+            await asyncio.Event().wait()
+        if isinstance(self.ready, BaseException):
+            raise self.ready
+        return bool(self.ready)
 
     async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
     ) -> Reply:
         self.events.append("infer")
-        self.options = {"sizes": sizes, "wanted": wanted, "cancellable": cancellable}
+        self.options = options
         if self.errors:
             error = self.errors.pop(0)
             if error is not None:
@@ -102,11 +95,11 @@ class Scripted(Predictor):
 
 
 class ScriptedTransport(Scripted, Transport):
-    """Writes outputs into a region's file, as the predictor would: each output is the first input as FP32.
+    """Writes outputs into a region's file, as the predictor would. The first output is the first input as FP32, and
+    each one that follows is larger by 1.
 
     The next call whose input begins with ``number`` waits for ``gate(number)``, and then answers, or raises what the
-    gate has.
-    ``refusal`` is raised by every registration. ``attempts`` counts registrations, ``calls`` inferences.
+    gate has. ``refusal`` is raised by every registration. ``attempts`` counts registrations, ``calls`` inferences.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -116,47 +109,32 @@ class ScriptedTransport(Scripted, Transport):
         self.registered: list[str] = []
         self.gates: dict[int, asyncio.Future[None]] = {}
         self.refusal: Exception | None = None
-        self.attempts = self.calls = self.released = 0
+        self.attempts = self.calls = 0
 
     def gate(self, number: int) -> asyncio.Future[None]:
         return self.gates.setdefault(number, asyncio.get_running_loop().create_future())
 
     async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
     ) -> Reply:
         self.calls += 1
-        self.options = {"sizes": sizes, "wanted": wanted, "cancellable": cancellable}
+        self.options = options
         await asyncio.sleep(0)  # as on a network, calls that begin together are under way together
-        data = inputs[0].data.astype("<f4")
+        destination: Destination | None = options.get("destination")
         if destination is not None and destination.region not in self.regions:
             destination.settled = True
             raise UnknownRegion(f"Unable to find shared memory region: '{destination.region}'")
+        data = inputs[0].data.astype("<f4")
         number = int(data.flat[0])
         try:
             if number in self.gates:
-                try:
-                    await self.gates[number]
-                finally:
-                    del self.gates[number]
-            tensors = {name: self._tensor(name, data, destination) for name in outputs}
-        except PredictorError:
-            if destination is not None:
-                destination.settled = True  # the predictor's own answer
-            raise
+                await self.gates[number]
+        finally:
+            self.gates.pop(number, None)
+        tensors = {name: self._tensor(name, data + index, destination) for index, name in enumerate(outputs)}
         if destination is not None:
             destination.settled = True
-        return Reply(tensors, self._released)
-
-    def _released(self) -> None:
-        self.released += 1
+        return Reply(tensors, lambda: self.events.append("released"))
 
     def _tensor(self, name: str, data: np.ndarray, destination: Destination | None) -> Tensor:
         if destination is None or name not in destination.placements:

@@ -48,7 +48,7 @@ async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, 
         transport.gate(5)
         with pytest.raises(PredictorTimeout, match=r"predictor at triton:8000 gave no answer in 0\.2 s"):
             await opened.infer([ids], ["logits"], {})
-    assert transport.events == ["open", "close"] and transport.calls == 2
+    assert transport.events == ["open", "released", "close"] and transport.calls == 2
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ class Rig:
     async def probe(self, said: bool | BaseException | None) -> None:
         """Lets the probe ask once, and waits for its next pause or its end."""
         await until(lambda: bool(self.pauses))
-        self.inner.ready = [said]
+        self.inner.ready = said
         pauses = len(self.pauses)
         self.wake.release()
         await until(lambda: len(self.pauses) > pauses or not self.predictor.is_open)
@@ -365,7 +365,7 @@ async def test_closing_ends_the_probe_and_no_other_begins(asking: bool) -> None:
     async with rig.predictor:
         await rig.fail(3)
         if asking:
-            rig.inner.ready = [None]
+            rig.inner.ready = None
             rig.wake.release()
             await until(lambda: rig.inner.questions == 1)
         assert len(asyncio.all_tasks()) == 2
