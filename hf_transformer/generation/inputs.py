@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hf_transformer.generation.types import Generator, Sampling
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
 
 Kind = Literal["whole", "signed", "float", "flag", "text"]
@@ -226,13 +226,13 @@ class TensorGenerator(Generator):
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """The model's responses: a stream, or a single one where it is not decoupled. Close it."""
         if self._decoupled:
-            return self._predictor.stream(inputs, outputs, context.headers)
+            return self._predictor.stream(ModelCall(inputs, outputs, context.headers))
         return self._single(inputs, outputs, context)
 
     async def _single(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        reply = await self._predictor.infer(inputs, outputs, context.headers, cancellable=True)
+        reply = await self._predictor.infer(ModelCall(inputs, outputs, context.headers, cancellable=True))
         try:
             yield reply.tensors
         finally:

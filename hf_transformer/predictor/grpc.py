@@ -28,6 +28,7 @@ from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import (
     Address,
     Destination,
+    ModelCall,
     Outputs,
     PredictorSettings,
     Reply,
@@ -41,7 +42,7 @@ from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NOWHERE
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
 
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take to open, TLS included."""
@@ -123,21 +124,12 @@ class GrpcPredictor(Transport):
                 return False
             raise
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
-    ) -> Reply:
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         placements = NOWHERE if destination is None else destination.placements
-        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, placements)
+        model = self._model_name
+        request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, placements)
         try:
-            response = await self._call("ModelInfer", request, metadata_of(headers), cancellable)
+            response = await self._call("ModelInfer", request, metadata_of(call.headers), call.cancellable)
         except RequestError as error:
             if destination is not None:
                 destination.settled = has_ended(error)
@@ -146,25 +138,24 @@ class GrpcPredictor(Transport):
             raise
         if destination is not None:
             destination.settled = True
-        return Reply(verified(outputs, call_codec(codec.decode_infer_response, response, placements)))
+        return Reply(verified(call.outputs, call_codec(codec.decode_infer_response, response, placements)))
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
-        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, streamed=True)
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
+        model = self._model_name
+        request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, streamed=True)
         line = self._open_line()
         connection = line.connection
-        call = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(headers)])
+        stream = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(call.headers)])
         answered = final = False
         try:
-            while (body := await call.read()) is not _EOF:
+            while (body := await stream.read()) is not _EOF:
                 if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
                     continue
                 error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
                     raise failures.said(error, self._where)
                 answered = True
-                if verified(outputs, tensors, some=True):
+                if verified(call.outputs, tensors, some=True):
                     yield tensors
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
@@ -174,7 +165,7 @@ class GrpcPredictor(Transport):
                 raise
             raise self._closed() from None  # by closing the channel
         finally:
-            call.cancel()  # does nothing to a call that has ended
+            stream.cancel()  # does nothing to a call that has ended
 
     async def register_region(self, name: str, byte_size: int) -> None:
         await self._ask("SystemSharedMemoryRegister", name=name, key=f"/{name}", byte_size=byte_size)

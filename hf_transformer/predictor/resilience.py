@@ -20,7 +20,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Never, TypeVar
@@ -29,8 +29,8 @@ from weakref import WeakSet
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures
-from hf_transformer.predictor.base import Outputs, Predictor, Reply
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
+from hf_transformer.types import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -162,26 +162,14 @@ class Resilience(Predictor):
     def streams_json(self) -> bool:
         return self.inner.streams_json
 
-    def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Coroutine[Any, Any, Reply]:
-        call = partial(self.inner.infer, inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable)
-        return self._answer(call, wanted or (lambda: True))
+    def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
+        return self._answer(partial(self.inner.infer, call), call.wanted or (lambda: True))
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Only what has not responded yet is tried again. A stream that breaks off later is a failure of its own."""
 
         async def begun() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
-            responses = self.inner.stream(inputs, outputs, headers)
+            responses = self.inner.stream(call)
             return responses, await anext(responses, None)
 
         generation = self._generation

@@ -15,6 +15,7 @@ from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTime
 from hf_transformer.predictor import failures, http
 from hf_transformer.predictor.base import (
     Destination,
+    ModelCall,
     Outputs,
     PredictorSettings,
     Reply,
@@ -30,7 +31,7 @@ from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.json_text import parse_answer
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, shorten
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
 """What servers say of a route that they do not have. Triton's list of models may also be switched off."""
@@ -85,25 +86,15 @@ class RestPredictor(Transport):
     async def close(self) -> None:
         await self._client.close()
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
-    ) -> Reply:
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         placements = NOWHERE
         if destination is not None:
             placements = destination.placements
             destination.settled = True  # as long as nothing is sent
         try:
-            text, chunks = codec.encode_infer_request(inputs, outputs, placements)
+            text, chunks = codec.encode_infer_request(call.inputs, call.outputs, placements)
             length = len(text) + sum(map(len, chunks))
-            fields = "".join(forwarded(headers)).encode("latin-1")
+            fields = "".join(forwarded(call.headers)).encode("latin-1")
             head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(text), length, fields)
             request = [b"".join((head, text, *chunks))] if length <= _JOINED else [head + text, *chunks]
             if destination is None:
@@ -117,7 +108,7 @@ class RestPredictor(Transport):
             tensors = codec.decode_infer_response(answer.body, header_length, placements)
         except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
-        return Reply(verified(outputs, tensors))
+        return Reply(verified(call.outputs, tensors))
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> http.Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
@@ -147,21 +138,19 @@ class RestPredictor(Transport):
     def streams_json(self) -> bool:
         return True
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing it early closes its connection."""
         reader = EventReader(self._largest)
         try:
-            body = encode_generate_request(inputs)
-            fields = "".join(forwarded(headers)).encode("latin-1")
+            body = encode_generate_request(call.inputs)
+            fields = "".join(forwarded(call.headers)).encode("latin-1")
             request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), fields, body)
             connection = await self._client.begin([request])
             try:
                 await self._check_stream(connection)
                 while data := await connection.read():
                     for event in reader.feed(data):
-                        error, tensors = decode_generate_response(event, outputs)
+                        error, tensors = decode_generate_response(event, call.outputs)
                         if error:
                             raise failures.said(error, self._where)
                         if tensors:

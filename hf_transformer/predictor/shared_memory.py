@@ -27,7 +27,7 @@ import secrets
 import shutil
 import stat
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUna
 from hf_transformer.observability.metrics import SharedMemoryUse
 from hf_transformer.predictor.base import (
     Destination,
+    ModelCall,
     Outputs,
     Predictor,
     Reply,
@@ -44,7 +45,7 @@ from hf_transformer.predictor.base import (
     UnknownRegion,
 )
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
+from hf_transformer.types import NUMPY_DTYPES, ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -125,22 +126,11 @@ class SharedMemory(Predictor):
     async def model_ready(self) -> bool:
         return await self.transport.model_ready()
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
-        slot = self._take(outputs, sizes) if sizes else None
+    async def infer(self, call: ModelCall) -> Reply:
+        slot = self._take(call.outputs, call.sizes) if call.sizes else None
         if slot is not None:
             try:
-                reply = await self.transport.infer(
-                    inputs, outputs, headers, cancellable=cancellable, destination=slot.destination
-                )
+                reply = await self.transport.infer(call, slot.destination)
             except (UnknownRegion, StaleConnection) as error:
                 self.registration.give_back(slot)
                 if isinstance(error, UnknownRegion):
@@ -157,13 +147,11 @@ class SharedMemory(Predictor):
                     self.registration.give_back(slot)
 
                 return Reply(reply.tensors, release)
-        return await self.transport.infer(inputs, outputs, headers, cancellable=cancellable)
+        return await self.transport.infer(call)
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """As the transport has it: many responses can't share one place."""
-        return self.transport.stream(inputs, outputs, headers)
+        return self.transport.stream(call)
 
     @property
     def streams_json(self) -> bool:

@@ -7,7 +7,7 @@ comes out wrong when padding is seen, a position is shifted or a cache is somebo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, TokenScore
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import Predictor, Reply
+from hf_transformer.predictor.base import ModelCall, Predictor, Reply
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64
@@ -150,22 +150,13 @@ class TinyPredictor(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
+    async def infer(self, call: ModelCall) -> Reply:
         number = len(self.calls)
-        given = {tensor.name: tensor.data.copy() for tensor in inputs}
+        given = {tensor.name: tensor.data.copy() for tensor in call.inputs}
         self.calls.append(given)
-        self.asked.append(outputs)
-        self.sizes.append(sizes or {})
-        self._verify(inputs)
+        self.asked.append(call.outputs)
+        self.sizes.append(call.sizes)
+        self._verify(call.inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
             await self._gates[-1]
@@ -173,7 +164,7 @@ class TinyPredictor(Predictor):
             await asyncio.sleep(0)
         if number in self.faults:
             raise self.faults.pop(number)
-        found = {name: data for name, data in self._answer(given).items() if name in outputs}
+        found = {name: data for name, data in self._answer(given).items() if name in call.outputs}
         datatypes = {one.name: one.datatype for one in self.form.spec.outputs}
         tensors = {
             name: Tensor(name, datatypes[name], data.astype(NUMPY_DTYPES[datatypes[name]]))
@@ -181,7 +172,7 @@ class TinyPredictor(Predictor):
         }
         if self.change is not None:
             self.change(number, tensors)
-        for name, size in (sizes or {}).items():
+        for name, size in call.sizes.items():
             assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
         for tensor in tensors.values():
             tensor.data.flags.writeable = False
@@ -193,9 +184,7 @@ class TinyPredictor(Predictor):
 
         return Reply(tensors, release)
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
         raise AssertionError("logits are asked for one step at a time")
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.predictor import open_transport
-from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
+from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory
 from hf_transformer.types import Array, Tensor
 
@@ -41,7 +41,7 @@ async def infer(
     predictor: Predictor, given: Sequence[Tensor], names: Sequence[str], sizes: Mapping[str, int]
 ) -> dict[str, Array]:
     """Copies of the outputs: the originals are gone when the reply is released."""
-    reply = await predictor.infer(given, names, {}, sizes=sizes)
+    reply = await predictor.infer(ModelCall(given, names, {}, sizes))
     try:
         return {name: np.array(tensor.data) for name, tensor in reply.tensors.items()}
     finally:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.predictor.base import Destination, Outputs, Predictor, Reply, Transport, UnknownRegion
+from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -39,8 +38,6 @@ class Scripted(Predictor):
         self.spec = SPEC
         self.events: list[str] = []
         self.questions = 0
-        self.options: dict[str, Any] = {}
-        """Of the last call of ``infer``."""
         self.go_on = asyncio.Event()
         self.failure: Exception | None = None
 
@@ -61,11 +58,8 @@ class Scripted(Predictor):
             raise self.ready
         return bool(self.ready)
 
-    async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
-    ) -> Reply:
+    async def infer(self, call: ModelCall) -> Reply:
         self.events.append("infer")
-        self.options = options
         if self.errors:
             error = self.errors.pop(0)
             if error is not None:
@@ -79,9 +73,7 @@ class Scripted(Predictor):
                 raise self.failure
         return Reply(OUTPUTS, lambda: self.events.append("released"))
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         self.events.append("stream")
         try:
             for one in self.streams.pop(0):
@@ -110,28 +102,26 @@ class ScriptedTransport(Scripted, Transport):
         self.gates: dict[int, asyncio.Future[None]] = {}
         self.refusal: Exception | None = None
         self.attempts = self.calls = 0
+        self.call: ModelCall | None = None  # the last one
 
     def gate(self, number: int) -> asyncio.Future[None]:
         return self.gates.setdefault(number, asyncio.get_running_loop().create_future())
 
-    async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
-    ) -> Reply:
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         self.calls += 1
-        self.options = options
+        self.call = call
         await asyncio.sleep(0)  # as on a network, calls that begin together are under way together
-        destination: Destination | None = options.get("destination")
         if destination is not None and destination.region not in self.regions:
             destination.settled = True
             raise UnknownRegion(f"Unable to find shared memory region: '{destination.region}'")
-        data = inputs[0].data.astype("<f4")
+        data = call.inputs[0].data.astype("<f4")
         number = int(data.flat[0])
         try:
             if number in self.gates:
                 await self.gates[number]
         finally:
             self.gates.pop(number, None)
-        tensors = {name: self._tensor(name, data + index, destination) for index, name in enumerate(outputs)}
+        tensors = {name: self._tensor(name, data + index, destination) for index, name in enumerate(call.outputs)}
         if destination is not None:
             destination.settled = True
         return Reply(tensors, lambda: self.events.append("released"))

@@ -27,7 +27,7 @@ from hf_transformer.errors import (
 )
 from hf_transformer.predictor import failures
 from hf_transformer.predictor import grpc as transport
-from hf_transformer.predictor.base import Destination, Outputs, UnknownRegion
+from hf_transformer.predictor.base import Destination, ModelCall, Outputs, UnknownRegion
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
@@ -44,9 +44,12 @@ def values_of(outputs: Outputs) -> list[float]:
 
 
 async def infer(
-    client: GrpcPredictor, headers: Mapping[str, str] | None = None, outputs: Sequence[str] = ("logits",), **how: Any
+    client: GrpcPredictor,
+    headers: Mapping[str, str] | None = None,
+    destination: Destination | None = None,
+    cancellable: bool = False,
 ) -> list[float]:
-    reply = await client.infer([IDS], outputs, headers or {}, **how)
+    reply = await client.infer(ModelCall([IDS], ["logits"], headers or {}, cancellable=cancellable), destination)
     values = values_of(reply.tensors)
     reply.release()
     return values
@@ -534,7 +537,7 @@ class Telling:
 
 
 def stream(client: GrpcPredictor) -> AsyncGenerator[Outputs, None]:
-    return client.stream([IDS], ["logits"], {})
+    return client.stream(ModelCall([IDS], ["logits"], {}))
 
 
 @pytest.mark.parametrize("final", [True, False], ids=["said to be final", "never said"])
@@ -542,7 +545,7 @@ async def test_a_stream_that_ends_is_not_cancelled(final: bool) -> None:
     told = Telling(response(5), response(), response(6, 7, final=final), end=Code.OK)
     async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
         for outputs in (["logits"], []):
-            responses = client.stream([IDS], outputs, {"x-request-id": "7"})
+            responses = client.stream(ModelCall([IDS], outputs, {"x-request-id": "7"}))
             assert told.requests == []
             assert [values_of(one) async for one in responses] == [[5], [6, 7]]
             request = told.requests.pop()

@@ -14,7 +14,7 @@ from hf_transformer import predictor
 from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
-from hf_transformer.predictor.base import Address, PredictorSettings, forwarded, parse_address
+from hf_transformer.predictor.base import Address, ModelCall, PredictorSettings, forwarded, parse_address
 from hf_transformer.predictor.failures import verified
 from hf_transformer.types import Tensor
 from tests.predictor.scripted import SPEC, ScriptedTransport
@@ -41,13 +41,13 @@ async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, 
         assert (await opened.model_spec(), await opened.model_ready()) == (SPEC, False)
         assert opened.streams_json and not opened.shares(1024)
         ids = Tensor("input_ids", "INT64", np.array([5]))
-        reply = await opened.infer([ids], ["logits"], {}, sizes={"logits": 4}, cancellable=True)
-        assert transport.options["cancellable"]
+        reply = await opened.infer(ModelCall([ids], ["logits"], {}, {"logits": 4}, cancellable=True))
+        assert transport.call is not None and transport.call.cancellable
         assert reply.tensors["logits"].data.tolist() == [5]
         reply.release()
         transport.gate(5)
         with pytest.raises(PredictorTimeout, match=r"predictor at triton:8000 gave no answer in 0\.2 s"):
-            await opened.infer([ids], ["logits"], {})
+            await opened.infer(ModelCall([ids], ["logits"], {}))
     assert transport.events == ["open", "released", "close"] and transport.calls == 2
 
 

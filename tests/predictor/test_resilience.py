@@ -12,10 +12,12 @@ import pytest
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
+from hf_transformer.predictor.base import ModelCall
 from hf_transformer.predictor.resilience import Resilience
 from tests.predictor.scripted import OUTPUTS, Scripted, until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
+STREAM = ModelCall([], ["n"], {})
 Errors = list[BaseException | None]
 
 
@@ -69,12 +71,12 @@ class Rig:
             await self.wake.acquire()
 
     async def infer(self, wanted: Callable[[], bool] | None = None) -> object:
-        reply = await self.predictor.infer([], ["logits"], {}, wanted=wanted)
+        reply = await self.predictor.infer(ModelCall([], ["logits"], {}, wanted=wanted))
         reply.release()
         return reply.tensors
 
     async def read(self) -> list[int]:
-        return [int(one["n"].data[0]) async for one in self.predictor.stream([], ["n"], {})]
+        return [int(one["n"].data[0]) async for one in self.predictor.stream(STREAM)]
 
     async def fail(self, times: int, *, stream: bool = False) -> list[str]:
         """What calls say that all must fail."""
@@ -420,7 +422,7 @@ async def test_a_stream_that_goes_silent(responses: list[int | None]) -> None:
     rig, found = Rig(timeout=0.05), list[int]()
     rig.inner.streams = [responses]
     with pytest.raises(PredictorTimeout, match=TOO_LATE):
-        async for one in rig.predictor.stream([], ["n"], {}):
+        async for one in rig.predictor.stream(STREAM):
             found.append(int(one["n"].data[0]))
     assert found == responses[:-1]
     assert rig.inner.events == ["stream", "closed"] and rig.errors("timeout") == 1
@@ -429,7 +431,7 @@ async def test_a_stream_that_goes_silent(responses: list[int | None]) -> None:
 async def test_a_slow_reader_is_no_silence() -> None:
     rig = Rig(timeout=0.02)
     rig.inner.streams = [[1, 2, 3]]
-    async for _ in rig.predictor.stream([], ["n"], {}):
+    async for _ in rig.predictor.stream(STREAM):
         await asyncio.sleep(0.03)
     assert rig.errors("timeout") == 0
 
@@ -459,7 +461,7 @@ async def test_streams_open_the_circuit(streams: Streams, opens: bool) -> None:
 async def test_closing_a_stream_closes_the_one_inside_and_says_nothing() -> None:
     rig = Rig(failures=1)
     rig.inner.streams = [[1, 2], [1]]
-    async with aclosing(rig.predictor.stream([], ["n"], {})) as responses:
+    async with aclosing(rig.predictor.stream(STREAM)) as responses:
         await anext(responses)
         assert rig.inner.events == ["stream"]
     assert rig.inner.events == ["stream", "closed"]

@@ -15,7 +15,14 @@ import pytest
 
 from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import http
-from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, StaleConnection, UnknownRegion
+from hf_transformer.predictor.base import (
+    Destination,
+    ModelCall,
+    Outputs,
+    PredictorSettings,
+    StaleConnection,
+    UnknownRegion,
+)
 from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
@@ -41,7 +48,7 @@ async def infer(
     headers: Mapping[str, str] | None = None,
     destination: Destination | None = None,
 ) -> list[float]:
-    reply = await rest.infer(inputs, ["logits"], headers or {}, destination=destination)
+    reply = await rest.infer(ModelCall(inputs, ["logits"], headers or {}), destination)
     values: list[float] = reply.tensors["logits"].data.ravel().tolist()
     reply.release()
     return values
@@ -104,7 +111,7 @@ async def test_large_outputs_are_aligned_views() -> None:
         await connection.answer("200 OK", header + logits.tobytes(), f"Inference-Header-Content-Length: {len(header)}")
 
     async with scripted(script) as host, predictor(host) as rest:
-        found = (await rest.infer([IDS], ["logits"], {})).tensors["logits"].data
+        found = (await rest.infer(ModelCall([IDS], ["logits"], {}))).tensors["logits"].data
     assert found.base is not None and found.ctypes.data % 64 == 0
     assert np.array_equal(found, logits)
 
@@ -189,8 +196,8 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
 
     async def call(rest: RestPredictor, tensors: list[Tensor]) -> None:
         if not streamed:
-            await rest.infer(tensors, ["logits"], {})
-        async for _ in rest.stream(tensors, ["logits"], {}):
+            await rest.infer(ModelCall(tensors, ["logits"], {}))
+        async for _ in rest.stream(ModelCall(tensors, ["logits"], {})):
             pass
 
     data = np.zeros((1, 2**16), np.int64)
@@ -407,7 +414,7 @@ def whole(status: str, body: bytes) -> bytes:
 
 
 def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> AsyncGenerator[Outputs, None]:
-    return rest.stream([TEXT], ["text_output"], headers or {})
+    return rest.stream(ModelCall([TEXT], ["text_output"], headers or {}))
 
 
 async def test_responses_come_as_they_are_sent_and_the_connection_is_kept() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import shared_memory
-from hf_transformer.predictor.base import StaleConnection
+from hf_transformer.predictor.base import ModelCall, StaleConnection
 from hf_transformer.predictor.shared_memory import (
     ALIGNMENT,
     MARGIN,
@@ -52,7 +52,7 @@ class Shared:
         """One call, whose outputs are ``count`` times ``number``; gives the values that there are."""
         tensor = Tensor("input_ids", "INT64", np.full(count, number))
         sizes = {name: 4 * count for name in outputs if name != "unsized"}
-        reply = await self.predictor.infer([tensor], outputs, {}, sizes=sizes)
+        reply = await self.predictor.infer(ModelCall([tensor], outputs, {}, sizes))
         assert set(reply.tensors) == set(outputs)
         assert all(tensor.shape == (count,) for tensor in reply.tensors.values())
         values = sorted({float(value) for tensor in reply.tensors.values() for value in tensor.data})
@@ -132,7 +132,7 @@ async def test_a_slot_is_in_use_until_its_reply_is_released(shared: Shared) -> N
     async with shared.predictor as predictor:
         await shared.registered()
         given_ids = Tensor("input_ids", "INT64", np.full(4 * QUARTER, 1))
-        reply = await predictor.infer([given_ids], ["logits"], {}, sizes={"logits": SIZE})
+        reply = await predictor.infer(ModelCall([given_ids], ["logits"], {}, {"logits": SIZE}))
         assert shared.slots() == (1, 0)
         assert await shared.infer(2) == [2] and shared.batches("inline_full") == 1
         assert set(reply.tensors["logits"].data) == {1}
