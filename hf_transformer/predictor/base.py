@@ -67,6 +67,9 @@ class Predictor(ABC):
     calls off: they raise PredictorUnavailable.
     """
 
+    streams_json: bool = False
+    """Whether the tensors of ``stream`` travel as JSON, as over REST."""
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -117,11 +120,6 @@ class Predictor(ABC):
 
     def shares(self, size: int) -> bool:
         """Whether outputs of ``size`` bytes together would travel through shared memory at this moment."""
-        return False
-
-    @property
-    def streams_json(self) -> bool:
-        """Whether the tensors of ``stream`` travel as JSON, as over REST."""
         return False
 
 

@@ -105,6 +105,7 @@ class Resilience(Predictor):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inner = inner
+        self.streams_json = inner.streams_json
         self._where = where
         self._timeout = timeout
         self._retries = retries
@@ -157,10 +158,6 @@ class Resilience(Predictor):
 
     def shares(self, size: int) -> bool:
         return self.inner.shares(size)
-
-    @property
-    def streams_json(self) -> bool:
-        return self.inner.streams_json
 
     def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
         return self._answer(partial(self.inner.infer, call), call.wanted or (lambda: True))

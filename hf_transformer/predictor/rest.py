@@ -63,6 +63,8 @@ Parsed = TypeVar("Parsed")
 class RestPredictor(Transport):
     """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
 
+    streams_json = True
+
     def __init__(self, settings: PredictorSettings) -> None:
         address = self._address = parse_address(settings)
         self._tls = ssl_context(settings) if address.use_ssl else None
@@ -133,10 +135,6 @@ class RestPredictor(Transport):
 
     def _stale(self, why: str) -> StaleConnection:
         return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", failures.NO_ANSWER)
-
-    @property
-    def streams_json(self) -> bool:
-        return True
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing it early closes its connection."""

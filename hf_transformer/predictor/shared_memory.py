@@ -103,6 +103,7 @@ class SharedMemory(Predictor):
         pauses: Pauses | None = None,
     ) -> None:
         self.transport = transport
+        self.streams_json = transport.streams_json
         self.registration = Registration(transport, size, warns=warns, folder=folder, pauses=pauses or Pauses())
         self._min_bytes = max(min_bytes, 1)
         self._folder = folder
@@ -152,10 +153,6 @@ class SharedMemory(Predictor):
     def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """As the transport has it: many responses can't share one place."""
         return self.transport.stream(call)
-
-    @property
-    def streams_json(self) -> bool:
-        return self.transport.streams_json
 
     def shares(self, size: int) -> bool:
         region = self.registration.region

@@ -50,11 +50,7 @@ class ScriptedModel(ScriptedPredictor):
         self.headers: Mapping[str, str] = {}
         self.left = -1
         self.released = 0
-        self._json = json
-
-    @property
-    def streams_json(self) -> bool:
-        return self._json
+        self.streams_json = json
 
     def sent(self) -> dict[str, Any]:
         """The values of all inputs of the last call."""

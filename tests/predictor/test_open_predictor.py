@@ -24,17 +24,10 @@ def settings(host: str = "triton", use_ssl: bool = False) -> PredictorSettings:
     return PredictorSettings("m", host, use_ssl)
 
 
-class JsonTransport(ScriptedTransport):
-    """Streams JSON."""
-
-    @property
-    def streams_json(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("shared", [0, 2**16], ids=["inline", "shared memory"])
 async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: int) -> None:
-    transport = JsonTransport(tmp_path)
+    transport = ScriptedTransport(tmp_path)
+    transport.streams_json = True
     monkeypatch.setattr(predictor, "open_transport", lambda protocol, settings: transport)
     sizes = replace(settings("triton:8000"), timeout=0.2, shared_memory_bytes=shared, shared_memory_min_bytes=2**10)
     async with open_predictor("v2", sizes, Metrics("m"), retries=3, circuit_failures=1) as opened:
