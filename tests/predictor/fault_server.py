@@ -61,6 +61,25 @@ class Connection:
         while await self.reader.read(65536):
             pass
 
+    async def forward(self, address: str) -> None:
+        """Passes everything on to host:port and back, until one side closes."""
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        ways = [asyncio.create_task(_pipe(*way)) for way in ((self.reader, writer), (reader, self.writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.close()  # before anything is waited for: the test's end may come in the middle of that
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+
 
 Script = Callable[[Connection], Awaitable[None]]
 
