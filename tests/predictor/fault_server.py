@@ -15,9 +15,11 @@ TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
 
 
-def server_context() -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+def server_context(mutual: bool = False) -> ssl.SSLContext:
+    """With ``mutual`` the client has to show the same certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(CERTIFICATE))
     context.load_cert_chain(CERTIFICATE, KEY)
+    context.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
     return context
 
 

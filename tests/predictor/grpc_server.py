@@ -11,7 +11,7 @@ import grpc.aio
 
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.grpc import GrpcPredictor
-from tests.predictor.fault_server import HOST, Connection, scripted
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, scripted
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -39,6 +39,12 @@ async def serving(
         yield f"{host}:{port}"
     finally:
         await server.stop(None)
+
+
+def server_credentials(mutual: bool) -> grpc.ServerCredentials:
+    """With ``mutual`` the client has to show the same certificate."""
+    certificate = CERTIFICATE.read_bytes()
+    return grpc.ssl_server_credentials([(KEY.read_bytes(), certificate)], certificate if mutual else None, mutual)
 
 
 def predictor(host: str, **settings: Any) -> GrpcPredictor:

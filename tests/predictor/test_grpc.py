@@ -33,7 +33,19 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import Tensor
 from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
-from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, message, predictor, serving, until_request
+from tests.predictor.grpc_server import (
+    Fault,
+    Handler,
+    faulty,
+    frame,
+    head,
+    message,
+    predictor,
+    server_credentials,
+    serving,
+    until_request,
+)
+from tests.predictor.scripted import until
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 
@@ -98,34 +110,27 @@ def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Ha
 
 
 class Hanging:
-    """A handler that answers when ``go`` is set. ``waiting`` counts its open calls, ``seen`` those that came."""
+    """A handler that answers when ``go`` is set. ``waiting`` counts its open calls; ``seen`` has who has called."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.seen: list[str] = []
         self.waiting = self.cancelled = 0
-        self._changed = asyncio.Condition()
 
     async def handle(self, request: bytes, context: Any) -> bytes:
         self.seen.append(context.peer())
-        await self._count(1)
+        self.waiting += 1
         try:
             await self.go.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
-            await self._count(-1)
+            self.waiting -= 1
         return answer()
 
-    async def _count(self, change: int) -> None:
-        self.waiting += change
-        async with self._changed:
-            self._changed.notify_all()
-
     async def until(self, waiting: int) -> None:
-        async with asyncio.timeout(20), self._changed:
-            await self._changed.wait_for(lambda: self.waiting == waiting)
+        await until(lambda: self.waiting == waiting)
 
 
 async def cancel(call: asyncio.Task[Any]) -> None:
@@ -662,13 +667,11 @@ async def test_a_slow_reader_holds_the_server_back() -> None:
 async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a new connection, while calls of the old one go on."""
     monkeypatch.setattr(credentials.keep_renewing, "__defaults__", (0.02,))
-    pair = [(KEY.read_bytes(), CERTIFICATE.read_bytes())]
-    asking = grpc.ssl_server_credentials(pair, CERTIFICATE.read_bytes(), True)
     certificate, hanging = tmp_path / "tls.crt", Hanging()
     certificate.write_bytes(CERTIFICATE.read_bytes())
     own = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(certificate), "key_file": str(KEY)}
     async with (
-        serving(credentials=asking, ModelInfer=hanging.handle) as address,
+        serving(credentials=server_credentials(True), ModelInfer=hanging.handle) as address,
         predictor(address.replace(HOST, "localhost"), **own) as client,
     ):
         old = asyncio.create_task(infer(client))
