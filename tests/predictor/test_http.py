@@ -320,32 +320,6 @@ async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
         assert [await body_of(client.request(GET)) for _ in range(2)] == [b"0"] * 2
 
 
-async def test_a_body_in_pieces_to_a_server_that_reads_slowly() -> None:
-    """What the socket does not take at once is sent later, in order, and other calls go on."""
-    pieces = [random.Random(size).randbytes(size) for size in (LARGE, 3, 2**17, 2**20)]
-    body, others_are_done = b"".join(pieces), asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        if connection.number:
-            await echo(connection)
-        await connection.reader.readuntil(b"\r\n\r\n")
-        await others_are_done.wait()
-        got = bytearray()
-        while len(got) < len(body):
-            got += await connection.reader.read(2**18)
-        await connection.answer("200 OK", str(got == body).encode())
-        await connection.until_closed()
-
-    async with meeting(script) as client:
-        slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
-        await until(lambda: len(client.connections) == 1)
-        for _ in range(3):
-            assert await body_of(client.request(*post(b"small"))) == b"small"
-        others_are_done.set()
-        assert await slow == b"True"
-        assert len(client.idle) == 2, "all was sent, so this connection is as good as the other"
-
-
 @pytest.mark.parametrize("end", ["close", "reset", "say something", "wait"])
 async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once where the server ends it, and else after a while."""

@@ -26,15 +26,21 @@ from hf_transformer.predictor.base import (
 from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types import Array, ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 LOGITS = np.array([[0.25, 0.75]], "<f4")
-HEADER = orjson.dumps(
-    {"outputs": [{"name": "logits", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]}
-)
-FRAMING = f"Inference-Header-Content-Length: {len(HEADER)}"
+
+
+def header_of(logits: Array) -> tuple[bytes, str]:
+    """The JSON of an answer, and the line that tells its length."""
+    output = {"name": "logits", "datatype": "FP32", "shape": logits.shape}
+    header = orjson.dumps({"outputs": [{**output, "parameters": {"binary_data_size": logits.nbytes}}]})
+    return header, f"Inference-Header-Content-Length: {len(header)}"
+
+
+HEADER, FRAMING = header_of(LOGITS)
 GONE, FAILED = PredictorUnavailable, PredictorError
 
 
@@ -103,12 +109,11 @@ async def test_a_request_is_framed_and_its_answer_decoded(placed: bool) -> None:
 
 async def test_large_outputs_are_aligned_views() -> None:
     logits = np.arange(10_000, dtype="<f4")
-    size = b'"parameters":{"binary_data_size":40000}'
-    header = b'{"outputs":[{"name":"logits","datatype":"FP32","shape":[10000],' + size + b"}]}"
+    header, framing = header_of(logits)
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.answer("200 OK", header + logits.tobytes(), f"Inference-Header-Content-Length: {len(header)}")
+        await connection.answer("200 OK", header + logits.tobytes(), framing)
 
     async with scripted(script) as host, predictor(host) as rest:
         found = (await rest.infer(ModelCall([IDS], ["logits"], {}))).tensors["logits"].data
@@ -311,8 +316,8 @@ METADATA = b'{"name":"m","versions":["2"],"inputs":[{"name":"a","datatype":"INT3
 
 
 @asynccontextmanager
-async def told(answers: Mapping[str, tuple[str, bytes]]) -> AsyncIterator[RestPredictor]:
-    """A predictor that has these answers, by path."""
+async def told(answers: Mapping[str, tuple[str, bytes, *tuple[str, ...]]]) -> AsyncIterator[RestPredictor]:
+    """A predictor that has these answers (status, body, header lines), by path."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -382,13 +387,8 @@ async def test_questions_without_a_usable_answer() -> None:
         with pytest.raises(PredictorTimeout, match=late):
             await rest.model_ready()
         await closed.wait()
-    for body, headers in ((b"[]", ()), (bytes(100_000), ("Inference-Header-Content-Length: many",))):
-
-        async def answer(connection: Connection, body: bytes = body, headers: tuple[str, ...] = headers) -> None:
-            await connection.request()
-            await connection.answer("200 OK", body, *headers)
-
-        async with scripted(answer) as host, predictor(host) as rest:
+    for answer in (("200 OK", b"[]"), ("200 OK", bytes(100_000), "Inference-Header-Content-Length: many")):
+        async with told({"/v2": answer}) as rest:
             with pytest.raises(PredictorError, match="response is malformed"):
                 await rest.describe_server()
 
