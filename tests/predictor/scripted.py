@@ -10,6 +10,7 @@ import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
+from hf_transformer.predictor.shared_memory import ALIGNMENT
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -121,19 +122,16 @@ class ScriptedTransport(Scripted, Transport):
                 await self.gates[number]
         finally:
             self.gates.pop(number, None)
-        tensors = {name: self._tensor(name, data + index, destination) for index, name in enumerate(call.outputs)}
+        found = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
         if destination is not None:
+            with self.regions[destination.region].open("r+b") as file:
+                for name, place in destination.placements.items():
+                    assert place.offset % ALIGNMENT == 0
+                    file.seek(place.offset)
+                    file.write(found[name].data.tobytes()[: len(place.memory)])
+            found |= {name: placed_tensor(name, "FP32", data.shape, at) for name, at in destination.placements.items()}
             destination.settled = True
-        return Reply(tensors, lambda: self.events.append("released"))
-
-    def _tensor(self, name: str, data: np.ndarray, destination: Destination | None) -> Tensor:
-        if destination is None or name not in destination.placements:
-            return Tensor(name, "FP32", data)
-        place = destination.placements[name]
-        with self.regions[place.region].open("r+b") as file:
-            file.seek(place.offset)
-            file.write(data.tobytes()[: len(place.memory)])
-        return placed_tensor(name, "FP32", data.shape, place)
+        return Reply(found, lambda: self.events.append("released"))
 
     async def register_region(self, name: str, byte_size: int) -> None:
         self.attempts += 1

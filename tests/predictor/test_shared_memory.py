@@ -115,7 +115,7 @@ async def test_large_outputs_are_read_where_they_were_written(shared: Shared) ->
         await shared.registered()
         assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
-        assert await shared.infer(4, outputs=("logits", "more", "unsized")) == [4, 5, 6]
+        assert await shared.infer(4, 300, outputs=("logits", "more", "unsized")) == [4, 5, 6]
         assert shared.batches("shared", "inline_full", "inline_unregistered", "inline_resent") == [2, 0, 1, 0]
         assert (shared.slots, shared.use.bytes["free"]) == ((0, 0), SIZE)
         shown = metrics.render().decode()
