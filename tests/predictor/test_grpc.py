@@ -419,18 +419,19 @@ async def test_too_many_calls_without_a_caller_get_the_channel_replaced(monkeypa
     monkeypatch.setattr(transport, "MOST_ABANDONED", 4)
     hanging = Hanging()
     async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
-        bystander = asyncio.create_task(infer(client))
-        calls = [asyncio.create_task(infer(client)) for _ in range(5)]
-        await hanging.until(6)
-        for call in calls:
+        bystander, *calls = [asyncio.create_task(infer(client)) for _ in range(7)]
+        await hanging.until(7)
+        for call in calls[:5]:
             await cancel(call)
         other = asyncio.create_task(infer(client))
-        await hanging.until(7)
+        await hanging.until(8)
+        await cancel(calls[5])  # a call of the old channel says nothing of the new one
+        another = asyncio.create_task(infer(client))
+        await hanging.until(9)
         hanging.go.set()
-        assert await bystander == await other == [0.5, 0.5]
-    assert len(set(hanging.seen[:6])) == 1
-    assert hanging.seen[6] not in hanging.seen[:6]
-    assert hanging.cancelled == 0
+        assert await bystander == await other == await another == [0.5, 0.5]
+    old, new = set(hanging.seen[:7]), set(hanging.seen[7:])
+    assert (len(old), len(new), hanging.cancelled) == (1, 1, 0) and old != new
 
 
 @pytest.mark.parametrize("moment", ["connecting", "begun", "open", "abandoned", "replaced"])

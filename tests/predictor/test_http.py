@@ -320,12 +320,8 @@ async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
         assert [await body_of(client.request(GET)) for _ in range(2)] == [b"0"] * 2
 
 
-@pytest.mark.parametrize("end", ["close", "reset", "say something", "wait"])
-async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once where the server ends it, and else after a while."""
-    if end == "wait":
-        monkeypatch.setattr(http, "_SWEEPS", 1)
-        monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
+@pytest.mark.parametrize("end", ["close", "reset", "say something"])
+async def test_an_idle_connection_that_the_server_ends_is_dropped_at_once(end: str) -> None:
     go = asyncio.Event()
 
     async def then(connection: Connection) -> None:
@@ -334,8 +330,6 @@ async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.Monke
             connection.reset()
         elif end == "say something":
             await connection.answer("408 Request Timeout")
-        elif end == "wait":
-            await connection.until_closed()
 
     async with meeting(Answering(1, then=then).serve) as client:
         assert await body_of(client.request(GET)) == b"0"
@@ -343,6 +337,20 @@ async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.Monke
         go.set()
         await until(lambda: not client.idle)
         assert await body_of(client.request(GET)) == b"1"
+
+
+async def test_an_idle_connection_is_dropped_at_its_fourth_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with meeting(echo) as client:
+        for _ in range(2):  # one in use does not age
+            await client.request(GET)
+            for _ in range(3):
+                client._sweep()
+            assert len(client.idle) == 1
+        monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
+        client._sweep()
+        assert not client.idle
+        await client.request(GET)
+        await until(lambda: not client.idle)  # sweeps follow one another
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

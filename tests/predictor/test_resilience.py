@@ -289,6 +289,7 @@ async def test_calls_under_way_are_left_alone(fails: bool) -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert results == [rig.inner.failure or OUTPUTS] * 2
         assert rig.predictor.is_open, "only the probe closes it"
+        assert (await rig.fail(1))[0].endswith(": after all" if fails else ": call 2")
 
 
 async def test_failures_from_before_it_came_back_do_not_open_it_again() -> None:
@@ -336,6 +337,13 @@ async def test_there_is_one_probe_for_many_failures_at_once() -> None:
         await rig.fail(50)
         await rig.probe(False)
         assert (rig.inner.questions, len(rig.pauses)) == (1, 2)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+        await rig.fail(50)
+        await until(lambda: len(rig.pauses) == 3)
+        await rig.probe(True)
+        assert not rig.predictor.is_open, "a probe that somebody has cancelled is begun again"
 
 
 @pytest.mark.parametrize(
