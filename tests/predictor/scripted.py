@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
@@ -124,11 +125,9 @@ class ScriptedTransport(Scripted, Transport):
             self.gates.pop(number, None)
         found = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
         if destination is not None:
-            with self.regions[destination.region].open("r+b") as file:
-                for name, place in destination.placements.items():
-                    assert place.offset % ALIGNMENT == 0
-                    file.seek(place.offset)
-                    file.write(found[name].data.tobytes()[: len(place.memory)])
+            for name, place in destination.placements.items():
+                assert place.offset % ALIGNMENT == 0 and place.file is not None
+                os.pwrite(place.file, found[name].data.tobytes()[: len(place.memory)], place.offset)
             found |= {name: placed_tensor(name, "FP32", data.shape, at) for name, at in destination.placements.items()}
             destination.settled = True
         return Reply(found, lambda: self.events.append("released"))

@@ -309,6 +309,18 @@ async def test_a_stale_connection_with_a_destination_is_not_sent_again(end: str)
     assert (requests, where.settled, caught.value.kind) == ([0, 0, 1], False, "no_answer")
 
 
+async def test_a_408_on_a_connection_that_stays_is_an_answer() -> None:
+    async def script(connection: Connection) -> None:
+        for status, body in (("200 OK", PLACED), ("408 Request Timeout", b"")):
+            await connection.request()
+            await connection.answer(status, body)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        await infer(rest, destination=destination())
+        with pytest.raises(PredictorError, match="answered 408"):
+            await infer(rest, destination=destination())
+
+
 # Questions about the model and the server.
 
 BASE = "/v2/models/my%20model"

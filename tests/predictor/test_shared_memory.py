@@ -112,7 +112,9 @@ async def test_large_outputs_are_read_where_they_were_written(shared: Shared) ->
     metrics.watch_shared_memory(shared.predictor.use)
     async with shared.predictor as predictor:
         assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
+        (shared.folder / f"{PREFIX}dead").touch()
         await shared.registered()
+        assert shared.files == shared.transport.registered, "a leftover would take its room"
         assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
         assert await shared.infer(4, 300, outputs=("logits", "more", "unsized")) == [4, 5, 6]
@@ -264,6 +266,40 @@ async def test_registrations_do_not_follow_one_another_at_once(tmp_path: Path) -
         assert shared.batches("inline_resent", "inline_unregistered") == [1, 2]
 
 
+async def test_pauses_between_registrations_grow_and_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, loop = Shared(tmp_path, pauses=Pauses()), asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+
+    async def attempts_after(seconds: float) -> int:
+        nonlocal now
+        now += seconds
+        assert await shared.infer(1) == [1]
+        await asyncio.sleep(0)
+        return shared.transport.attempts
+
+    shared.transport.refusal = LOST
+    async with shared.predictor:
+        assert await attempts_after(0) == 1
+        for number, pause in ((1, 1), (2, 2), (3, 4)):
+            await shared.attempted(number)
+            assert await attempts_after(pause - 0.5) == number
+            assert await attempts_after(0.6) == number + 1
+        await shared.attempted(4)
+        shared.transport.refusal = None
+        await attempts_after(8)
+        await until(lambda: shared.use.registered)
+        shared.transport.refusal = LOST
+        shared.transport.regions.clear()
+        assert await attempts_after(9.5) == 5
+        assert await attempts_after(1) == 6
+        await shared.attempted(6)
+        assert await attempts_after(0.5) == 6
+        assert await attempts_after(1) == 7
+
+
 async def test_several_predictors_behind_one_address(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
     async with shared.predictor:
         await shared.registered()
@@ -291,6 +327,11 @@ async def test_a_predictor_that_registers_nothing(
         shared.transport.refusal = None
         await shared.registered()
         assert await shared.infer(7) == [7]
+        shared.transport.refusal = error
+        shared.transport.regions.clear()
+        assert await shared.infer(8) == [8]
+        await shared.attempted(7)
+        assert caplog.text.count("outputs travel inline") == 2, "once for each time without a region"
     assert caplog.text.count("large outputs travel through shared memory") == 1
 
 
@@ -351,7 +392,8 @@ async def test_room_that_a_dead_predecessor_takes_comes_back(
         assert caplog.text.count("do not fit") == 1
 
 
-async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "cancelled"])
+async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture, answered: bool) -> None:
     caplog.set_level(logging.INFO)
     async with shared.predictor:
         await shared.registered()
@@ -359,8 +401,12 @@ async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogC
     assert shared.files == []
     (name,) = shared.transport.regions
     assert caplog.text.count(f"left at the predictor, since calls may still use them: {name}") == 1
-    call.cancel()
-    await asyncio.wait([call])
+    if answered:
+        shared.transport.gate(1).set_result(None)
+        assert await call == [1]
+    else:
+        call.cancel()
+        await asyncio.wait([call])
     assert await shared.infer(2) == [2]
     assert shared.transport.attempts == 1
 
