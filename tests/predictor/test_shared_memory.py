@@ -254,18 +254,6 @@ async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: 
         assert shared.batches("inline_unregistered") == [3]
 
 
-async def test_registrations_do_not_follow_one_another_at_once(tmp_path: Path) -> None:
-    shared = Shared(tmp_path, pauses=Pauses(registered=3600.0))
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.regions.clear()
-        for number in (1, 2):
-            assert await shared.infer(number) == [number]
-        await asyncio.sleep(0)
-        assert len(shared.transport.registered) == 1
-        assert shared.batches("inline_resent", "inline_unregistered") == [1, 2]
-
-
 async def test_pauses_between_registrations_grow_and_begin_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +281,8 @@ async def test_pauses_between_registrations_grow_and_begin_anew(
         await until(lambda: shared.use.registered)
         shared.transport.refusal = LOST
         shared.transport.regions.clear()
-        assert await attempts_after(9.5) == 5
+        assert await attempts_after(9.5) == 5, "not at once, though it has just been lost"
+        assert shared.batches("inline_resent", "inline_unregistered") == [1, 8]
         assert await attempts_after(1) == 6
         await shared.attempted(6)
         assert await attempts_after(0.5) == 6
