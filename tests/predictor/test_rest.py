@@ -154,7 +154,7 @@ ANSWERS = [
 @pytest.mark.parametrize(
     ("status", "body", "error", "kind", "message", "settled"),
     ANSWERS,
-    ids=[f"{row[0]}-{row[1][:12]!r}" for row in ANSWERS],
+    ids=[f"{row[0]}, {row[4][:30]}" for row in ANSWERS],
 )
 async def test_answers_that_are_errors_and_whether_they_settle_a_call(
     status: str, body: bytes, error: type[RequestError], kind: str, message: str, settled: bool
