@@ -18,7 +18,6 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from hf_transformer import __version__
 from hf_transformer.app import application
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.predictor.base import Predictor, Reply
+from hf_transformer.predictor.base import ModelCall, Predictor, Reply
 from hf_transformer.server.http import HttpConnection
 from hf_transformer.server.run import COLLECTED_AFTER
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
@@ -55,21 +54,12 @@ class Instant(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
+    async def infer(self, call: ModelCall) -> Reply:
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        return Reply({"logits": Tensor("logits", "FP32", np.zeros((inputs[0].shape[0], 2), np.float32))})
+        return Reply({"logits": Tensor("logits", "FP32", np.zeros((call.inputs[0].shape[0], 2), np.float32))})
 
-    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Any:
+    def stream(self, call: ModelCall) -> Any:
         raise NotImplementedError  # this task asks for no streams
 
 

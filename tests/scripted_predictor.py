@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 
 import numpy as np
 
-from hf_transformer.predictor.base import Predictor, Reply
+from hf_transformer.predictor.base import ModelCall, Predictor, Reply
 from hf_transformer.types import ModelSpec, Tensor
 
 
 class Call:
     """One call of ``infer``: what it was given, and the future that ends it."""
 
-    def __init__(
-        self,
-        ids: Tensor,
-        headers: Mapping[str, str],
-        sizes: Mapping[str, int],
-        wanted: Callable[[], bool] | None,
-    ) -> None:
-        self.ids = ids.data
-        self.headers = headers
-        self.sizes = sizes
-        self.wanted = wanted
+    def __init__(self, given: ModelCall) -> None:
+        self.ids = given.inputs[0].data
+        self.headers = given.headers
+        self.sizes = given.sizes
+        self.wanted = given.wanted
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled = False
         self.released = False
@@ -53,33 +47,22 @@ class ScriptedPredictor(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
-        call = Call(inputs[0], headers, sizes or {}, wanted)
-        self.calls.append(call)
+    async def infer(self, call: ModelCall) -> Reply:
+        made = Call(call)
+        self.calls.append(made)
         try:
-            await call.end
+            await made.end
         except asyncio.CancelledError:
-            call.cancelled = True
+            made.cancelled = True
             raise
-        logits = inputs[0].data[:, :, np.newaxis].astype(np.float32)
+        logits = call.inputs[0].data[:, :, np.newaxis].astype(np.float32)
         if self.nan_at is not None:
             logits[:, self.nan_at] = np.nan
-        return Reply({"logits": Tensor("logits", "FP32", logits)}, call.release)
+        return Reply({"logits": Tensor("logits", "FP32", logits)}, made.release)
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """As ``infer``, in one response."""
-        yield (await self.infer(inputs, outputs, headers)).tensors
+        yield (await self.infer(call)).tensors
 
     def answer(self, *numbers: int) -> None:
         """Ends these calls, all that are open if none are given."""

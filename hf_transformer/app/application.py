@@ -65,8 +65,8 @@ def build_app(
     predictor = open_predictor(
         config.predictor_protocol,
         predictor_settings(config, warns=board is None or board.place == 0),
-        config.predictor_request_retries,
         metrics,
+        retries=config.predictor_request_retries,
         retry_budget=config.predictor_retry_budget,
         circuit_failures=config.predictor_circuit_failures,
     )

@@ -25,7 +25,7 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types import Array, Context, Tensor
 
 Item = TypeVar("Item")
@@ -284,7 +284,7 @@ class Scheduler(Generic[Item]):
             RequestError: the model does not answer, or answers wrongly.
         """
         packed = self._form.pack((item,))
-        reply = await self._predictor.infer(packed.inputs, packed.outputs, {})
+        reply = await self._predictor.infer(ModelCall(packed.inputs, packed.outputs, {}))
         try:
             for rows in self._form.unpack((item,), packed, reply.tensors):
                 for role, data in rows.items():
@@ -348,13 +348,8 @@ class Scheduler(Generic[Item]):
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
             if self._costs is not None:
                 timing = self._costs.sent(perf_counter())
-            reply = await self._predictor.infer(
-                packed.inputs,
-                packed.outputs,
-                entries[0].request.context.headers,
-                sizes=packed.sizes,
-                wanted=partial(_wanted, entries),
-            )
+            headers, wanted = entries[0].request.context.headers, partial(_wanted, entries)
+            reply = await self._predictor.infer(ModelCall(packed.inputs, packed.outputs, headers, packed.sizes, wanted))
             try:
                 answered = perf_counter()
                 if timing is not None:

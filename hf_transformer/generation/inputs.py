@@ -15,7 +15,7 @@ import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
 
 Kind = Literal["whole", "signed", "float", "flag", "text"]
@@ -220,13 +220,13 @@ class TensorGenerator(Generator):
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """The model's responses, a single one if it is not decoupled. Close it."""
         if self._decoupled:
-            return self._predictor.stream(inputs, outputs, context.headers)
+            return self._predictor.stream(ModelCall(inputs, outputs, context.headers))
         return self._single(inputs, outputs, context)
 
     async def _single(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        reply = await self._predictor.infer(inputs, outputs, context.headers, cancellable=True)
+        reply = await self._predictor.infer(ModelCall(inputs, outputs, context.headers, cancellable=True))
         try:
             yield reply.tensors
         finally:

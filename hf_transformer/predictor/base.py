@@ -37,6 +37,28 @@ class Reply:
             release()
 
 
+@dataclass(slots=True)
+class ModelCall:
+    """What the model is asked.
+
+    Attributes:
+        inputs: tensors in the datatypes that the model declares. Nobody changes them, also after the call.
+        outputs: names of the outputs wanted; no others are sent back.
+        headers: passed on to the predictor. Names are lower-case.
+        sizes: the exact number of bytes of each output whose size is known; only those can travel through shared
+            memory.
+        wanted: whether anybody still waits for the answer; no retry begins once it says no. None is always.
+        cancellable: a cancellation is passed on to the predictor where the transport can.
+    """
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str]
+    headers: Mapping[str, str]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    wanted: Callable[[], bool] | None = None
+    cancellable: bool = False
+
+
 class Predictor(ABC):
     """One model on one predictor, over one transport. An async context manager: connections live inside it.
 
@@ -44,6 +66,9 @@ class Predictor(ABC):
     asyncio.CancelledError); a foreign library's exceptions never leave a transport. Leaving the context breaks open
     calls off: they raise PredictorUnavailable.
     """
+
+    streams_json: bool = False
+    """Whether the tensors of ``stream`` travel as JSON, as over REST."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -69,45 +94,25 @@ class Predictor(ABC):
         """Whether the predictor says that this model can infer now."""
 
     @abstractmethod
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
+    async def infer(self, call: ModelCall) -> Reply:
         """Runs the model once.
 
         Cancelling the coroutine ends the waiting at once, not the predictor's work: REST closes the connection, and a
         gRPC call ends by itself, since a cancellation on the wire can crash Triton before 25.06.
 
-        Args:
-            inputs: tensors in the datatypes that the model declares. Nobody changes them, also after the call.
-            outputs: names of the outputs wanted; no others are sent back.
-            headers: passed on to the predictor. Names are lower-case.
-            sizes: the exact number of bytes of each output whose size is known; only those can travel through shared
-                memory.
-            wanted: whether anybody still waits for the answer; no retry begins once it says no. None is always.
-            cancellable: a cancellation is passed on to the predictor where the transport can.
-
         Returns:
-            The outputs by name, verified against ``outputs``. The caller checks dtypes and shapes, and calls
+            The outputs by name, verified to be those asked for. The caller checks dtypes and shapes, and calls
             ``release`` whatever happens.
         """
 
     @abstractmethod
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Runs the model once and gives its responses as they come: any number of them from a decoupled model.
 
-        Each response is its outputs by name, in arrays that stay valid. It may lack some of ``outputs``, but never has
-        others, except that no names ask for all. The caller checks dtypes and shapes. Nothing is sent before the first
-        response is asked for, and a slow caller holds the model up. Closing early (``aclose``) or cancelling ends the
-        call at the predictor.
+        Each response is its outputs by name, in arrays that stay valid. It may lack some of those asked for, but never
+        has others, except that no names ask for all. The caller checks dtypes and shapes. Nothing is sent before the
+        first response is asked for, and a slow caller holds the model up. Closing early (``aclose``) or cancelling ends
+        the call at the predictor.
 
         Over gRPC the tensors are as the model made them. Over REST (Triton's generate_stream) they are what JSON tells:
         one axis, and INT64, FP64, BOOL or BYTES.
@@ -115,11 +120,6 @@ class Predictor(ABC):
 
     def shares(self, size: int) -> bool:
         """Whether outputs of ``size`` bytes together would travel through shared memory at this moment."""
-        return False
-
-    @property
-    def streams_json(self) -> bool:
-        """Whether the tensors of ``stream`` travel as JSON, as over REST."""
         return False
 
 
@@ -142,7 +142,7 @@ class Destination:
     """
 
     region: str
-    placements: Mapping[str, Placement] = field(default_factory=dict)
+    placements: Mapping[str, Placement]
     settled: bool = False
 
 
@@ -151,19 +151,8 @@ class Transport(Predictor):
     can be asked what it says of itself."""
 
     @abstractmethod
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
-    ) -> Reply:
-        """Runs the model once; outputs with a placement in ``destination`` are views into that. ``sizes`` and
-        ``wanted`` mean nothing to a transport.
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
+        """Runs the model once; outputs with a placement in ``destination`` are views into that.
 
         Raises, beside what every predictor does:
             UnknownRegion: the destination's region is not registered.
@@ -171,10 +160,9 @@ class Transport(Predictor):
         """
 
     @abstractmethod
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        """Makes the predictor map a file of ``byte_size`` bytes in /dev/shm. Requests call it ``name``. ``key`` is a
-        slash and the file's own name. Neither was used before.
-        """
+    async def register_region(self, name: str, byte_size: int) -> None:
+        """Makes the predictor map the file ``name`` in /dev/shm, of ``byte_size`` bytes. Requests call it by the same
+        name, which was never used before."""
 
     @abstractmethod
     async def unregister_region(self, name: str) -> None:

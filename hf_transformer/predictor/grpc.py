@@ -28,6 +28,7 @@ from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import (
     Address,
     Destination,
+    ModelCall,
     Outputs,
     PredictorSettings,
     Reply,
@@ -41,7 +42,7 @@ from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NOWHERE
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
 
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take to open, TLS included."""
@@ -123,21 +124,12 @@ class GrpcPredictor(Transport):
                 return False
             raise
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
-    ) -> Reply:
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         placements = NOWHERE if destination is None else destination.placements
-        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, placements)
+        model = self._model_name
+        request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, placements)
         try:
-            response = await self._call("ModelInfer", request, metadata_of(headers), cancellable)
+            response = await self._call("ModelInfer", request, metadata_of(call.headers), call.cancellable)
         except RequestError as error:
             if destination is not None:
                 destination.settled = has_ended(error)
@@ -146,25 +138,24 @@ class GrpcPredictor(Transport):
             raise
         if destination is not None:
             destination.settled = True
-        return Reply(verified(outputs, call_codec(codec.decode_infer_response, response, placements)))
+        return Reply(verified(call.outputs, call_codec(codec.decode_infer_response, response, placements)))
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
-        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, streamed=True)
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
+        model = self._model_name
+        request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, streamed=True)
         line = self._open_line()
         connection = line.connection
-        call = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(headers)])
+        stream = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(call.headers)])
         answered = final = False
         try:
-            while (body := await call.read()) is not _EOF:
+            while (body := await stream.read()) is not _EOF:
                 if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
                     continue
                 error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
                     raise failures.said(error, self._where)
                 answered = True
-                if verified(outputs, tensors, some=True):
+                if verified(call.outputs, tensors, some=True):
                     yield tensors
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
@@ -174,10 +165,10 @@ class GrpcPredictor(Transport):
                 raise
             raise self._closed() from None  # by closing the channel
         finally:
-            call.cancel()  # does nothing to a call that has ended
+            stream.cancel()  # does nothing to a call that has ended
 
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._ask("SystemSharedMemoryRegister", name=name, key=key, byte_size=byte_size)
+    async def register_region(self, name: str, byte_size: int) -> None:
+        await self._ask("SystemSharedMemoryRegister", name=name, key=f"/{name}", byte_size=byte_size)
 
     async def unregister_region(self, name: str) -> None:
         await self._ask("SystemSharedMemoryUnregister", name=name)
@@ -219,7 +210,7 @@ class GrpcPredictor(Transport):
         line = self._open_line()
         connection = line.connection
         loop = asyncio.get_running_loop()
-        call = loop.create_task(_response(line.method(method)(request, metadata=metadata)))
+        call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
         ended = asyncio.Event()
         call.add_done_callback(lambda _: ended.set())
         try:
@@ -272,11 +263,29 @@ class GrpcPredictor(Transport):
 
     def _failed(self, error: grpc.aio.AioRpcError, line: _Line, connection: _Connection, lost: str) -> RequestError:
         """The service's error; ``lost`` is the kind of one whose connection ended."""
-        found = _error_of(error, self._where, self._timeout, self._credentials is not None, lost)
-        if isinstance(found, PredictorUnavailable) and found.kind in (failures.LOST, failures.NO_ANSWER):
-            found.connection = connection
-            if line.connection is connection:
-                line.connection = _Connection()
+        status, details, tls = error.code(), _reason(error), self._credentials is not None
+        if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
+            status = StatusCode.UNAVAILABLE
+        kind, advice = _kind(status, details, lost), ""
+        if status is StatusCode.DEADLINE_EXCEEDED:
+            advice = f" (the timeout is {self._timeout:g} s, {TIMEOUT_FLAG})"
+        elif status is StatusCode.RESOURCE_EXHAUSTED:
+            advice = (
+                " (a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
+                "--max_predictor_response_bytes and the predictor's own limits)"
+            )
+        elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
+            advice = " (if that is its REST port, use --predictor_protocol=v2)"
+        elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
+            advice = f" ({TLS_FLAGS} ask for TLS)"
+        said = _SAID.get(status, f"answered {status.name}")
+        found = _ERRORS.get(status, PredictorError)(f"the predictor at {self._where} {said}: {quoted(details)}{advice}")
+        if isinstance(found, PredictorUnavailable):
+            found.kind = kind
+            if kind in (failures.LOST, failures.NO_ANSWER):
+                found.connection = connection
+                if line.connection is connection:
+                    line.connection = _Connection()
         return found
 
 
@@ -295,16 +304,10 @@ class _Line:
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
-        self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(self._method)
-
-    def _method(self, name: str) -> Callable[..., Awaitable[bytes]]:
-        """What makes a unary call of this method, with bytes in and out."""
-        made: Callable[..., Awaitable[bytes]] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
-        return made
-
-
-async def _response(call: Awaitable[bytes]) -> bytes:
-    return await call
+        # What makes a unary call of a method, with bytes in and out.
+        self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(
+            lambda name: self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
+        )
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -409,38 +412,6 @@ _ENDED = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.ALREADY_EXISTS, StatusCode.UNIMPLEMENTED}
 )
 """Statuses after which the predictor certainly does nothing more for a call."""
-
-
-def _error_of(error: grpc.aio.AioRpcError, where: str, seconds: float, tls: bool, lost: str) -> RequestError:
-    """The service's error for a call that failed.
-
-    Args:
-        where: the predictor's address.
-        seconds: the timeout.
-        tls: whether the channel speaks TLS.
-        lost: the kind of a failure where the connection ended.
-    """
-    status, details = error.code(), _reason(error)
-    if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
-        status = StatusCode.UNAVAILABLE
-    kind, advice = _kind(status, details, lost), ""
-    if status is StatusCode.DEADLINE_EXCEEDED:
-        advice = f"the timeout is {seconds:g} s, {TIMEOUT_FLAG}"
-    elif status is StatusCode.RESOURCE_EXHAUSTED:
-        advice = (
-            "a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
-            "--max_predictor_response_bytes and the predictor's own limits"
-        )
-    elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
-        advice = "if that is its REST port, use --predictor_protocol=v2"
-    elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
-        advice = f"{TLS_FLAGS} ask for TLS"
-    said = _SAID.get(status, f"answered {status.name}")
-    message = f"the predictor at {where} {said}: {quoted(details)}" + (f" ({advice})" if advice else "")
-    found = _ERRORS.get(status, PredictorError)(message)
-    if isinstance(found, PredictorUnavailable):
-        found.kind = kind
-    return found
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Never, TypeVar
@@ -29,8 +29,8 @@ from weakref import WeakSet
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures
-from hf_transformer.predictor.base import Outputs, Predictor, Reply
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
+from hf_transformer.types import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class Resilience(Predictor):
         inner: entered and left with this.
         where: the predictor's address, for messages.
         timeout: seconds for all tries of one call.
+        metrics: count errors and retries, and show the circuit.
         retries: how often one call is tried again at most; 0 is never.
         retry_budget: retries per call on average.
         circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
-        metrics: count errors and retries, and show the circuit.
         sleep, jitter, clock: for tests; ``jitter`` gives 0 to 1, ``clock`` seconds.
     """
 
@@ -95,16 +95,17 @@ class Resilience(Predictor):
         inner: Predictor,
         where: str,
         timeout: float,
+        metrics: Metrics,
         *,
         retries: int = 0,
         retry_budget: float = 0.1,
         circuit_failures: int = 0,
-        metrics: Metrics | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inner = inner
+        self.streams_json = inner.streams_json
         self._where = where
         self._timeout = timeout
         self._retries = retries
@@ -129,9 +130,8 @@ class Resilience(Predictor):
         self._probe: asyncio.Task[None] | None = None
         self._probe_pause = FIRST_PROBE
         self._closed = False
-        if metrics is not None:
-            metrics.watch_circuit(lambda: self.is_open)
-            metrics.show_predictor_errors(failures.ALL)
+        metrics.watch_circuit(lambda: self.is_open)
+        metrics.show_predictor_errors(failures.ALL)
 
     @property
     def is_open(self) -> bool:
@@ -159,30 +159,14 @@ class Resilience(Predictor):
     def shares(self, size: int) -> bool:
         return self.inner.shares(size)
 
-    @property
-    def streams_json(self) -> bool:
-        return self.inner.streams_json
+    def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
+        return self._answer(partial(self.inner.infer, call), call.wanted or (lambda: True))
 
-    def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Coroutine[Any, Any, Reply]:
-        call = partial(self.inner.infer, inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable)
-        return self._answer(call, wanted or (lambda: True))
-
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Only what has not responded yet is tried again. A stream that breaks off later is a failure of its own."""
 
         async def begun() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
-            responses = self.inner.stream(inputs, outputs, headers)
+            responses = self.inner.stream(call)
             return responses, await anext(responses, None)
 
         generation = self._generation
@@ -236,15 +220,13 @@ class Resilience(Predictor):
         pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
         if asyncio.get_running_loop().time() + pause >= ends or not wanted():
             raise error
-        allowed = self._withdraw_retry()
-        if allowed:
-            await self._sleep(pause)
-            if not wanted():
-                raise error
-        if self._metrics is not None:
-            self._metrics.count_retry(denied=not allowed)
-        if not allowed:
+        if not self._withdraw_retry():
+            self._metrics.count_retry(denied=True)
             raise error
+        await self._sleep(pause)
+        if not wanted():
+            raise error
+        self._metrics.count_retry()
 
     def _withdraw_retry(self) -> bool:
         """Takes one retry out of the budget; False if there is none."""
@@ -259,12 +241,12 @@ class Resilience(Predictor):
 
     def _too_late(self) -> PredictorTimeout:
         """The error for a bound that has passed, counted."""
-        self._count(failures.TIMEOUT)
+        self._metrics.count_predictor_error(failures.TIMEOUT)
         return failures.too_late(self._where, self._timeout)
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
         kind = failures.kind_of(error)
-        self._count(kind)
+        self._metrics.count_predictor_error(kind)
         if kind in failures.NEUTRAL or generation != self._generation:
             return
         if kind not in failures.DEAD:
@@ -282,15 +264,11 @@ class Resilience(Predictor):
             logger.warning("the predictor counts as dead after %d calls in a row: %s", self._failures_in_a_row, error)
             self._start_probe()
 
-    def _count(self, kind: str) -> None:
-        if self._metrics is not None:
-            self._metrics.count_predictor_error(kind)
-
     def _refuse(self, reason: str) -> Never:
         """Raises for a call that is not sent."""
         if self._probe is None or self._probe.done():  # somebody has cancelled it
             self._start_probe()
-        self._count(failures.CIRCUIT_OPEN)
+        self._metrics.count_predictor_error(failures.CIRCUIT_OPEN)
         raise PredictorUnavailable(
             f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says that "
             f"it is ready; the last reason: {reason}",

@@ -15,6 +15,7 @@ from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTime
 from hf_transformer.predictor import failures, http
 from hf_transformer.predictor.base import (
     Destination,
+    ModelCall,
     Outputs,
     PredictorSettings,
     Reply,
@@ -30,7 +31,7 @@ from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.json_text import parse_answer
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, shorten
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
 """What servers say of a route that they do not have. Triton's list of models may also be switched off."""
@@ -62,6 +63,8 @@ Parsed = TypeVar("Parsed")
 class RestPredictor(Transport):
     """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
 
+    streams_json = True
+
     def __init__(self, settings: PredictorSettings) -> None:
         address = self._address = parse_address(settings)
         self._tls = ssl_context(settings) if address.use_ssl else None
@@ -85,25 +88,15 @@ class RestPredictor(Transport):
     async def close(self) -> None:
         await self._client.close()
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
-    ) -> Reply:
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         placements = NOWHERE
         if destination is not None:
             placements = destination.placements
             destination.settled = True  # as long as nothing is sent
         try:
-            text, chunks = codec.encode_infer_request(inputs, outputs, placements)
+            text, chunks = codec.encode_infer_request(call.inputs, call.outputs, placements)
             length = len(text) + sum(map(len, chunks))
-            fields = "".join(forwarded(headers)).encode("latin-1")
+            fields = "".join(forwarded(call.headers)).encode("latin-1")
             head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(text), length, fields)
             request = [b"".join((head, text, *chunks))] if length <= _JOINED else [head + text, *chunks]
             if destination is None:
@@ -117,7 +110,7 @@ class RestPredictor(Transport):
             tensors = codec.decode_infer_response(answer.body, header_length, placements)
         except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
-        return Reply(verified(outputs, tensors))
+        return Reply(verified(call.outputs, tensors))
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> http.Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
@@ -143,25 +136,19 @@ class RestPredictor(Transport):
     def _stale(self, why: str) -> StaleConnection:
         return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", failures.NO_ANSWER)
 
-    @property
-    def streams_json(self) -> bool:
-        return True
-
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing it early closes its connection."""
         reader = EventReader(self._largest)
         try:
-            body = encode_generate_request(inputs)
-            fields = "".join(forwarded(headers)).encode("latin-1")
+            body = encode_generate_request(call.inputs)
+            fields = "".join(forwarded(call.headers)).encode("latin-1")
             request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), fields, body)
             connection = await self._client.begin([request])
             try:
                 await self._check_stream(connection)
                 while data := await connection.read():
                     for event in reader.feed(data):
-                        error, tensors = decode_generate_response(event, outputs)
+                        error, tensors = decode_generate_response(event, call.outputs)
                         if error:
                             raise failures.said(error, self._where)
                         if tensors:
@@ -207,8 +194,8 @@ class RestPredictor(Transport):
         self._raise_for_status(answer)
         return _object_in(answer.body).get("ready") is not False
 
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._change_region(name, "register", codec.encode_registration(key, byte_size))
+    async def register_region(self, name: str, byte_size: int) -> None:
+        await self._change_region(name, "register", codec.encode_registration(f"/{name}", byte_size))
 
     async def unregister_region(self, name: str) -> None:
         await self._change_region(name, "unregister", b"")
@@ -217,9 +204,8 @@ class RestPredictor(Transport):
         return self._parsed(await self._ask("GET /v2/systemsharedmemory/status"), codec.parse_region_names)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
-        self._raise_for_status(
-            await self._ask(f"POST /v2/systemsharedmemory/region/{quote(name, safe='')}/{action}", body)
-        )
+        path = f"/v2/systemsharedmemory/region/{quote(name, safe='')}/{action}"
+        self._raise_for_status(await self._ask(f"POST {path}", body))
 
     async def _ask(self, line: str, body: bytes | None = None) -> http.Answer:
         """The answer to a question about the model or the server, such as ``GET /v2``. The timeout is its bound."""

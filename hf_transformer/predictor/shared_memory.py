@@ -27,7 +27,7 @@ import secrets
 import shutil
 import stat
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUna
 from hf_transformer.observability.metrics import SharedMemoryUse
 from hf_transformer.predictor.base import (
     Destination,
+    ModelCall,
     Outputs,
     Predictor,
     Reply,
@@ -44,7 +45,7 @@ from hf_transformer.predictor.base import (
     UnknownRegion,
 )
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
+from hf_transformer.types import NUMPY_DTYPES, ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class SharedMemory(Predictor):
         pauses: Pauses | None = None,
     ) -> None:
         self.transport = transport
+        self.streams_json = transport.streams_json
         self.registration = Registration(transport, size, warns=warns, folder=folder, pauses=pauses or Pauses())
         self._min_bytes = max(min_bytes, 1)
         self._folder = folder
@@ -125,22 +127,11 @@ class SharedMemory(Predictor):
     async def model_ready(self) -> bool:
         return await self.transport.model_ready()
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
-        slot = self._take(outputs, sizes) if sizes else None
+    async def infer(self, call: ModelCall) -> Reply:
+        slot = self._take(call.outputs, call.sizes) if call.sizes else None
         if slot is not None:
             try:
-                reply = await self.transport.infer(
-                    inputs, outputs, headers, cancellable=cancellable, destination=slot.destination
-                )
+                reply = await self.transport.infer(call, slot.destination)
             except (UnknownRegion, StaleConnection) as error:
                 self.registration.give_back(slot)
                 if isinstance(error, UnknownRegion):
@@ -157,17 +148,11 @@ class SharedMemory(Predictor):
                     self.registration.give_back(slot)
 
                 return Reply(reply.tensors, release)
-        return await self.transport.infer(inputs, outputs, headers, cancellable=cancellable)
+        return await self.transport.infer(call)
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """As the transport has it: many responses can't share one place."""
-        return self.transport.stream(inputs, outputs, headers)
-
-    @property
-    def streams_json(self) -> bool:
-        return self.transport.streams_json
+        return self.transport.stream(call)
 
     def shares(self, size: int) -> bool:
         region = self.registration.region
@@ -196,13 +181,8 @@ class SharedMemory(Predictor):
         lengths = {name: sizes[name] for name in outputs if name in sizes}
         if sum(lengths.values()) < self._min_bytes:
             return None
-        region = self.registration.region
+        region = self.registration.usable()
         if region is None:
-            self.registration.want()
-            self._batches["inline_unregistered"] += 1
-            return None
-        if not region.is_whole:
-            self.registration.cut(region)
             self._batches["inline_unregistered"] += 1
             return None
         slot = region.take(lengths)
@@ -219,10 +199,6 @@ def least_output_bytes(spec: ModelSpec) -> int:
         sizes.get(output.datatype, 0) * math.prod(size if size >= 0 else 3 for size in output.shape)
         for output in spec.outputs
     )
-
-
-class _SeveralPredictors(PredictorError):
-    """A region is known again that was not: requests go now to one predictor and now to another."""
 
 
 class Registration:
@@ -255,12 +231,22 @@ class Registration:
         """Regions that the predictor has lost itself."""
         self._no_room = False
         self._failure_logged = False
-        self._closing = False
+        self._ended = False
+        """No region is made any more."""
+
+    def usable(self) -> Region | None:
+        """The region, or None, and one is made if that may be."""
+        if self.region is not None and not self.region.is_whole:
+            logger.warning("the shared memory %s was cut by another process; it is replaced", self.region.path)
+            self._retire(self.region, self._lost)
+        if self.region is None:
+            self.want()
+        return self.region
 
     def want(self) -> None:
         """Starts a registration, unless one is under way or it is too early for one."""
         now = asyncio.get_running_loop().time()
-        if self.region is not None or self._registering is not None or self._closing:
+        if self.region is not None or self._registering is not None or self._ended:
             return
         if now >= self._not_before and len(self._lost) < _MOST_LOST:
             self._not_before = now + self._pauses.refused  # in case the task fails by a mistake of ours
@@ -270,16 +256,8 @@ class Registration:
         """The predictor does not know the region any longer: it has restarted."""
         if region is self.region:
             logger.info("the predictor has lost its shared memory, as after a restart")
-            self._unknown.add(region.name)
-            self._retire(region)
+            self._retire(region, self._unknown)
             self.want()
-
-    def cut(self, region: Region) -> None:
-        """Somebody else has made the region's file shorter, so that neither side can use it."""
-        logger.warning("the shared memory %s was cut by another process; it is replaced", region.path)
-        self._lost.add(region.name)
-        self._retire(region)
-        self.want()
 
     def give_back(self, slot: Slot) -> None:
         """Ends a slot. Its region may then be of no more use."""
@@ -287,8 +265,7 @@ class Registration:
         region.give_back(slot)
         if region is self.region and region.lost_bytes * 2 > region.size:
             logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
-            self._lost.add(region.name)
-            self._retire(region)
+            self._retire(region, self._lost)
         elif region in self.retired:
             self._bury(region)
 
@@ -304,7 +281,7 @@ class Registration:
 
         Other regions stay at the predictor: a Triton before 24.09 would unmap them under their calls.
         """
-        self._closing = True
+        self._ended = True
         if self._registering is not None:
             await _cancelled(self._registering)  # it may leave a region to forget
         await _cancelled(*self._forgetting.values())
@@ -333,7 +310,7 @@ class Registration:
             pause = self._pause if absent else self._pauses.refused
             if absent:
                 self._pause = min(2 * pause, self._pauses.refused)
-            self._not_before = math.inf if isinstance(error, _SeveralPredictors) else loop.time() + pause
+            self._not_before = loop.time() + pause
             if not self._failure_logged:
                 self._failure_logged = True
                 why = _reason(error)
@@ -362,11 +339,12 @@ class Registration:
         registered = False
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                await self._transport.register_region(region.name, region.key, region.size)
+                await self._transport.register_region(region.name, region.size)
                 registered = True
                 names = await self._transport.region_names()
             if self._unknown.intersection(names):
-                raise _SeveralPredictors("several predictors answer at one address")
+                self._ended = True  # requests go now to one predictor and now to another
+                raise PredictorError("several predictors answer at one address")
             ours = [name for name in names if name.startswith(PREFIX)]
             self.forget(*[name for name in ours if not (self._folder / name).exists()])
             await _fill(region)
@@ -378,7 +356,9 @@ class Registration:
             raise
         return region
 
-    def _retire(self, region: Region) -> None:
+    def _retire(self, region: Region, why: set[str]) -> None:
+        """Gives the region up; ``why`` is the set of those that are lost, or unknown."""
+        why.add(region.name)
         self.region = None
         self.retired.add(region)
         self._bury(region)
@@ -495,7 +475,6 @@ class Region:
         self.size = size
         self.path, self._file = _new_file(folder)
         self.name = self.path.name
-        self.key = f"/{self.name}"  # what the predictor opens
         # Runs also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
         # there are remove_leftovers and remove_own_and_leftovers.
         self._end = weakref.finalize(self, _remove, self.path, self._file)

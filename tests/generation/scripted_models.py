@@ -10,7 +10,7 @@ import numpy as np
 
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step
-from hf_transformer.predictor.base import Reply
+from hf_transformer.predictor.base import ModelCall, Reply
 from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
 from tests.scripted_predictor import ScriptedPredictor
 
@@ -50,20 +50,14 @@ class ScriptedModel(ScriptedPredictor):
         self.headers: Mapping[str, str] = {}
         self.left = -1
         self.released = 0
-        self._json = json
-
-    @property
-    def streams_json(self) -> bool:
-        return self._json
+        self.streams_json = json
 
     def sent(self) -> dict[str, Any]:
         """The values of all inputs of the last call."""
         return {name: tensor.data.tolist() for name, tensor in self.inputs.items()}
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Response, None]:
-        self._note(inputs, outputs, headers)
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Response, None]:
+        self._note(call)
         given = 0
         try:
             for response in self.responses:
@@ -72,21 +66,19 @@ class ScriptedModel(ScriptedPredictor):
         finally:
             self.left = len(self.responses) - given
 
-    async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
-    ) -> Reply:
-        assert options["cancellable"], "a generation whose client has left is to end at the predictor"
-        self._note(inputs, outputs, headers)
+    async def infer(self, call: ModelCall) -> Reply:
+        assert call.cancellable, "a generation whose client has left is to end at the predictor"
+        self._note(call)
 
         def release() -> None:
             self.released += 1
 
         return Reply(self.responses[0], release)
 
-    def _note(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> None:
-        self.inputs = {tensor.name: tensor for tensor in inputs}
-        assert len(self.inputs) == len(inputs)
-        self.wanted, self.headers = outputs, headers
+    def _note(self, call: ModelCall) -> None:
+        self.inputs = {tensor.name: tensor for tensor in call.inputs}
+        assert len(self.inputs) == len(call.inputs)
+        self.wanted, self.headers = call.outputs, call.headers
 
 
 def tensor(name: str, datatype: str, *values: Any) -> Tensor:

@@ -20,7 +20,7 @@ from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import Predictor, Reply
+from hf_transformer.predictor.base import ModelCall, Predictor, Reply
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
 from tests.generation.scripted_models import settings
 
@@ -149,15 +149,13 @@ class TinyPredictor(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], **options: Any
-    ) -> Reply:
-        number, sizes = len(self.calls), options.get("sizes") or {}
-        given = {tensor.name: tensor.data.copy() for tensor in inputs}
+    async def infer(self, call: ModelCall) -> Reply:
+        number = len(self.calls)
+        given = {tensor.name: tensor.data.copy() for tensor in call.inputs}
         self.calls.append(given)
-        self.asked.append(outputs)
-        self.sizes.append(sizes)
-        self._verify(inputs)
+        self.asked.append(call.outputs)
+        self.sizes.append(call.sizes)
+        self._verify(call.inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
             await self._gates[-1]
@@ -166,11 +164,11 @@ class TinyPredictor(Predictor):
         if number in self.faults:
             raise self.faults.pop(number)
         dtype = NUMPY_DTYPES[self.form.floats]
-        found = {name: data.astype(dtype) for name, data in self._answer(given).items() if name in outputs}
+        found = {name: data.astype(dtype) for name, data in self._answer(given).items() if name in call.outputs}
         tensors = {name: Tensor(name, self.form.floats, data) for name, data in found.items()}
         if self.change is not None:
             self.change(number, tensors)
-        for name, size in sizes.items():
+        for name, size in call.sizes.items():
             assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
         for tensor in tensors.values():
             tensor.data.flags.writeable = False
@@ -182,9 +180,7 @@ class TinyPredictor(Predictor):
 
         return Reply(tensors, release)
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
         raise AssertionError("logits are asked for one step at a time")
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:

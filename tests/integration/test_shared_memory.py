@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.predictor import PROTOCOLS
-from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
+from hf_transformer.predictor import open_transport
+from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory
 from hf_transformer.types import Array, Tensor
 
@@ -26,7 +26,7 @@ AT_ONCE = Pauses(unavailable=0.05, refused=0.05, registered=0.0, lost=0.0)
 
 def transport(server: LocalTriton, protocol: str, model: str = "bert") -> Transport:
     address = server.http_address if protocol == "v2" else server.grpc_address
-    return PROTOCOLS[protocol](PredictorSettings(model, address, timeout=30.0))
+    return open_transport(protocol, PredictorSettings(model, address, timeout=30.0))
 
 
 def shared(server: LocalTriton, protocol: str, size: int, model: str = "bert", **more: Any) -> SharedMemory:
@@ -41,7 +41,7 @@ async def infer(
     predictor: Predictor, given: Sequence[Tensor], names: Sequence[str], sizes: Mapping[str, int]
 ) -> dict[str, Array]:
     """Copies of the outputs: the originals are gone when the reply is released."""
-    reply = await predictor.infer(given, names, {}, sizes=sizes)
+    reply = await predictor.infer(ModelCall(given, names, {}, sizes))
     try:
         return {name: np.array(tensor.data) for name, tensor in reply.tensors.items()}
     finally:
@@ -73,7 +73,7 @@ def region_of(predictor: SharedMemory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(triton: LocalTriton, load: Callable[[str], None]) -> LocalTriton:
-    for model in ("bert", "bert_two_outputs", "fault_slow"):
+    for model in ("bert", "bert_two_outputs"):
         load(model)
     return triton
 
@@ -126,26 +126,6 @@ async def test_many_calls_over_few_slots(loaded: LocalTriton, protocol: str) -> 
         assert predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": 5 * 2**15}
 
 
-async def test_nobody_reads_what_an_abandoned_call_writes(loaded: LocalTriton, protocol: str) -> None:
-    """Its slot is quarantined at once, while the model works on."""
-    mine, later = ids(1, 16, 1), ids(1, 16, 2)
-    room = 3 * mine.data.size * VOCABULARY * 4
-    async with transport(loaded, protocol) as inline, shared(loaded, protocol, room, "fault_slow") as predictor:
-        expected = await logits(inline, later)
-        predictor.registration.want()
-        await until(lambda: predictor.use().registered)
-        call = asyncio.create_task(logits(predictor, mine))
-        await until(lambda: predictor.use().slots["in_use"] == 1)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert predictor.use().slots == {"in_use": 0, "quarantined": 1}
-        for _ in range(2):
-            assert np.array_equal(await logits(predictor, later), expected)
-        assert predictor.use().slots == {"in_use": 0, "quarantined": 1}
-        assert predictor.use().batches["shared"] == 2
-
-
 async def test_the_predictor_forgets_what_is_no_longer_used(loaded: LocalTriton, protocol: str) -> None:
     async with transport(loaded, protocol) as plain:
         async with shared(loaded, protocol, 2**20) as predictor:
@@ -173,5 +153,5 @@ async def left_behind(plain: Transport) -> Path:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(bytes(4096))
         file.flush()
-        await plain.register_region(path.name, f"/{path.name}", 4096)
+        await plain.register_region(path.name, 4096)
     return path

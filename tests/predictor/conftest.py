@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The HTTP client is tested under both event loops, whose transports differ."""
-    if item.path.name == "test_http.py":
-        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
+    both = item.path.name == "test_http.py"
+    return {"asyncio": asyncio.new_event_loop, **({"uvloop": uvloop.new_event_loop} if both else {})}

@@ -15,9 +15,11 @@ TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
 
 
-def server_context() -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+def server_context(mutual: bool = False) -> ssl.SSLContext:
+    """With ``mutual`` the client has to show the same certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(CERTIFICATE))
     context.load_cert_chain(CERTIFICATE, KEY)
+    context.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
     return context
 
 
@@ -60,6 +62,25 @@ class Connection:
         """Waits for the client to hang up."""
         while await self.reader.read(65536):
             pass
+
+    async def forward(self, address: str) -> None:
+        """Passes everything on to host:port and back, until one side closes."""
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        ways = [asyncio.create_task(_pipe(*way)) for way in ((self.reader, writer), (reader, self.writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.close()  # before anything is waited for: the test's end may come in the middle of that
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
 
 
 Script = Callable[[Connection], Awaitable[None]]

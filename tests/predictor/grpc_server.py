@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +11,7 @@ import grpc.aio
 
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.grpc import GrpcPredictor
-from tests.predictor.fault_server import HOST, Connection, scripted
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, scripted
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -42,6 +41,12 @@ async def serving(
         await server.stop(None)
 
 
+def server_credentials(mutual: bool) -> grpc.ServerCredentials:
+    """With ``mutual`` the client has to show the same certificate."""
+    certificate = CERTIFICATE.read_bytes()
+    return grpc.ssl_server_credentials([(KEY.read_bytes(), certificate)], certificate if mutual else None, mutual)
+
+
 def predictor(host: str, **settings: Any) -> GrpcPredictor:
     return GrpcPredictor(PredictorSettings("bert", host, **settings))
 
@@ -52,27 +57,12 @@ Fault = Callable[[Connection], Awaitable[None]]
 @asynccontextmanager
 async def faulty(fault: Fault, host: str) -> AsyncIterator[str]:
     """A server whose first connection gets the fault; those after it reach the server at ``host``."""
-    name, _, port = host.rpartition(":")
 
     async def script(connection: Connection) -> None:
-        if connection.number == 0:
-            await fault(connection)
-            return
-        reader, writer = await asyncio.open_connection(name, int(port))
-        try:
-            await asyncio.gather(pipe(connection.reader, writer), pipe(reader, connection.writer))
-        finally:
-            writer.close()
+        await (fault(connection) if connection.number == 0 else connection.forward(host))
 
     async with scripted(script) as address:
         yield address
-
-
-async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
 
 
 # HTTP/2, as far as a server needs it that answers wrongly.

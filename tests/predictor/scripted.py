@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.predictor.base import Destination, Outputs, Predictor, Reply, Transport, UnknownRegion
+from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
+from hf_transformer.predictor.shared_memory import ALIGNMENT
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -28,17 +30,16 @@ class Scripted(Predictor):
     """Fails with each of the errors in turn, and then answers; None hangs until ``go_on``, and then raises ``failure``
     if there is one. Each stream follows the next of ``streams``: numbers are responses, errors are raised, None hangs.
 
-    ``ready`` has what ``model_ready`` says, or raises, in turn; the last of it again and again; None hangs.
+    ``model_ready`` says, or raises, what is in ``ready``; None hangs.
     """
 
     def __init__(self, *errors: BaseException | None) -> None:
         self.errors = list(errors)
         self.streams: list[Sequence[int | Exception | None]] = []
-        self.ready: list[bool | BaseException | None] = [False]
+        self.ready: bool | BaseException | None = False
         self.spec = SPEC
         self.events: list[str] = []
         self.questions = 0
-        self.options: dict[str, object] = {}
         self.go_on = asyncio.Event()
         self.failure: Exception | None = None
 
@@ -53,26 +54,14 @@ class Scripted(Predictor):
 
     async def model_ready(self) -> bool:
         self.questions += 1
-        said = self.ready.pop(0) if len(self.ready) > 1 else self.ready[0]
-        if said is None:
-            await self.go_on.wait()
-            return False
-        if isinstance(said, BaseException):
-            raise said
-        return said
+        if self.ready is None:
+            await asyncio.Event().wait()
+        if isinstance(self.ready, BaseException):
+            raise self.ready
+        return bool(self.ready)
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-    ) -> Reply:
+    async def infer(self, call: ModelCall) -> Reply:
         self.events.append("infer")
-        self.options = {"sizes": sizes, "wanted": wanted, "cancellable": cancellable}
         if self.errors:
             error = self.errors.pop(0)
             if error is not None:
@@ -86,9 +75,7 @@ class Scripted(Predictor):
                 raise self.failure
         return Reply(OUTPUTS, lambda: self.events.append("released"))
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         self.events.append("stream")
         try:
             for one in self.streams.pop(0):
@@ -102,11 +89,11 @@ class Scripted(Predictor):
 
 
 class ScriptedTransport(Scripted, Transport):
-    """Writes outputs into a region's file, as the predictor would: each output is the first input as FP32.
+    """Writes outputs into a region's file, as the predictor would. The first output is the first input as FP32, and
+    each one that follows is larger by 1.
 
     The next call whose input begins with ``number`` waits for ``gate(number)``, and then answers, or raises what the
-    gate has.
-    ``refusal`` is raised by every registration. ``attempts`` counts registrations, ``calls`` inferences.
+    gate has. ``refusal`` is raised by every registration. ``attempts`` counts registrations, ``calls`` inferences.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -116,64 +103,42 @@ class ScriptedTransport(Scripted, Transport):
         self.registered: list[str] = []
         self.gates: dict[int, asyncio.Future[None]] = {}
         self.refusal: Exception | None = None
-        self.attempts = self.calls = self.released = 0
+        self.attempts = self.calls = 0
+        self.call: ModelCall | None = None  # the last one
 
     def gate(self, number: int) -> asyncio.Future[None]:
         return self.gates.setdefault(number, asyncio.get_running_loop().create_future())
 
-    async def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        wanted: Callable[[], bool] | None = None,
-        cancellable: bool = False,
-        destination: Destination | None = None,
-    ) -> Reply:
+    async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         self.calls += 1
-        self.options = {"sizes": sizes, "wanted": wanted, "cancellable": cancellable}
+        self.call = call
         await asyncio.sleep(0)  # as on a network, calls that begin together are under way together
-        data = inputs[0].data.astype("<f4")
         if destination is not None and destination.region not in self.regions:
             destination.settled = True
             raise UnknownRegion(f"Unable to find shared memory region: '{destination.region}'")
+        data = call.inputs[0].data.astype("<f4")
         number = int(data.flat[0])
         try:
             if number in self.gates:
-                try:
-                    await self.gates[number]
-                finally:
-                    del self.gates[number]
-            tensors = {name: self._tensor(name, data, destination) for name in outputs}
-        except PredictorError:
-            if destination is not None:
-                destination.settled = True  # the predictor's own answer
-            raise
+                await self.gates[number]
+        finally:
+            self.gates.pop(number, None)
+        found = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
         if destination is not None:
+            for name, place in destination.placements.items():
+                assert place.offset % ALIGNMENT == 0 and place.file is not None
+                os.pwrite(place.file, found[name].data.tobytes()[: len(place.memory)], place.offset)
+            found |= {name: placed_tensor(name, "FP32", data.shape, at) for name, at in destination.placements.items()}
             destination.settled = True
-        return Reply(tensors, self._released)
+        return Reply(found, lambda: self.events.append("released"))
 
-    def _released(self) -> None:
-        self.released += 1
-
-    def _tensor(self, name: str, data: np.ndarray, destination: Destination | None) -> Tensor:
-        if destination is None or name not in destination.placements:
-            return Tensor(name, "FP32", data)
-        place = destination.placements[name]
-        with self.regions[place.region].open("r+b") as file:
-            file.seek(place.offset)
-            file.write(data.tobytes()[: len(place.memory)])
-        return placed_tensor(name, "FP32", data.shape, place)
-
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+    async def register_region(self, name: str, byte_size: int) -> None:
         self.attempts += 1
         if self.refusal is not None:
             raise self.refusal
-        path = self.folder / key.removeprefix("/")
+        path = self.folder / name
         if name in self.registered or not path.is_file() or path.stat().st_size < byte_size:
-            raise PredictorError(f"Unable to open shared memory region: '{key}'")
+            raise PredictorError(f"Unable to open shared memory region: '/{name}'")
         self.registered.append(name)
         self.regions[name] = path
 

@@ -1,4 +1,4 @@
-"""The gRPC transport: calls, their errors, and its connections."""
+"""The gRPC transport against a real gRPC server: calls, their errors, streams, and its connections."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +27,62 @@ from hf_transformer.errors import (
 )
 from hf_transformer.predictor import failures
 from hf_transformer.predictor import grpc as transport
-from hf_transformer.predictor.base import Destination, UnknownRegion
+from hf_transformer.predictor.base import Destination, ModelCall, Outputs, UnknownRegion
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import Tensor
 from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
-from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, predictor, serving, until_request
+from tests.predictor.grpc_server import (
+    Fault,
+    Handler,
+    faulty,
+    frame,
+    head,
+    message,
+    predictor,
+    server_credentials,
+    serving,
+    until_request,
+)
+from tests.predictor.scripted import until
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 
 
+def values_of(outputs: Outputs) -> list[float]:
+    values: list[float] = outputs["logits"].data.ravel().tolist()
+    return values
+
+
 async def infer(
-    client: GrpcPredictor, headers: Mapping[str, str] | None = None, outputs: Sequence[str] = ("logits",), **how: Any
+    client: GrpcPredictor,
+    headers: Mapping[str, str] | None = None,
+    destination: Destination | None = None,
+    cancellable: bool = False,
 ) -> list[float]:
-    reply = await client.infer([IDS], outputs, headers or {}, **how)
-    values: list[float] = reply.tensors["logits"].data.ravel().tolist()
+    reply = await client.infer(ModelCall([IDS], ["logits"], headers or {}, cancellable=cancellable), destination)
+    values = values_of(reply.tensors)
     reply.release()
     return values
 
 
+def outputs_of(values: Sequence[float], name: str = "logits") -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse(raw_output_contents=[np.array(values, "<f4").tobytes()])
+    message.outputs.add(name=name, datatype="FP32", shape=[1, len(values)])
+    return message
+
+
 def answer(name: str = "logits", count: int = 2) -> bytes:
-    message = pb.ModelInferResponse()
-    message.outputs.add(name=name, datatype="FP32", shape=[1, count])
-    message.raw_output_contents.append(np.full(count, 0.5, "<f4").tobytes())
-    return message.SerializeToString()
+    return outputs_of([0.5] * count, name).SerializeToString()
+
+
+def response(*values: float, name: str = "logits", final: bool = False, error: str = "") -> bytes:
+    """One of a stream."""
+    message = outputs_of(values, name) if values else pb.ModelInferResponse()
+    message.parameters["triton_final_response"].bool_param = final
+    whole = {"error_message": error} if error else {"infer_response": message}
+    return pb.ModelStreamInferResponse(**whole).SerializeToString()
 
 
 def answering(response: bytes) -> Handler:
@@ -62,6 +93,12 @@ def answering(response: bytes) -> Handler:
 
 
 good = answering(answer())
+PLACED = pb.ModelInferResponse(outputs=outputs_of([1, 2]).outputs, raw_output_contents=[b""]).SerializeToString()
+
+
+def destination() -> Destination:
+    memory = memoryview(np.array([0.25, 0.75], "<f4").tobytes())
+    return Destination("r1", {"logits": Placement("r1", 0, memory)})
 
 
 def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Handler:
@@ -73,34 +110,27 @@ def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Ha
 
 
 class Hanging:
-    """A handler that answers when ``go`` is set. ``waiting`` counts its open calls, ``seen`` those that came."""
+    """A handler that answers when ``go`` is set. ``waiting`` counts its open calls; ``seen`` has who has called."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.seen: list[str] = []
         self.waiting = self.cancelled = 0
-        self._changed = asyncio.Condition()
 
     async def handle(self, request: bytes, context: Any) -> bytes:
         self.seen.append(context.peer())
-        await self._count(1)
+        self.waiting += 1
         try:
             await self.go.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
-            await self._count(-1)
+            self.waiting -= 1
         return answer()
 
-    async def _count(self, change: int) -> None:
-        self.waiting += change
-        async with self._changed:
-            self._changed.notify_all()
-
     async def until(self, waiting: int) -> None:
-        async with asyncio.timeout(20), self._changed:
-            await self._changed.wait_for(lambda: self.waiting == waiting)
+        await until(lambda: self.waiting == waiting)
 
 
 async def cancel(call: asyncio.Task[Any]) -> None:
@@ -113,23 +143,26 @@ async def cancel(call: asyncio.Task[Any]) -> None:
 
 
 async def test_a_request_and_its_answer() -> None:
-    seen: list[Any] = []
+    seen: list[tuple[pb.ModelInferRequest, dict[str, str]]] = []
 
     async def handler(request: bytes, context: Any) -> bytes:
-        metadata = dict(context.invocation_metadata())
-        seen.append((pb.ModelInferRequest.FromString(request), metadata, context.time_remaining()))
-        return answer()
+        seen.append((pb.ModelInferRequest.FromString(request), dict(context.invocation_metadata())))
+        assert context.time_remaining() is None, "a deadline on the wire can crash Triton"
+        return PLACED if seen[-1][0].outputs[0].parameters else answer()
 
     headers = {"x-request-id": "7", "authorization": "Bearer x", "name": "é", "data-bin": "x", "te": "gzip"}
     headers |= {"grpc-timeout": "1S", "new line": "x", "two": "a\nb", "empty": ""}
+    where = destination()
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
         assert await infer(client, headers) == [0.5, 0.5]
-    request, metadata, remaining = seen[0]
+        assert await infer(client, destination=where) == [0.25, 0.75]
+    assert where.settled
+    request, metadata = seen[0]
     assert (request.model_name, request.inputs[0].name) == ("bert", "input_ids")
     assert list(request.raw_input_contents) == [IDS.data.tobytes()]
     assert (metadata["x-request-id"], metadata["authorization"], metadata["empty"]) == ("7", "Bearer x", "")
     assert not {"name", "data-bin", "te", "new line", "two"} & set(metadata)
-    assert remaining is None, "a deadline on the wire can crash Triton"
+    assert seen[1][0].outputs[0].parameters["shared_memory_region"].string_param == "r1"
 
 
 @pytest.mark.parametrize(
@@ -154,12 +187,8 @@ async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> No
 
 @pytest.mark.parametrize(
     ("response", "message"),
-    [
-        (b"\xff\xff", "response is malformed"),
-        (b"", "without the output 'logits'$"),
-        (answer("hidden"), "without the output 'logits' and with 'hidden', which was not asked for"),
-    ],
-    ids=["garbage", "empty", "other output"],
+    [(b"\xff\xff", "response is malformed"), (answer("hidden"), "without the output 'logits' and with 'hidden'")],
+    ids=["garbage", "other output"],
 )
 async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
     async with serving(ModelInfer=answering(response)) as host, predictor(host) as client:
@@ -185,6 +214,7 @@ ROWS = [
     (Code.INTERNAL, "Received RST_STREAM with error code 2", failures.ERROR, False),
     (Code.INVALID_ARGUMENT, "unexpected shape", failures.ERROR, True),
     (Code.NOT_FOUND, "Request for unknown model: 'm' is not found", failures.UNAVAILABLE, True),
+    (Code.NOT_FOUND, "Unable to find shared memory region: 'r1'", failures.UNAVAILABLE, True),
     (Code.UNAVAILABLE, "Exceeds maximum queue size", failures.BUSY, True),
     (Code.UNAVAILABLE, "Request timeout expired", failures.BUSY, True),
     (Code.UNAVAILABLE, "scheduler for model has stopped accepting new", failures.UNAVAILABLE, True),
@@ -207,7 +237,7 @@ async def test_every_status_and_whether_it_settles_a_call(code: Code, message: s
     async with serving(ModelInfer=failing(code, message)) as host, predictor(host) as client:
         with pytest.raises(RequestError) as caught:
             await infer(client, destination=where)
-    assert type(caught.value) is ERRORS.get(code, PredictorError)
+    assert type(caught.value) is (UnknownRegion if "'r1'" in message else ERRORS.get(code, PredictorError))
     assert (failures.kind_of(caught.value), where.settled) == (kind, settled)
     assert (message if len(message) < 500 else f": {message[:500]}...") in str(caught.value)
 
@@ -351,8 +381,9 @@ async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixt
         response = await hanging.handle(request, context)
         return await context.abort(grpc.StatusCode.INTERNAL, "too late") if first else response
 
+    where = destination()
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
-        call = asyncio.create_task(infer(client))
+        call = asyncio.create_task(infer(client, destination=where))
         await hanging.until(1)
         await cancel(call)
         other = asyncio.create_task(infer(client))
@@ -360,7 +391,7 @@ async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixt
         hanging.go.set()
         assert await other == [0.5, 0.5]
         await hanging.until(0)
-    assert hanging.cancelled == 0
+    assert hanging.cancelled == 0 and not where.settled
     assert len(set(hanging.seen)) == 1
     gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"]
@@ -369,17 +400,18 @@ async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("answers", [False, True], ids=["goes on", "ends by then"])
 async def test_a_cancellable_call_is_cancelled_on_the_wire(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it ends by itself meanwhile."""
-    monkeypatch.setattr(transport, "LINGER_SECONDS", 0.3 if answers else 0.05)
+    monkeypatch.setattr(transport, "LINGER_SECONDS", 0.4 if answers else 0.05)
     hanging = Hanging()
     async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
         call = asyncio.create_task(infer(client, cancellable=True))
         await hanging.until(1)
         await cancel(call)
         if answers:
+            await asyncio.sleep(0.1)
             hanging.go.set()
         await hanging.until(0)
-        await asyncio.sleep(0.4 if answers else 0)
         assert hanging.cancelled == (0 if answers else 1)
+        await asyncio.sleep(0.4 if answers else 0)
 
 
 async def test_too_many_calls_without_a_caller_get_the_channel_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,18 +419,19 @@ async def test_too_many_calls_without_a_caller_get_the_channel_replaced(monkeypa
     monkeypatch.setattr(transport, "MOST_ABANDONED", 4)
     hanging = Hanging()
     async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
-        bystander = asyncio.create_task(infer(client))
-        calls = [asyncio.create_task(infer(client)) for _ in range(5)]
-        await hanging.until(6)
-        for call in calls:
+        bystander, *calls = [asyncio.create_task(infer(client)) for _ in range(7)]
+        await hanging.until(7)
+        for call in calls[:5]:
             await cancel(call)
         other = asyncio.create_task(infer(client))
-        await hanging.until(7)
+        await hanging.until(8)
+        await cancel(calls[5])  # a call of the old channel says nothing of the new one
+        another = asyncio.create_task(infer(client))
+        await hanging.until(9)
         hanging.go.set()
-        assert await bystander == await other == [0.5, 0.5]
-    assert len(set(hanging.seen[:6])) == 1
-    assert hanging.seen[6] not in hanging.seen[:6]
-    assert hanging.cancelled == 0
+        assert await bystander == await other == await another == [0.5, 0.5]
+    old, new = set(hanging.seen[:7]), set(hanging.seen[7:])
+    assert (len(old), len(new), hanging.cancelled) == (1, 1, 0) and old != new
 
 
 @pytest.mark.parametrize("moment", ["connecting", "begun", "open", "abandoned", "replaced"])
@@ -411,11 +444,11 @@ async def test_leaving_breaks_calls_off(
     async def silent(connection: Connection) -> None:
         await connection.until_closed()
 
-    hanging = Hanging()
+    hanging, where = Hanging(), destination()
     async with serving(ModelInfer=hanging.handle) as real, faulty(silent, real) as silent_host:
         before = asyncio.all_tasks()
         async with predictor(silent_host if moment == "connecting" else real) as client:
-            calls = [asyncio.create_task(infer(client)) for _ in range(3)]
+            calls = [asyncio.create_task(infer(client, destination=where)) for _ in range(3)]
             await asyncio.sleep(0)
             if moment == "connecting":
                 await asyncio.sleep(0.1)
@@ -427,7 +460,7 @@ async def test_leaving_breaks_calls_off(
             for call in calls:
                 with pytest.raises(PredictorUnavailable, match="are closed") as caught:
                     await call
-                assert caught.value.kind == failures.LOST
+                assert caught.value.kind == failures.LOST and not where.settled
         with pytest.raises(PredictorUnavailable, match="are closed"):
             await infer(client)
         if moment not in ("connecting", "begun"):
@@ -454,7 +487,7 @@ async def test_a_server_without_extensions() -> None:
         assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
         assert await client.repository_index() is None
         with pytest.raises(PredictorError, match="UNIMPLEMENTED"):
-            await client.register_region("r1", "/r1", 4096)
+            await client.register_region("r1", 4096)
     config = failing(grpc.StatusCode.INTERNAL, "no memory")
     async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match="no memory"):
@@ -481,75 +514,167 @@ async def test_questions_without_a_usable_answer() -> None:
                 await ask()
 
 
-# Outputs in shared memory.
+# Streams.
 
 
-def destination() -> Destination:
-    memory = memoryview(np.array([0.25, 0.75], "<f4").tobytes())
-    return Destination("r1", {"logits": Placement("r1", 0, memory)})
+class Telling:
+    """A handler that writes these responses and ends with a status, or, where that is None, never by itself."""
+
+    def __init__(self, *responses: bytes, end: Code | None = None) -> None:
+        self.responses, self.end = responses, end
+        self.requests: list[pb.ModelInferRequest] = []
+        self.metadata: dict[str, str] = {}
+        self.cancelled = asyncio.Event()
+
+    async def handle(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self.requests = [pb.ModelInferRequest.FromString(request) async for request in requests]
+        self.metadata = dict(context.invocation_metadata())
+        try:
+            for response in self.responses:
+                await context.write(response)  # the client may leave before this returns
+            if self.end is None:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.02)  # a client that would cancel the call after the last response does it now
+            if self.end is not Code.OK:
+                await context.abort(self.end, "the model's own words")
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
 
 
-async def test_an_answer_settles_the_call() -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        (output,) = pb.ModelInferRequest.FromString(request).outputs
-        assert output.parameters["shared_memory_region"].string_param == "r1"
-        response = pb.ModelInferResponse(raw_output_contents=[b""])
-        response.outputs.add(name="logits", datatype="FP32", shape=[1, 2])
-        return response.SerializeToString()
-
-    where = destination()
-    async with serving(ModelInfer=handler) as host, predictor(host) as client:
-        assert await infer(client, destination=where) == [0.25, 0.75]
-    assert where.settled
+def stream(client: GrpcPredictor) -> AsyncGenerator[Outputs, None]:
+    return client.stream(ModelCall([IDS], ["logits"], {}))
 
 
-@pytest.mark.parametrize("how", ["cancelled", "closed"])
-async def test_a_call_without_an_answer_is_not_settled(how: str) -> None:
-    hanging, where = Hanging(), destination()
-    async with serving(ModelInfer=hanging.handle) as host:
+@pytest.mark.parametrize("final", [True, False], ids=["said to be final", "never said"])
+async def test_a_stream_that_ends_is_not_cancelled(final: bool) -> None:
+    told = Telling(response(5), response(), response(6, 7, final=final), end=Code.OK)
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
+        for outputs in (["logits"], []):
+            responses = client.stream(ModelCall([IDS], outputs, {"x-request-id": "7"}))
+            assert told.requests == []
+            assert [values_of(one) async for one in responses] == [[5], [6, 7]]
+            request = told.requests.pop()
+            assert [one.name for one in request.outputs] == outputs, "all are wanted where none is named"
+    assert not told.cancelled.is_set()
+    assert (request.model_name, request.parameters["triton_enable_empty_final_response"].bool_param) == ("bert", True)
+    assert (told.metadata["x-request-id"], told.metadata["triton_grpc_error"]) == ("7", "true")
+
+
+FAILURES: list[tuple[bytes | Code, type[RequestError], str, str]] = [
+    (response(error="the model has failed"), PredictorError, "error", "the model has failed"),
+    (response(error="unknown model: 'gpt2'"), PredictorUnavailable, "unavailable", "unknown model: 'gpt2'"),
+    (response(error="Exceeds maximum queue size"), PredictorUnavailable, "busy", "queue size"),
+    (b"\xff\xff", PredictorError, "error", "response is malformed"),
+    (response(5, name="more"), PredictorError, "error", "with 'more', which was not asked for"),
+    (Code.UNAVAILABLE, PredictorUnavailable, "unavailable", "the model's own words"),
+    (Code.INTERNAL, PredictorError, "error", "the model's own words"),
+    (Code.DEADLINE_EXCEEDED, PredictorTimeout, "timeout", "the model's own words"),
+]
+
+
+@pytest.mark.parametrize(("end", "expected", "kind", "said"), FAILURES, ids=[f"{row[2]} {row[3]}" for row in FAILURES])
+@pytest.mark.parametrize("first", [0, 1], ids=["at once", "midway"])
+async def test_failures(end: bytes | Code, expected: type[RequestError], kind: str, said: str, first: int) -> None:
+    before = [response(5)] * first
+    told = Telling(*before, end=end) if isinstance(end, Code) else Telling(*before, end)
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
+        responses = stream(client)
+        for _ in before:
+            assert values_of(await anext(responses)) == [5]
+        with pytest.raises(expected, match=said) as caught:
+            await anext(responses)
+        if not isinstance(end, Code):
+            await asyncio.wait_for(told.cancelled.wait(), 20)
+    assert (type(caught.value), failures.kind_of(caught.value)) == (expected, kind)
+
+
+@pytest.mark.parametrize("by", ["closing", "cancelling"])
+async def test_leaving_early_cancels_the_call(by: str) -> None:
+    told = Telling(response(5))
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
+        async with aclosing(stream(client)) as responses:
+            await anext(responses)
+            if by == "cancelling":
+                task = asyncio.ensure_future(anext(responses))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        await asyncio.wait_for(told.cancelled.wait(), 20)
+
+
+async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureFixture) -> None:
+    told = Telling(response(5))
+    async with serving(ModelStreamInfer=told.handle) as host:
         async with predictor(host) as client:
-            call = asyncio.create_task(infer(client, destination=where))
-            await hanging.until(1)
-            if how == "cancelled":
-                await cancel(call)
-        await asyncio.wait([call])
-        assert call.cancelled() or call.exception() is not None
-        assert not where.settled
+            responses = stream(client)
+            await anext(responses)
+            following = asyncio.ensure_future(anext(responses))
+            await asyncio.sleep(0)
+        with pytest.raises(PredictorUnavailable, match="are closed") as caught:
+            await following
+        assert caught.value.kind == failures.LOST
+        with pytest.raises(PredictorUnavailable, match="are closed"):
+            await anext(stream(client))
+        await asyncio.wait_for(told.cancelled.wait(), 20)
+    assert not caplog.records
 
 
-async def test_an_unknown_region() -> None:
-    where = destination()
-    handler = failing(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'r1'")
-    async with serving(ModelInfer=handler) as host, predictor(host) as client:
-        with pytest.raises(UnknownRegion):
-            await infer(client, destination=where)
-    assert where.settled
+@pytest.mark.parametrize(
+    ("responses", "kind"), [(0, failures.NO_ANSWER), (1, failures.LOST)], ids=["at once", "midway"]
+)
+async def test_a_connection_that_ends(responses: int, kind: str) -> None:
+    async def fault(connection: Connection) -> None:
+        begun = await until_request(connection)
+        await connection.send(head(begun) + frame(0, 0, begun, message(response(5))) * responses)
+        await asyncio.sleep(0.05)
+
+    async with faulty(fault, nobody()) as host, predictor(host) as client:
+        found = stream(client)
+        for _ in range(responses):
+            await anext(found)
+        with pytest.raises(PredictorUnavailable) as caught:
+            await anext(found)
+    assert caught.value.kind == kind
+    assert caught.value.connection is not None
+
+
+async def test_a_slow_reader_holds_the_server_back() -> None:
+    written = 0
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        nonlocal written
+        for _ in range(10_000):
+            await context.write(response(*range(10_000)))
+            written += 1
+
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+        async with aclosing(stream(client)) as responses:
+            await anext(responses)
+            before = -1
+            while before != written:  # until it stands still
+                before = written
+                await asyncio.sleep(0.2)
+            assert written < 2000
+            for _ in range(before + 50):
+                await anext(responses)
+            assert written > before
 
 
 # TLS, apart from what test_tls.py asks of every transport.
 
 
-@asynccontextmanager
-async def secured(host: str = "localhost") -> AsyncIterator[tuple[str, Hanging]]:
-    """A server that asks for a certificate."""
-    pair = [(KEY.read_bytes(), CERTIFICATE.read_bytes())]
-    credentials = grpc.ssl_server_credentials(pair, CERTIFICATE.read_bytes(), True)
-    hanging = Hanging()
-    async with serving(credentials=credentials, ModelInfer=hanging.handle) as address:
-        yield f"{host}:{address.rpartition(':')[2]}", hanging
-
-
-OWN = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(CERTIFICATE), "key_file": str(KEY)}
-
-
 async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a new connection, while calls of the old one go on."""
     monkeypatch.setattr(credentials.keep_renewing, "__defaults__", (0.02,))
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate, hanging = tmp_path / "tls.crt", Hanging()
     certificate.write_bytes(CERTIFICATE.read_bytes())
-    key.write_bytes(KEY.read_bytes())
-    own = {**OWN, "cert_file": str(certificate), "key_file": str(key)}
-    async with secured() as (host, hanging), predictor(host, **own) as client:
+    own = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(certificate), "key_file": str(KEY)}
+    async with (
+        serving(credentials=server_credentials(True), ModelInfer=hanging.handle) as address,
+        predictor(address.replace(HOST, "localhost"), **own) as client,
+    ):
         old = asyncio.create_task(infer(client))
         await hanging.until(1)
         certificate.write_text("no certificate")

@@ -320,38 +320,8 @@ async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
         assert [await body_of(client.request(GET)) for _ in range(2)] == [b"0"] * 2
 
 
-async def test_a_body_in_pieces_to_a_server_that_reads_slowly() -> None:
-    """What the socket does not take at once is sent later, in order, and other calls go on."""
-    pieces = [random.Random(size).randbytes(size) for size in (LARGE, 3, 2**17, 2**20)]
-    body, others_are_done = b"".join(pieces), asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        if connection.number:
-            await echo(connection)
-        await connection.reader.readuntil(b"\r\n\r\n")
-        await others_are_done.wait()
-        got = bytearray()
-        while len(got) < len(body):
-            got += await connection.reader.read(2**18)
-        await connection.answer("200 OK", str(got == body).encode())
-        await connection.until_closed()
-
-    async with meeting(script) as client:
-        slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
-        await until(lambda: len(client.connections) == 1)
-        for _ in range(3):
-            assert await body_of(client.request(*post(b"small"))) == b"small"
-        others_are_done.set()
-        assert await slow == b"True"
-        assert len(client.idle) == 2, "all was sent, so this connection is as good as the other"
-
-
-@pytest.mark.parametrize("end", ["close", "reset", "say something", "wait"])
-async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once where the server ends it, and else after a while."""
-    if end == "wait":
-        monkeypatch.setattr(http, "_SWEEPS", 1)
-        monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
+@pytest.mark.parametrize("end", ["close", "reset", "say something"])
+async def test_an_idle_connection_that_the_server_ends_is_dropped_at_once(end: str) -> None:
     go = asyncio.Event()
 
     async def then(connection: Connection) -> None:
@@ -360,8 +330,6 @@ async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.Monke
             connection.reset()
         elif end == "say something":
             await connection.answer("408 Request Timeout")
-        elif end == "wait":
-            await connection.until_closed()
 
     async with meeting(Answering(1, then=then).serve) as client:
         assert await body_of(client.request(GET)) == b"0"
@@ -369,6 +337,20 @@ async def test_an_idle_connection_is_dropped(end: str, monkeypatch: pytest.Monke
         go.set()
         await until(lambda: not client.idle)
         assert await body_of(client.request(GET)) == b"1"
+
+
+async def test_an_idle_connection_is_dropped_at_its_fourth_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with meeting(echo) as client:
+        for _ in range(2):  # one in use does not age
+            await client.request(GET)
+            for _ in range(3):
+                client._sweep()
+            assert len(client.idle) == 1
+        monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
+        client._sweep()
+        assert not client.idle
+        await client.request(GET)
+        await until(lambda: not client.idle)  # sweeps follow one another
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -597,30 +579,6 @@ async def test_closing_while_a_connection_opens() -> None:
 
 
 # Streams.
-
-
-async def test_pieces_come_as_they_are_sent_and_the_connection_is_kept() -> None:
-    more = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        assert connection.number == 0
-        while True:
-            await connection.request()
-            await connection.send(CHUNKED)
-            for text in (b"a", b"b", b"c"):
-                await connection.send(b"1\r\n%b\r\n" % text)
-                await more.wait()
-                more.clear()
-            await connection.send(b"0\r\n\r\n")
-
-    async with meeting(script) as client:
-        for _ in range(3):
-            connection = await client.begin([GET])
-            for text in (b"a", b"b", b"c"):
-                assert await connection.read() == text
-                more.set()
-            assert await connection.read() == b""
-            connection.leave()
 
 
 async def test_a_slow_reader_holds_the_server_up() -> None:

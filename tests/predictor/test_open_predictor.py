@@ -12,8 +12,9 @@ import pytest
 
 from hf_transformer import predictor
 from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout
-from hf_transformer.predictor import PROTOCOLS, open_predictor
-from hf_transformer.predictor.base import Address, PredictorSettings, forwarded, parse_address
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor import open_predictor
+from hf_transformer.predictor.base import Address, ModelCall, PredictorSettings, forwarded, parse_address
 from hf_transformer.predictor.failures import verified
 from hf_transformer.types import Tensor
 from tests.predictor.scripted import SPEC, ScriptedTransport
@@ -23,45 +24,33 @@ def settings(host: str = "triton", use_ssl: bool = False) -> PredictorSettings:
     return PredictorSettings("m", host, use_ssl)
 
 
-class JsonTransport(ScriptedTransport):
-    """Streams JSON."""
-
-    @property
-    def streams_json(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("shared", [0, 2**16], ids=["inline", "shared memory"])
 async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: int) -> None:
-    transport = JsonTransport(tmp_path)
-    monkeypatch.setattr(predictor, "PROTOCOLS", {"v2": lambda settings: transport})
+    transport = ScriptedTransport(tmp_path)
+    transport.streams_json = True
+    monkeypatch.setattr(predictor, "open_transport", lambda protocol, settings: transport)
     sizes = replace(settings("triton:8000"), timeout=0.2, shared_memory_bytes=shared, shared_memory_min_bytes=2**10)
-    async with open_predictor("v2", sizes, 3, circuit_failures=1) as opened:
+    async with open_predictor("v2", sizes, Metrics("m"), retries=3, circuit_failures=1) as opened:
         assert (await opened.model_spec(), await opened.model_ready()) == (SPEC, False)
         assert opened.streams_json and not opened.shares(1024)
         ids = Tensor("input_ids", "INT64", np.array([5]))
-        reply = await opened.infer([ids], ["logits"], {}, sizes={"logits": 4}, cancellable=True)
-        assert transport.options["cancellable"]
+        reply = await opened.infer(ModelCall([ids], ["logits"], {}, {"logits": 4}, cancellable=True))
+        assert transport.call is not None and transport.call.cancellable
         assert reply.tensors["logits"].data.tolist() == [5]
         reply.release()
         transport.gate(5)
         with pytest.raises(PredictorTimeout, match=r"predictor at triton:8000 gave no answer in 0\.2 s"):
-            await opened.infer([ids], ["logits"], {})
-    assert transport.events == ["open", "close"] and transport.calls == 2
-
-
-def test_an_unknown_protocol() -> None:
-    with pytest.raises(ConfigError, match="predictor_protocol is 'v1', expected one of v2, grpc-v2"):
-        open_predictor("v1", settings(), 0)
+            await opened.infer(ModelCall([ids], ["logits"], {}))
+    assert transport.events == ["open", "released", "close"] and transport.calls == 2
 
 
 @pytest.mark.slow
 def test_grpc_is_imported_where_it_is_needed() -> None:
     program = (
-        "import sys; from hf_transformer.predictor import open_predictor as f\n"
+        "import sys; from hf_transformer.predictor import open_transport as f\n"
         "from hf_transformer.predictor.base import PredictorSettings as S\n"
-        "f('v2', S('m', 'h'), 0); assert 'grpc' not in sys.modules, 'REST does without'\n"
-        "f('grpc-v2', S('m', 'h'), 0); assert 'grpc' in sys.modules"
+        "f('v2', S('m', 'h')); assert 'grpc' not in sys.modules, 'REST does without'\n"
+        "f('grpc-v2', S('m', 'h')); assert 'grpc' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
@@ -94,9 +83,6 @@ def test_addresses(host: str, use_ssl: bool, expected: tuple[str, int], text: st
 def test_bad_addresses(host: str) -> None:
     with pytest.raises(ConfigError, match=r"^predictor_host is "):
         parse_address(settings(host))
-    for protocol in PROTOCOLS:
-        with pytest.raises(ConfigError):
-            open_predictor(protocol, settings(host), 0)
 
 
 def test_headers_that_are_passed_on() -> None:

@@ -12,10 +12,12 @@ import pytest
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
+from hf_transformer.predictor.base import ModelCall
 from hf_transformer.predictor.resilience import Resilience
 from tests.predictor.scripted import OUTPUTS, Scripted, until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
+STREAM = ModelCall([], ["n"], {})
 Errors = list[BaseException | None]
 
 
@@ -54,10 +56,10 @@ class Rig:
             self.inner,
             "triton:8000",
             timeout,
+            self.metrics,
             retries=retries,
             retry_budget=budget,
             circuit_failures=failures,
-            metrics=self.metrics,
             sleep=self.sleep,
             jitter=lambda: jitter,
             clock=lambda: self.now,
@@ -69,12 +71,12 @@ class Rig:
             await self.wake.acquire()
 
     async def infer(self, wanted: Callable[[], bool] | None = None) -> object:
-        reply = await self.predictor.infer([], ["logits"], {}, wanted=wanted)
+        reply = await self.predictor.infer(ModelCall([], ["logits"], {}, wanted=wanted))
         reply.release()
         return reply.tensors
 
     async def read(self) -> list[int]:
-        return [int(one["n"].data[0]) async for one in self.predictor.stream([], ["n"], {})]
+        return [int(one["n"].data[0]) async for one in self.predictor.stream(STREAM)]
 
     async def fail(self, times: int, *, stream: bool = False) -> list[str]:
         """What calls say that all must fail."""
@@ -102,7 +104,7 @@ class Rig:
     async def probe(self, said: bool | BaseException | None) -> None:
         """Lets the probe ask once, and waits for its next pause or its end."""
         await until(lambda: bool(self.pauses))
-        self.inner.ready = [said]
+        self.inner.ready = said
         pauses = len(self.pauses)
         self.wake.release()
         await until(lambda: len(self.pauses) > pauses or not self.predictor.is_open)
@@ -287,6 +289,7 @@ async def test_calls_under_way_are_left_alone(fails: bool) -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert results == [rig.inner.failure or OUTPUTS] * 2
         assert rig.predictor.is_open, "only the probe closes it"
+        assert (await rig.fail(1))[0].endswith(": after all" if fails else ": call 2")
 
 
 async def test_failures_from_before_it_came_back_do_not_open_it_again() -> None:
@@ -334,6 +337,13 @@ async def test_there_is_one_probe_for_many_failures_at_once() -> None:
         await rig.fail(50)
         await rig.probe(False)
         assert (rig.inner.questions, len(rig.pauses)) == (1, 2)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+        await rig.fail(50)
+        await until(lambda: len(rig.pauses) == 3)
+        await rig.probe(True)
+        assert not rig.predictor.is_open, "a probe that somebody has cancelled is begun again"
 
 
 @pytest.mark.parametrize(
@@ -365,7 +375,7 @@ async def test_closing_ends_the_probe_and_no_other_begins(asking: bool) -> None:
     async with rig.predictor:
         await rig.fail(3)
         if asking:
-            rig.inner.ready = [None]
+            rig.inner.ready = None
             rig.wake.release()
             await until(lambda: rig.inner.questions == 1)
         assert len(asyncio.all_tasks()) == 2
@@ -420,7 +430,7 @@ async def test_a_stream_that_goes_silent(responses: list[int | None]) -> None:
     rig, found = Rig(timeout=0.05), list[int]()
     rig.inner.streams = [responses]
     with pytest.raises(PredictorTimeout, match=TOO_LATE):
-        async for one in rig.predictor.stream([], ["n"], {}):
+        async for one in rig.predictor.stream(STREAM):
             found.append(int(one["n"].data[0]))
     assert found == responses[:-1]
     assert rig.inner.events == ["stream", "closed"] and rig.errors("timeout") == 1
@@ -429,7 +439,7 @@ async def test_a_stream_that_goes_silent(responses: list[int | None]) -> None:
 async def test_a_slow_reader_is_no_silence() -> None:
     rig = Rig(timeout=0.02)
     rig.inner.streams = [[1, 2, 3]]
-    async for _ in rig.predictor.stream([], ["n"], {}):
+    async for _ in rig.predictor.stream(STREAM):
         await asyncio.sleep(0.03)
     assert rig.errors("timeout") == 0
 
@@ -459,7 +469,7 @@ async def test_streams_open_the_circuit(streams: Streams, opens: bool) -> None:
 async def test_closing_a_stream_closes_the_one_inside_and_says_nothing() -> None:
     rig = Rig(failures=1)
     rig.inner.streams = [[1, 2], [1]]
-    async with aclosing(rig.predictor.stream([], ["n"], {})) as responses:
+    async with aclosing(rig.predictor.stream(STREAM)) as responses:
         await anext(responses)
         assert rig.inner.events == ["stream"]
     assert rig.inner.events == ["stream", "closed"]

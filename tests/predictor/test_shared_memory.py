@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
 from hf_transformer.predictor import shared_memory
-from hf_transformer.predictor.base import StaleConnection
+from hf_transformer.predictor.base import ModelCall, StaleConnection
 from hf_transformer.predictor.shared_memory import (
     ALIGNMENT,
     MARGIN,
@@ -52,7 +52,7 @@ class Shared:
         """One call, whose outputs are ``count`` times ``number``; gives the values that there are."""
         tensor = Tensor("input_ids", "INT64", np.full(count, number))
         sizes = {name: 4 * count for name in outputs if name != "unsized"}
-        reply = await self.predictor.infer([tensor], outputs, {}, sizes=sizes)
+        reply = await self.predictor.infer(ModelCall([tensor], outputs, {}, sizes))
         assert set(reply.tensors) == set(outputs)
         assert all(tensor.shape == (count,) for tensor in reply.tensors.values())
         values = sorted({float(value) for tensor in reply.tensors.values() for value in tensor.data})
@@ -62,7 +62,7 @@ class Shared:
     async def registered(self) -> None:
         """Has a region made by a first call."""
         assert await self.infer(99) == [99]
-        await until(lambda: self.predictor.use().registered)
+        await until(lambda: self.use.registered)
 
     async def attempted(self, times: int) -> None:
         """Waits until so many registrations were tried, and the last one has failed."""
@@ -86,13 +86,17 @@ class Shared:
     def files(self) -> list[str]:
         return [path.name for path in self.folder.iterdir()]
 
-    def batches(self, transfer: str) -> int:
-        return self.predictor.use().batches[transfer]
+    @property
+    def use(self) -> SharedMemoryUse:
+        return self.predictor.use()
 
+    def batches(self, *transfers: str) -> list[int]:
+        return [self.use.batches[transfer] for transfer in transfers]
+
+    @property
     def slots(self) -> tuple[int, int]:
         """In use, and quarantined."""
-        slots = self.predictor.use().slots
-        return slots["in_use"], slots["quarantined"]
+        return self.use.slots["in_use"], self.use.slots["quarantined"]
 
 
 @pytest.fixture
@@ -108,37 +112,33 @@ async def test_large_outputs_are_read_where_they_were_written(shared: Shared) ->
     metrics.watch_shared_memory(shared.predictor.use)
     async with shared.predictor as predictor:
         assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
+        (shared.folder / f"{PREFIX}dead").touch()
         await shared.registered()
+        assert shared.files == shared.transport.registered, "a leftover would take its room"
         assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
-        assert await shared.infer(4, outputs=("logits", "more", "unsized")) == [4]
-        batches = {"shared": 2, "inline_full": 0, "inline_unregistered": 1, "inline_resent": 0}
-        assert shared.predictor.use().batches == batches
-        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
-        assert shared.transport.released == 3
+        assert await shared.infer(4, 300, outputs=("logits", "more", "unsized")) == [4, 5, 6]
+        assert shared.batches("shared", "inline_full", "inline_unregistered", "inline_resent") == [2, 0, 1, 0]
+        assert (shared.slots, shared.use.bytes["free"]) == ((0, 0), SIZE)
         shown = metrics.render().decode()
-    for line in (
-        "registered 1.0",
-        'slots{state="quarantined"} 0.0',
-        f'bytes{{state="free"}} {float(SIZE)}',
-        'batches_total{transfer="shared"} 2.0',
-        'batches_total{transfer="inline_unregistered"} 1.0',
-    ):
+    batches = ('batches_total{transfer="shared"} 2.0', 'batches_total{transfer="inline_unregistered"} 1.0')
+    for line in ("registered 1.0", 'slots{state="quarantined"} 0.0', f'bytes{{state="free"}} {float(SIZE)}', *batches):
         assert f"hf_transformer_shared_memory_{line}\n" in shown
-    assert shared.files == [] and shared.transport.regions == {} and shared.transport.events == ["open", "close"]
+    assert shared.files == [] and shared.transport.regions == {}
+    assert shared.transport.events == ["open", *["released"] * 3, "close"]
 
 
 async def test_a_slot_is_in_use_until_its_reply_is_released(shared: Shared) -> None:
     async with shared.predictor as predictor:
         await shared.registered()
         given_ids = Tensor("input_ids", "INT64", np.full(4 * QUARTER, 1))
-        reply = await predictor.infer([given_ids], ["logits"], {}, sizes={"logits": SIZE})
-        assert shared.slots() == (1, 0)
-        assert await shared.infer(2) == [2] and shared.batches("inline_full") == 1
+        reply = await predictor.infer(ModelCall([given_ids], ["logits"], {}, {"logits": SIZE}))
+        assert shared.slots == (1, 0)
+        assert await shared.infer(2) == [2] and shared.batches("inline_full") == [1]
         assert set(reply.tensors["logits"].data) == {1}
         for _ in range(2):
             reply.release()
-            assert shared.slots() == (0, 0) and predictor.use().bytes["free"] == SIZE
+            assert shared.slots == (0, 0) and shared.use.bytes["free"] == SIZE
 
 
 async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
@@ -159,7 +159,7 @@ async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> No
         shared.transport.regions.clear()  # a restart, which the next call finds out
         assert await shared.infer(2) == [2]
         assert shares() == []
-        await until(lambda: shared.predictor.use().registered)
+        await until(lambda: shared.use.registered)
         assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
     assert shares() == []
 
@@ -171,7 +171,7 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
         assert await shared.infer(1, 255) == [1]
         assert await shared.infer(2, QUARTER, outputs=("unsized",)) == [2]
         assert shared.transport.attempts == 0 and shared.files == [], "for small outputs nothing is made"
-        assert sum(shared.predictor.use().batches.values()) == 0
+        assert set(shared.use.batches.values()) == {0}
         await shared.registered()
         call = await shared.under_way(1)
         if end is None:
@@ -180,15 +180,15 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
             shared.transport.gate(1).set_exception(end)
         with pytest.raises(asyncio.CancelledError if end is None else type(end)):
             await call
-        assert shared.slots() == (0, 1)
-        assert shared.predictor.use().bytes == {"in_use": 0, "quarantined": SIZE // 4, "free": SIZE * 3 // 4}
+        assert shared.slots == (0, 1)
+        assert shared.use.bytes == {"in_use": 0, "quarantined": SIZE // 4, "free": SIZE * 3 // 4}
         assert await shared.infer(2, 4 * QUARTER) == [2]
-        assert shared.batches("inline_full") == 1
+        assert shared.batches("inline_full") == [1]
         shared.transport.gate(3).set_exception(StaleConnection("it ended before an answer"))
         assert await shared.infer(3, QUARTER) == [3], "such a call goes inline"
-        assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 2))
+        assert (shared.batches("shared", "inline_resent"), shared.slots) == ([0, 1], (0, 2))
         assert await shared.infer(4, 2 * QUARTER) == [4]
-        assert shared.batches("shared") == 1
+        assert shared.batches("shared") == [1]
     assert shared.files == []
     assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
 
@@ -215,13 +215,12 @@ async def test_a_region_is_there_at_start_where_all_answers_are_large(
 ) -> None:
     shared.transport.spec = replace(SPEC, outputs=tuple(outputs), decoupled=decoupled)
     async with shared.predictor:
-        assert shared.files == []
         for _ in range(3):
             assert await shared.predictor.model_spec() == shared.transport.spec
         if at_start:
-            await until(lambda: shared.predictor.use().registered)
+            await until(lambda: shared.use.registered)
         assert await shared.infer(1) == [1]
-        assert shared.batches("shared" if at_start else "inline_unregistered") == 1
+        assert shared.batches("shared" if at_start else "inline_unregistered") == [1]
         assert shared.transport.attempts == at_start or not at_start
 
 
@@ -231,16 +230,16 @@ async def test_a_region_that_is_mostly_lost_is_replaced_and_let_go_later(shared:
         last = await shared.under_way(1)
         await shared.lose(2)
         await shared.lose(3)
-        assert shared.predictor.use().registered, "half of it is left"
+        assert shared.use.registered, "half of it is left"
         await shared.lose(4)
-        assert not shared.predictor.use().registered and shared.slots() == (1, 3)
+        assert not shared.use.registered and shared.slots == (1, 3)
         await shared.registered()
         assert len(shared.transport.registered) == len(shared.files) == 2, "a slot of the first is still in use"
         shared.transport.gate(1).set_result(None)
         assert await last == [1]
         assert shared.files == [shared.transport.registered[1]]
         await until(lambda: list(shared.transport.regions) == [shared.transport.registered[1]])
-        assert shared.slots() == (0, 0)
+        assert shared.slots == (0, 0)
 
 
 async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: Path) -> None:
@@ -251,20 +250,43 @@ async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: 
             await shared.lose(number, 3 * QUARTER)
         assert await shared.infer(3) == [3]
         await asyncio.sleep(0)
-        assert len(shared.transport.registered) == 2 and not shared.predictor.use().registered
-        assert shared.batches("inline_unregistered") == 3
+        assert len(shared.transport.registered) == 2 and not shared.use.registered
+        assert shared.batches("inline_unregistered") == [3]
 
 
-async def test_registrations_do_not_follow_one_another_at_once(tmp_path: Path) -> None:
-    shared = Shared(tmp_path, pauses=Pauses(registered=3600.0))
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.regions.clear()
-        for number in (1, 2):
-            assert await shared.infer(number) == [number]
+async def test_pauses_between_registrations_grow_and_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, loop = Shared(tmp_path, pauses=Pauses()), asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+
+    async def attempts_after(seconds: float) -> int:
+        nonlocal now
+        now += seconds
+        assert await shared.infer(1) == [1]
         await asyncio.sleep(0)
-        assert len(shared.transport.registered) == 1
-        assert (shared.batches("inline_resent"), shared.batches("inline_unregistered")) == (1, 2)
+        return shared.transport.attempts
+
+    shared.transport.refusal = LOST
+    async with shared.predictor:
+        assert await attempts_after(0) == 1
+        for number, pause in ((1, 1), (2, 2), (3, 4)):
+            await shared.attempted(number)
+            assert await attempts_after(pause - 0.5) == number
+            assert await attempts_after(0.6) == number + 1
+        await shared.attempted(4)
+        shared.transport.refusal = None
+        await attempts_after(8)
+        await until(lambda: shared.use.registered)
+        shared.transport.refusal = LOST
+        shared.transport.regions.clear()
+        assert await attempts_after(9.5) == 5, "not at once, though it has just been lost"
+        assert shared.batches("inline_resent", "inline_unregistered") == [1, 8]
+        assert await attempts_after(1) == 6
+        await shared.attempted(6)
+        assert await attempts_after(0.5) == 6
+        assert await attempts_after(1) == 7
 
 
 async def test_several_predictors_behind_one_address(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,11 +311,16 @@ async def test_a_predictor_that_registers_nothing(
         for number in range(5):
             assert await shared.infer(number) == [number]
             await shared.attempted(number + 1)
-        assert shared.batches("inline_unregistered") == 5
+        assert shared.batches("inline_unregistered") == [5]
         assert caplog.text.count("outputs travel inline") == 1
         shared.transport.refusal = None
         await shared.registered()
         assert await shared.infer(7) == [7]
+        shared.transport.refusal = error
+        shared.transport.regions.clear()
+        assert await shared.infer(8) == [8]
+        await shared.attempted(7)
+        assert caplog.text.count("outputs travel inline") == 2, "once for each time without a region"
     assert caplog.text.count("large outputs travel through shared memory") == 1
 
 
@@ -348,13 +375,14 @@ async def test_room_that_a_dead_predecessor_takes_comes_back(
         assert await shared.infer(1) == [1]
         await shared.attempted(1)
         await until(lambda: list(shared.transport.regions) == [dead, "of others"])  # the one of no use is gone at once
-        await until(lambda: shared.predictor.use().registered)  # without another call
+        await until(lambda: shared.use.registered)  # without another call
         assert list(shared.transport.regions) == ["of others", shared.transport.registered[1]]
         assert await shared.infer(2) == [2]
         assert caplog.text.count("do not fit") == 1
 
 
-async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "cancelled"])
+async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture, answered: bool) -> None:
     caplog.set_level(logging.INFO)
     async with shared.predictor:
         await shared.registered()
@@ -362,8 +390,12 @@ async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogC
     assert shared.files == []
     (name,) = shared.transport.regions
     assert caplog.text.count(f"left at the predictor, since calls may still use them: {name}") == 1
-    call.cancel()
-    await asyncio.wait([call])
+    if answered:
+        shared.transport.gate(1).set_result(None)
+        assert await call == [1]
+    else:
+        call.cancel()
+        await asyncio.wait([call])
     assert await shared.infer(2) == [2]
     assert shared.transport.attempts == 1
 

@@ -5,77 +5,63 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, PredictorUnavailable
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
-from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.configuring import error, notes
-from tests.predictor.fault_server import CERTIFICATE, KEY, TLS, Connection, scripted, server_context
-from tests.predictor.grpc_server import serving
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, TLS, Connection, scripted, server_context
+from tests.predictor.grpc_server import server_credentials, serving
 
 PROTOCOL = pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
 OWN = {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(CERTIFICATE), "HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(KEY)}
 
 
 @asynccontextmanager
-async def rest_server(mutual: bool) -> AsyncIterator[int]:
-    async def script(connection: Connection) -> None:
+async def served(protocol: str, mutual: bool = False) -> AsyncIterator[str]:
+    """localhost:port of a predictor that is ready, over TLS."""
+
+    async def answer(connection: Connection) -> None:
         await connection.request()
         await connection.answer("200 OK")
 
-    context = server_context()
-    if mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(CERTIFICATE)
-    async with scripted(script, context) as host:
-        yield int(host.rpartition(":")[2])
-
-
-@asynccontextmanager
-async def grpc_server(mutual: bool) -> AsyncIterator[int]:
     async def ready(request: bytes, context: Any) -> bytes:
         return pb.ModelReadyResponse(ready=True).SerializeToString()
 
-    pair = [(KEY.read_bytes(), CERTIFICATE.read_bytes())]
-    roots = CERTIFICATE.read_bytes() if mutual else None
-    credentials = grpc.ssl_server_credentials(pair, roots, mutual)
-    async with serving(credentials=credentials, ModelReady=ready) as host:
-        yield int(host.rpartition(":")[2])
+    rest = scripted(answer, server_context(mutual))
+    grpc = serving(credentials=server_credentials(mutual), ModelReady=ready)
+    async with rest if protocol == "v2" else grpc as host:
+        yield host.replace(HOST, "localhost")
 
 
-SERVERS = {"v2": rest_server, "grpc-v2": grpc_server}
+def opened(host: str, protocol: str, environ: dict[str, str]) -> Predictor:
+    flags = (f"--predictor_host=https://{host}", f"--predictor_protocol={protocol}")
+    return open_predictor(protocol, predictor_settings(parse_config(flags, environ)[0]), Metrics("m"))
 
 
-def settings_of(port: int, protocol: str, environ: dict[str, str]) -> PredictorSettings:
-    flags = (f"--predictor_host=https://localhost:{port}", f"--predictor_protocol={protocol}")
-    return predictor_settings(parse_config(flags, environ)[0])
-
-
-async def is_ready(port: int, protocol: str, environ: dict[str, str]) -> bool:
-    async with open_predictor(protocol, settings_of(port, protocol, environ), 0) as predictor:
+async def is_ready(host: str, protocol: str, environ: dict[str, str]) -> bool:
+    async with opened(host, protocol, environ) as predictor:
         return await predictor.model_ready()
 
 
 @PROTOCOL
 async def test_our_certificate_is_shown(protocol: str) -> None:
     trusted = {"REQUESTS_CA_BUNDLE": str(CERTIFICATE)}
-    async with SERVERS[protocol](True) as port:
-        assert await is_ready(port, protocol, trusted | OWN)
+    async with served(protocol, mutual=True) as host:
+        assert await is_ready(host, protocol, trusted | OWN)
         with pytest.raises(PredictorUnavailable):
-            await is_ready(port, protocol, trusted)
+            await is_ready(host, protocol, trusted)
 
 
 @PROTOCOL
@@ -84,7 +70,7 @@ async def test_where_trusted_certificates_come_from(protocol: str, tmp_path: Pat
     folder.mkdir()
     empty.mkdir()
     shutil.copy(CERTIFICATE, folder / "ca.crt")
-    async with SERVERS[protocol](False) as port:
+    async with served(protocol) as host:
         for environ in (
             {"REQUESTS_CA_BUNDLE": str(CERTIFICATE)},
             {"REQUESTS_CA_BUNDLE": str(folder)},
@@ -93,11 +79,11 @@ async def test_where_trusted_certificates_come_from(protocol: str, tmp_path: Pat
             {"HF_TRANSFORMER_PREDICTOR_CA_FILE": str(CERTIFICATE)},
             {"HF_TRANSFORMER_PREDICTOR_CA_PATH": str(folder)},
         ):
-            assert await is_ready(port, protocol, environ), environ
+            assert await is_ready(host, protocol, environ), environ
         with pytest.raises(PredictorUnavailable, match=r"(?i)certificate"):
-            await is_ready(port, protocol, {})
+            await is_ready(host, protocol, {})
         with pytest.raises(ConfigError, match="no certificate in"):
-            await is_ready(port, protocol, {"SSL_CERT_DIR": str(empty)})
+            await is_ready(host, protocol, {"SSL_CERT_DIR": str(empty)})
 
 
 @PROTOCOL
@@ -116,7 +102,7 @@ def test_files_that_can_not_be_used(protocol: str, tmp_path: Path) -> None:
         ({"REQUESTS_CA_BUNDLE": str(between)}, "can't be used"),
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
-            open_predictor(protocol, settings_of(1, protocol, given), 0)
+            opened("localhost:1", protocol, given)
     none = str(tmp_path / "none")
     for missing in (PredictorSettings("m", "h", ca_file=none), PredictorSettings("m", "h", ca_path=none)):
         with pytest.raises(ConfigError, match="can't be read"):
@@ -149,8 +135,8 @@ def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
 
 @PROTOCOL
 async def test_plain_text_where_tls_is_spoken(protocol: str) -> None:
-    async with SERVERS[protocol](False) as port:
-        async with open_predictor(protocol, PredictorSettings("m", f"localhost:{port}"), 0) as predictor:
+    async with served(protocol) as host:
+        async with open_predictor(protocol, PredictorSettings("m", host), Metrics("m")) as predictor:
             with pytest.raises(PredictorUnavailable):
                 await asyncio.wait_for(predictor.model_ready(), 30)
 
@@ -165,7 +151,7 @@ async def test_tls_where_plain_text_is_spoken(protocol: str, said: bytes) -> Non
 
     async with (
         scripted(script) as host,
-        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), 0) as predictor,
+        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), Metrics("m")) as predictor,
     ):
         flags = r"\(--predictor_use_ssl or https:// in --predictor_host ask for TLS\)$"
         with pytest.raises(PredictorUnavailable, match=flags):

@@ -21,7 +21,7 @@ from hf_transformer.core.batch import EncodingForm, Packed
 from hf_transformer.errors import PredictorDenied, PredictorError, RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
-from hf_transformer.predictor.base import Transport
+from hf_transformer.predictor.base import ModelCall, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
 
@@ -220,16 +220,17 @@ async def _arrives(transport: Transport, packed: Packed) -> bool:
     """
     outputs = list(packed.sizes)
     with ExitStack() as stack:
-        inline = await transport.infer(packed.inputs, outputs, {})
+        call = ModelCall(packed.inputs, outputs, {})
+        inline = await transport.infer(call)
         stack.callback(inline.release)
         region = stack.enter_context(closing(Region(sum(map(aligned, packed.sizes.values())), FOLDER)))
-        await transport.register_region(region.name, region.key, region.size)
+        await transport.register_region(region.name, region.size)
         try:
             await asyncio.to_thread(region.fill)
             slot = region.take(packed.sizes)
             if slot is None:
                 raise OSError(f"the region of {region.size} bytes has no place for {packed.sizes}")
-            shared = await transport.infer(packed.inputs, outputs, {}, destination=slot.destination)
+            shared = await transport.infer(call, slot.destination)
             stack.callback(shared.release)
         finally:
             with suppress(RequestError):
@@ -287,7 +288,7 @@ async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
     another shape than promised."""
     form = form_of(subject.bound)
     packed = form.pack(texts)
-    reply = await subject.predictor.infer(packed.inputs, packed.outputs, {})
+    reply = await subject.predictor.infer(ModelCall(packed.inputs, packed.outputs, {}))
     try:
         found = form.unpack(texts, packed, reply.tensors)
         return [{role: data.copy() for role, data in rows.items()} for rows in found]

@@ -55,7 +55,7 @@ async def server(subject: Subject) -> list[Finding]:
     settings = predictor_settings(subject.config)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
     subject.admin = admin = open_transport(subject.config.predictor_protocol, settings)
-    bounded = Resilience(admin, str(subject.address), settings.timeout)
+    bounded = Resilience(admin, str(subject.address), settings.timeout, Metrics(settings.model_name))
     subject.predictor = await subject.stack.enter_async_context(bounded)
     try:
         about = await admin.describe_server()

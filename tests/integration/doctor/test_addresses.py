@@ -45,24 +45,7 @@ async def behind_tls(address: str, pair: tuple[Path, Path], *, mutual: bool = Fa
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(TRUSTED[0])
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-
-    async def forward(connection: Connection) -> None:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        ways = [asyncio.create_task(copy(*way)) for way in ((connection.reader, writer), (reader, connection.writer))]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            writer.close()  # before anything is waited for: the test's end may come in the middle of that
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-
-    async with scripted(forward, context) as host:
+    async with scripted(lambda connection: connection.forward(address), context) as host:
         yield host.replace("127.0.0.1", "localhost")
 
 
