@@ -70,6 +70,7 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
     """The answer about one model. Raises NotReady until it was found."""
     found, task = model.describe(), model.task.settings
+    base, is_generation = f"{root_of(settings.openai_prefix)}/v1", found.task in GENERATION
     return {
         "name": model.name,
         "version": found.version,
@@ -79,9 +80,15 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
         "output_format": task.output_format,
         "on_overflow": task.on_overflow,
         **_of_task(found.task, task),
-        **({"generation": _of_generation(model)} if found.task in GENERATION else {}),
+        **({"generation": _of_generation(model)} if is_generation else {}),
         "limits": settings.limits,
-        "protocols": _protocols(model.name, found.task, settings),
+        "protocols": {
+            "v1": f"/v1/models/{model.name}:predict",
+            "v2": f"/v2/models/{model.name}/infer",
+            "grpc_port": settings.grpc_port,
+            "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if found.task in tasks],
+            **({"generate": f"/v2/models/{model.name}/generate"} if is_generation else {}),
+        },
         "examples": settings.examples,
     }
 
@@ -110,18 +117,6 @@ def _of_generation(model: Model) -> dict[str, Json]:
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,
-    }
-
-
-def _protocols(name: str, task: str, settings: InfoSettings) -> dict[str, Json]:
-    """The paths that take requests for the task, and the port of gRPC."""
-    base = f"{root_of(settings.openai_prefix)}/v1"
-    return {
-        "v1": f"/v1/models/{name}:predict",
-        "v2": f"/v2/models/{name}/infer",
-        "grpc_port": settings.grpc_port,
-        "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if task in tasks],
-        **({"generate": f"/v2/models/{name}/generate"} if task in GENERATION else {}),
     }
 
 

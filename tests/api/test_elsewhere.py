@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.api.health import hints
+from hf_transformer.api.health import hint_for
 from tests.api.generating import bench, post
 
 BASE = "the base_url of an OpenAI client is http://HOST:PORT"
@@ -34,13 +34,13 @@ def expected(route: str, base: str = "/openai/v1") -> str:
     ],
 )
 def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
-    hint = hints(prefix)(path, status)
+    hint = hint_for(path, status, prefix)
     assert (None if hint is None else (hint.status, hint.said)) == (None if found is None else (404, found))
 
 
 @pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
 def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
-    hint = hints("openai")(path, 404)
+    hint = hint_for(path, 404, "openai")
     assert hint is not None and hint.status == 501 and hint.said.startswith("no explanations are given here")
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api.openai.completions import CompletionForm
+from hf_transformer.api.base import Model
+from hf_transformer.api.openai.completions import CompletionAnswer
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
-from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenText
+from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
+from hf_transformer.types import Context
 from tests.api.generating import PROMPT, Bench, bench, post
 
 PATH = "/openai/v1/completions"
@@ -154,13 +157,23 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
         assert told["text_offset"] == [0, 1, 1, 1, 1]
 
 
+def logprobs_of(top: int, text: str, *tokens: TokenText) -> Any:
+    """What is told of a choice of these tokens."""
+    request = GenerationRequest(prompts=[""], sampling=Sampling(logprobs=top))
+    answer = CompletionAnswer(cast(Model, SimpleNamespace(name="m")), request, Context("7", {}), False)
+    choice: Any = answer.choice(0, Piece(0, 0, text, list(tokens), finish="stop"))
+    return choice["logprobs"]
+
+
 async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
     chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
     impossible = TokenText("x", b"x", float("-inf"))
-    found: Any = CompletionForm(3).choice(0, Piece(0, 0, "z", [chosen, impossible], finish="stop"))
-    assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
+    assert logprobs_of(3, "z", chosen, impossible)["top_logprobs"] == [
+        {"x": -0.1, "y": -0.2, "z": -0.5},
+        {"x": -9999.0},
+    ]
     part = TokenText("\ufffd", b"\xf0", -0.1)
     for raw, name in (
         (b" \xe2\x80", r"bytes: \xe2\x80"),
@@ -168,9 +181,9 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
         ("\ufffd".encode(), "\ufffd"),
     ):
         chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (part,))
-        found = CompletionForm(1).choice(0, Piece(0, 0, "\ufffd", [chosen], finish="length"))
-        assert found["logprobs"]["tokens"] == [name], "what is no character is told in bytes"
-        assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
+        found = logprobs_of(1, "\ufffd", chosen)
+        assert found["tokens"] == [name], "what is no character is told in bytes"
+        assert found["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -31,7 +31,7 @@ from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Json, Response
+from hf_transformer.types import Context, Json, Response
 
 FIELDS = (
     *SHARED,
@@ -90,8 +90,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         loop = asyncio.get_running_loop()
         prompt = render() if len(call.body) <= INLINE_BYTES else await loop.run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
-    form = ChatForm(sampling.logprobs is not None, tools=may_call, one_call=one_call)
-    answer = GeneratedAnswer(model, request, call.context, form, "chatcmpl", usage)
+    answer = ChatAnswer(model, request, call.context, usage, tools=may_call, one_call=one_call)
     return answer if stream else await answer.whole()
 
 
@@ -327,13 +326,16 @@ class Speech:
         return "tool_calls" if self.calls and finish == "stop" else finish
 
 
-class ChatForm:
-    """The choices of chat completions; ``logprobs`` says whether tokens are told. See Speech for the others."""
+class ChatAnswer(GeneratedAnswer):
+    """The answer of chat completions; see Speech for ``tools`` and ``one_call``."""
 
-    object, chunk_object = "chat.completion", "chat.completion.chunk"
+    __slots__ = ("_open", "_speech")
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, logprobs: bool, *, tools: bool, one_call: bool) -> None:
-        self._logprobs = logprobs
+    def __init__(
+        self, model: Model, request: GenerationRequest, context: Context, usage: bool, *, tools: bool, one_call: bool
+    ) -> None:
+        super().__init__(model, request, context, usage)
         self._speech = partial(Speech, tools=tools, one_call=one_call)
         self._open: dict[int, Speech] = {}
 
@@ -369,7 +371,7 @@ class ChatForm:
         return found
 
     def _told(self, tokens: Sequence[TokenText]) -> Json:
-        if not self._logprobs:
+        if self._request.sampling.logprobs is None:
             return None
         content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
         return {"content": content, "refusal": None}
