@@ -39,13 +39,13 @@ _OTHERS = ("/v1/models/", "/v2/")
 """Models may have the names of OpenAI's routes."""
 _ROUTES = sorted(TASKS, key=len, reverse=True)
 """A path that ends with chat/completions ends with completions, too."""
-_EXPLAINS = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> Hint | None:
     """The hint for a path, which has this status otherwise; None if there is none."""
     if _EXPLAIN.fullmatch(path):
-        return Hint(501, _EXPLAINS, error_json)
+        said = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
+        return Hint(501, said, error_json)
     if status != 404 or path.startswith(_OTHERS):
         return None
     base, bare = f"{root_of(openai_prefix)}/v1", path.rstrip("/")

@@ -150,13 +150,11 @@ def _value(tensor: Tensor | Texts) -> Json:
     count = len(tensor.texts) if isinstance(tensor, Texts) else tensor.data.size
     if count != 1 and name not in SEVERAL:
         raise InvalidInput(f"inputs: {name!r} has the shape {list(tensor.shape)}, expected one element: [1] or [1, 1]")
-    values = tensor.texts if isinstance(tensor, Texts) else _numbers(tensor)
+    if isinstance(tensor, Texts):
+        values: list[Json] = list(tensor.texts)
+    else:  # a float as it is written: float32's 0.1 becomes the 0.1 of JSON
+        values = [float(str(one)) if isinstance(one, np.floating) else one.item() for one in tensor.data.reshape(-1)]
     return values[0] if count == 1 and name not in LISTS else values
-
-
-def _numbers(tensor: Tensor) -> list[Json]:
-    # A float as it is written: float32's 0.1 becomes the 0.1 of JSON.
-    return [float(str(one)) if isinstance(one, np.floating) else one.item() for one in tensor.data.reshape(-1)]
 
 
 def _tensor(name: str, values: list[str] | list[int]) -> Tensor:

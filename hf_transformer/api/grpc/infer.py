@@ -114,24 +114,19 @@ class Inference:
 class StreamedPieces(TextStream):
     """A ModelStreamInferResponse for each piece, with the parameter triton_final_response=true in the last of all.
 
-    Each has ``output-0`` BYTES [1], or the outputs of Triton's backends if the request has their form (``asked``). The
+    Each has ``output-0`` BYTES [1], or the outputs of Triton's backends for a request in their form (``asked``). The
     last piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
     """
 
     __slots__ = ("_asked", "_infer", "_outputs", "_version")
 
     def __init__(
-        self,
-        model: Model,
-        request: InferRequest,
-        context: Context,
-        generation: GenerationRequest,
-        asked: GenerateRequest | None,
+        self, model: Model, request: InferRequest, context: Context, asked: GenerateRequest | GenerationRequest
     ) -> None:
-        super().__init__(model, generation, context)
+        self._asked = asked if isinstance(asked, GenerateRequest) else None
+        super().__init__(model, asked.request if isinstance(asked, GenerateRequest) else asked, context)
         self._infer = request
-        self._asked = asked
-        self._outputs = None if asked is None else NewOutputs(asked)
+        self._outputs = None if self._asked is None else NewOutputs(self._asked)
         self._version = model.describe().version
 
     def piece(self, piece: Piece) -> bytes:
@@ -165,8 +160,7 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
         return None
     if is_for_backend(model, request):
         asked = read_as_backend(model, request)
-        return StreamedPieces(model, request, context, asked.request, asked) if asked.stream else None
+        return StreamedPieces(model, request, context, asked) if asked.stream else None
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
-    generation = model.task.request(to_query(model.task, request))
-    return StreamedPieces(model, request, context, generation, None)
+    return StreamedPieces(model, request, context, model.task.request(to_query(model.task, request)))

@@ -149,7 +149,15 @@ class GrpcServer:
         for name, served in ((SERVICE, methods), (HEALTH, Health(models, self._closing).methods)):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         add_reflection(self._server, methods)
-        self._listen()
+        address = f"[{settings.host}]:{settings.port}" if ":" in settings.host else f"{settings.host}:{settings.port}"
+        try:
+            if self._credentials is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            where = f"--grpc_port={settings.port}: can't listen on {settings.host}"
+            raise ConfigError(f"{where}: {error}") from error
         self._logger.addFilter(self._filter)
         await self._server.start()
         return self
@@ -193,17 +201,6 @@ class GrpcServer:
             await asyncio.sleep(QUIET / LOOKS)
             looks = looks + 1 if self.calls.begun == begun else 0
             begun = self.calls.begun
-
-    def _listen(self) -> None:
-        host, port = self._settings.host, self._settings.port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if self._credentials is None:
-                self._server.add_insecure_port(address)
-            else:
-                self._server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise ConfigError(f"--grpc_port={port}: can't listen on {host}: {error}") from error
 
 
 def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:

@@ -26,7 +26,7 @@ from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnsw
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
-from hf_transformer.generation.tools import ToolCall, ToolCallParser
+from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
 from hf_transformer.tasks.base import describe
@@ -162,7 +162,13 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
         # They are parsed in this order: whatever an unclosed quote would hide comes after an error.
         check_size(" ".join(texts).encode(), limits)
     for where, function in called.items():
-        function["arguments"] = _read_arguments(function["arguments"], f"{where}.arguments")
+        arguments, where = function["arguments"], f"{where}.arguments"
+        if isinstance(arguments, str):  # OpenAI's are JSON as text; templates write an object as JSON themselves
+            try:
+                arguments = orjson.loads(arguments or "{}")
+            except orjson.JSONDecodeError:
+                raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
+        function["arguments"] = expect(arguments, dict, where, "an object as JSON text")
     return messages
 
 
@@ -244,17 +250,6 @@ def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> 
     return calls
 
 
-def _read_arguments(given: Json, where: str) -> dict[str, Json]:
-    """OpenAI's are JSON as text; templates write an object as JSON themselves."""
-    if isinstance(given, str):
-        try:
-            given = orjson.loads(given or "{}")
-        except orjson.JSONDecodeError:
-            raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
-    found: dict[str, Json] = expect(given, dict, where, "an object as JSON text")
-    return found
-
-
 def read_tools(given: Json) -> list[dict[str, Json]]:
     """The tools that the model may call: functions. Raises InvalidInput or TooLarge."""
     if given is None:
@@ -317,8 +312,13 @@ class Speech:
             content, found = content + rest, found + more
         if self._one_call:
             found = found[: 1 - self.calls]
-        calls = [_call(one, self.calls + number) for number, one in enumerate(found)]
-        self.calls += len(calls)
+        calls: list[Json] = []
+        for one in found:
+            function = {"name": one.name, "arguments": one.arguments}
+            calls.append(
+                {"index": self.calls, "id": f"call_{new_request_id()}", "type": "function", "function": function}
+            )
+            self.calls += 1
         return content, calls
 
     def reason(self, finish: str | None) -> str | None:
@@ -379,11 +379,6 @@ class ChatAnswer(GeneratedAnswer):
 
 def _chunk(index: int, delta: Json, logprobs: Json = None, finish: str | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _call(call: ToolCall, number: int) -> dict[str, Json]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": number, "id": f"call_{new_request_id()}", "type": "function", "function": function}
 
 
 def _token(token: TokenText) -> dict[str, Json]:
