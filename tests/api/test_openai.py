@@ -1,99 +1,69 @@
-"""Fields, answers and errors of the OpenAI API without a model; tests/integration/test_openai.py has the rest."""
+"""What the OpenAI API says whatever the model is: its errors, and hints for requests to other routes and servers."""
 
 from __future__ import annotations
 
 import base64
 import json
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from hf_transformer.api.base import Call, Model, Models, Service, error_json, renamed
+from hf_transformer.api.base import error_json
+from hf_transformer.api.health import hint_for
 from hf_transformer.api.openai import embeddings
-from hf_transformer.api.openai.fields import as_sent, read_request, render_error
+from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.openai.routes import errors_by_path
-from hf_transformer.errors import InvalidInput, RequestError, UnknownModel
-from hf_transformer.protocol.json_text import JsonLimits
-from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Context
+from tests.api.generating import bench, post
 
-LABELS = {
-    **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
-    **{"store": True, "service_tier": "auto", "priority": 0},
-    "metadata": {"team": "search"},
-}
-"""Fields of every endpoint that ask for nothing; some of them are not rerank's."""
-JINAS = {"embedding_type": "float", "late_chunking": False, "truncate_prompt_tokens": -1, "add_special_tokens": True}
+BASE = "the base_url of an OpenAI client is http://HOST:PORT"
+SCORES = "Not Found; /openai/v1/rerank gives the scores of documents for a query"
 
 
-def models(task: str = "text_embedding") -> Models:
-    return Models([cast(Model, SimpleNamespace(name="mini", task=SimpleNamespace(name=task)))])
-
-
-def read(body: Any, task: str = "text_embedding", **headers: bytes) -> Parameters:
-    """The fields of an embeddings request."""
-    found = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    service = cast(Service, SimpleNamespace(models=models(task)))
-    with renamed(as_sent):
-        call = Call({}, found, content, Context("id", {}), JsonLimits(99, 99))
-        model, given = read_request(service, call, "embeddings", embeddings.FIELDS)
-    assert model.name == "mini"
-    return given
-
-
-def test_what_asks_for_nothing() -> None:
-    given = read({"model": "mini", "user": None, "input": "a", "n": None})
-    assert given.get("input") == "a" and "user" not in given
-    body = '{"model": "mini", "input": "é"}'.encode("utf-16")
-    assert read(body, content_type=b"application/json; charset=utf-16").get("input") == "é"
-    assert set(LABELS) < set(embeddings.FIELDS)
-    query, _ = embeddings.read_query(read({"model": "mini", "input": "a", **LABELS, **JINAS}), 9)
-    assert query == embeddings.read_query(read({"model": "mini", "input": "a", "service_tier": "default"}), 9)[0]
-
-
-NOT_DONE = [
-    ("store", 0, "nothing is stored here, expected true or false, got a number"),
-    ("priority", 1, "requests have none here, expected 0, got a number"),
-    ("priority", False, "requests have none here, expected 0, got false"),
-    ("truncate_prompt_tokens", 8, "texts are cut at the model's length, expected -1, got a number"),
-    ("embedding_type", "binary", "vectors are not quantized, expected float, got 'binary'"),
-    ("input_type", 1, "expected a string, got a number"),
-    ("add_special_tokens", False, "they are added (--disable_special_tokens), expected true, got false"),
-    ("service_tier", "flex", "there is one here, expected auto or default, got 'flex'"),
-    ("service_tier", 1, "there is one here, expected auto or default, got a number"),
-    ("user", 7, "expected a string, got a number"),
-    ("safety_identifier", 7, "expected a string, got a number"),
-    ("prompt_cache_key", ["k"], "expected a string, got a list"),
-    ("prompt_cache_retention", 24, "expected a string, got a number"),
-    ("metadata", "x", "expected an object of strings, got a string"),
-    ("metadata", {"a": 1}, "the key 'a' has a number, expected a string"),
-    ("metadata", {"a" * 65: "x"}, "a key has 65 characters, at most 64 are taken"),
-    ("metadata", {"a": "x" * 513}, "the key 'a' has 513 characters, at most 512 are taken"),
-    ("metadata", {str(number): "x" for number in range(17)}, "17 keys, at most 16 are taken"),
-]
+def expected(route: str, base: str = "/openai/v1") -> str:
+    return f"Not Found, expected {base}/{route}: {BASE}{base}"
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "says"),
+    ("prefix", "path", "status", "found"),
     [
-        (b"{", InvalidInput, "body: not JSON: "),
-        ([1], InvalidInput, "body: expected an object, got a list"),
-        ({"model": "mini", "inputs": []}, InvalidInput, "inputs: unknown, expected some of model, input, encoding"),
-        (dict.fromkeys("abcdefgh", 1), InvalidInput, "'a', 'b', 'c', 'd', 'e' and 3 more, expected"),
-        ({}, InvalidInput, "model: missing, expected the name of the model that is served: mini"),
-        ({"model": 3}, InvalidInput, "model: expected a string, got a number"),
-        ({"model": "gpt"}, UnknownModel, "model: 'gpt' is not served here; served: mini"),
-        *[({"model": "mini", name: value}, InvalidInput, f"{name}: {says}") for name, value, says in NOT_DONE],
+        ("openai", "/v1/completions", 404, expected("completions")),
+        ("openai", "/chat/completions", 404, expected("chat/completions")),
+        ("openai", "/v1/rerank", 404, expected("rerank")),
+        ("openai", "/openai/v1/v1/chat/completions", 404, expected("chat/completions")),
+        ("openai", "/openai/v1/embeddings/", 404, expected("embeddings")),
+        ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
+        ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
+        *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
+        # Of others nothing is said, and models may be called as routes.
+        *[("openai", path, 404, None) for path in ("/", "/completions_", "/v1/models/m", "/v1/explain", "/v3")],
+        *[("openai", path, 404, None) for path in ("/v1/models/a/b:explain", "/v1/models/m/rerank")],
+        ("openai", "/v2/models/m/score", 404, None),
+        ("openai", "/v1/models/rerank", 405, None),
     ],
-    ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_wrong_requests(body: Any, kind: type[RequestError], says: str) -> None:
-    with pytest.raises(kind) as raised:
-        read(body)
-    assert says in str(raised.value)
+def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
+    hint = hint_for(path, status, prefix)
+    assert (None if hint is None else (hint.status, hint.said)) == (None if found is None else (404, found))
+
+
+@pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
+def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
+    hint = hint_for(path, 404, "openai")
+    assert hint is not None and hint.status == 501 and hint.said.startswith("no explanations are given here")
+
+
+async def test_the_answers() -> None:
+    """OpenAI's clients show no message in another form than OpenAI's, wherever they ask."""
+    async with bench() as made:
+        for path in ("/v1/chat/completions", "/openai/chat/completions"):
+            status, found = await post(made, path, {})
+            message = f"POST {path}: {expected('chat/completions')}"
+            about = {"type": "invalid_request_error", "param": None, "code": None}
+            assert (status, found) == (404, {"error": {"message": message, **about}})
+        status, found = await post(made, "/v1/models/gpt2:explain", {})
+        assert status == 501 and found["error"].startswith("POST /v1/models/gpt2:explain: no explanations")
+        status, found = await post(made, "/v1/models/gpt2", {})
+        assert status == 405 and found == {"error": "POST /v1/models/gpt2: Method Not Allowed, expected GET, HEAD"}
 
 
 def test_base64_is_float32_in_little_endian() -> None:
