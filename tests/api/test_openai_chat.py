@@ -293,12 +293,11 @@ IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
 FIELDS += [({"messages": [{"role": "user", **one}]}, f"messages[0].{says}") for one, says in IN_MESSAGES]
 
 
-async def test_what_is_wrong_is_named() -> None:
-    async with bench() as made:
-        for fields, says in FIELDS:
-            message, param = await refused(made, **fields)
-            assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
-        assert made.generator.asked == []
+async def test_what_is_wrong_is_named(made: Bench) -> None:
+    for fields, says in FIELDS:
+        message, param = await refused(made, **fields)
+        assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
+    assert made.generator.asked == []
 
 
 async def test_what_asks_for_nothing_is_taken() -> None:

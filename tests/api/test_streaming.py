@@ -64,24 +64,23 @@ async def test_a_stream_is_observed_once_it_is_over() -> None:
 
 
 async def test_a_fault_of_the_service_is_logged_and_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with bench() as made:
-        seen = 0
+    seen = 0
 
-        def broken(*args: Any) -> Any:
-            nonlocal seen
-            seen += 1
-            if seen > 1:
-                raise ZeroDivisionError("a prompt")
-            return [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
+    def broken(*args: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            raise ZeroDivisionError("a prompt")
+        return [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
 
-        monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.chunks", broken)
-        status, found = await post(made, PATH, body(), x_request_id="17")
-        assert status == 200
-        assert found[-1]["error"]["message"] == "internal error; the log has it under 17"
-        assert made.requests("openai", 500) == 1
-        assert "request 17 failed by a fault of the service" in caplog.text
+    monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.chunks", broken)
+    status, found = await post(made, PATH, body(), x_request_id="17")
+    assert status == 200
+    assert found[-1]["error"]["message"] == "internal error; the log has it under 17"
+    assert made.requests("openai", 500) == 1
+    assert "request 17 failed by a fault of the service" in caplog.text
 
 
 @pytest.mark.parametrize(("end", "status"), [("left", 499), ("over", 503)])

@@ -21,8 +21,6 @@ from tests.api.generating import PROMPT, Bench, bench
 from tests.integration.hostile.wire import SECONDS
 from tests.integration.server.serving import running, serving
 
-pytestmark = pytest.mark.asyncio
-
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "OpenAI": ("/openai/v1/completions", {"model": "gpt2", "prompt": PROMPT, "stream": True}),
     "OpenAI, two texts": (
