@@ -26,14 +26,11 @@ MAX_MEMBERS = 16
 
 
 async def read_body(request: Request, limit: int, place: Place) -> bytes:
-    """Reads one request's body. What its head tells of it is looked at before.
+    """A request's body, decompressed if it was sent as gzip or deflate. What its head tells of it is looked at before.
 
     Args:
         limit: bytes, before and after decompression.
         place: counts the bytes that are there; whoever made it gives them back.
-
-    Returns:
-        The body, decompressed if it was sent as gzip or deflate.
 
     Raises:
         ClientGone: the connection was closed before the body's end.

@@ -36,9 +36,7 @@ EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-co
 class Router:
     """Finds the endpoint of a path: in a dict of known paths, else by template.
 
-    Args:
-        endpoints: by template, such as ``/v1/models/{model}:predict``; the first match counts.
-        models: the names that stand for ``{model}`` in known paths.
+    Templates are such as ``/v1/models/{model}:predict``; the first match counts. Of ``models`` all paths are known.
     """
 
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
@@ -130,15 +128,8 @@ class GatewaySettings:
 class Gateway:
     """The service as a server of HTTP sees it (types.Application).
 
-    Args:
-        router: finds endpoints.
-        others: answers all other paths.
-        models: their names; readiness needs no key.
-        errors_by_path: the error body of the API that a path belongs to.
-        metrics: count requests without a key.
-
-    Raises:
-        ConfigError: the format of the access log has an atom that is not known.
+    ``others`` answers all paths that the router does not find, ``errors_by_path`` gives the error body of the API that
+    a path belongs to. Raises ConfigError for a format of the access log with an unknown atom.
     """
 
     def __init__(

@@ -114,8 +114,8 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request. With ``stream`` it wants pieces; ``further`` are the names of outputs beside the text. ``as_sent``
-    gives an error's message with the client's own names of parameters."""
+    """One request. With ``stream`` it wants pieces; ``further`` are the names of outputs beside the text; ``as_sent``
+    gives an error's message the client's own names."""
 
     request: GenerationRequest
     stream: bool
@@ -124,13 +124,7 @@ class GenerateRequest:
 
 
 def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequest, dict[str, Json]]:
-    """The model of a call, what it asks for, and how its answers begin.
-
-    Raises:
-        UnknownModel: another model, or another version of it.
-        NotReady: before the predictor has been found.
-        RequestError: the body is not what is expected.
-    """
+    """The model of a call, what it asks for, and how its answers begin. Raises RequestError."""
     model = service.models.find(**call.path)
     task = generating_task(model, route)
     body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')

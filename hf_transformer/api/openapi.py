@@ -41,13 +41,7 @@ def routes(made: Mapping[str, Json]) -> list[BaseRoute]:
 
 
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """The document of one service, read from the file.
-
-    Args:
-        service: has the model that is served.
-        openai_prefix: --openai_route_prefix.
-        keys: whether requests need an API key (--api_keys_file).
-    """
+    """The document of one service, read from the file; ``keys`` says whether requests need one (--api_keys_file)."""
     name = service.models.names[0]
     task = service.models[name].task
     root = root_of(openai_prefix)

@@ -45,12 +45,8 @@ SEVERAL = (*STOP, BAD_WORDS, *LISTS)
 
 
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
-    """One request's answer, as the tensors that it asks for.
-
-    Raises:
-        InvalidInput: an input, an output or a parameter is not what the task takes.
-        RequestError: whatever else keeps it from being answered.
-    """
+    """One request's answer, as the tensors that it asks for. Raises RequestError, InvalidInput where an input, an
+    output or a parameter is not what the task takes."""
     if is_for_backend(model, request):
         asked = read_as_backend(model, request)
         if asked.stream:
@@ -92,14 +88,10 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
 def _switch_on(
     request: InferRequest, parameters: dict[str, Json], output: str, switches: Mapping[str, str], where: str
 ) -> None:
-    """Sets the parameters that ask for the outputs which a request names.
+    """Sets the parameters that ask for the outputs which a request names: ``switches``, by the names of outputs.
 
-    Args:
-        output: the name of the output that always comes.
-        switches: the parameter that asks for an output, by the output's name; ``where`` stands before it in messages.
-
-    Raises:
-        InvalidInput: an output is unknown, or the request's own parameter switches it off.
+    ``output`` always comes; ``where`` stands before a parameter in messages. Raises InvalidInput for an unknown output,
+    or one that the request's own parameter switches off.
     """
     for wanted in request.outputs:
         switch = switches.get(wanted.name)

@@ -63,11 +63,9 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
 
 
 class Inference:
-    """Answers serialized ModelInferRequests.
+    """Answers serialized ModelInferRequests, and refuses them once ``closing`` is set.
 
-    Args:
-        closing: once it is set, calls are refused.
-        max_send: how many bytes an answer may have; -1 is unlimited. gRPC itself would end a whole stream.
+    ``max_send`` is how many bytes an answer may have, -1 is unlimited: gRPC itself would end a whole stream.
     """
 
     def __init__(self, service: Service, closing: asyncio.Event, max_send: int = -1) -> None:

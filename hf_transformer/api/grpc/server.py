@@ -115,10 +115,6 @@ class NoTracebackOfLeaving(logging.Filter):
 class GrpcServer:
     """The server; an async context manager that serves while it is open.
 
-    Args:
-        keys: who may call; None lets everybody.
-        log_format: the format of the access log; None logs no calls.
-
     Raises:
         ConfigError: the certificate or the format can't be used, or, when it is opened, the port can't be had.
     """

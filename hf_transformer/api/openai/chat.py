@@ -120,9 +120,7 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
     """A function that renders the prompt, in any thread. It raises InvalidInput if the template can't.
 
-    Raises:
-        InvalidInput: the model does not chat, or a field is not what it has to be.
-        TooLarge: the arguments of tool calls hold more than is taken.
+    Raises InvalidInput where the model does not chat; see read_messages for the rest.
     """
     template = model.chat_template
     if template is None:
@@ -288,11 +286,9 @@ def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
 
 
 class Speech:
-    """What one message says, in pieces: its content and its tool calls.
+    """What one message says, in pieces: its content and, with ``tools``, its tool calls.
 
-    Args:
-        tools: whether the model may call any, so that calls are looked for.
-        one_call: whether all calls but the first are left out (parallel_tool_calls).
+    With ``one_call`` all of them but the first are left out (parallel_tool_calls).
     """
 
     __slots__ = ("_one_call", "_parser", "calls")

@@ -50,9 +50,7 @@ async def create(service: Service, call: Call) -> Response:
 def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
     """The texts and the task's parameters, and whether ``input`` is one text rather than a list.
 
-    Raises:
-        InvalidInput: ``input`` is missing or has none of its forms, or has token ids without ``token_inputs``.
-        TooLarge: more texts than ``max_texts``.
+    Raises InvalidInput for token ids without ``token_inputs``; see read_texts for the rest.
     """
 
     def read_ids(ids: list[Json], where: str) -> Json:
