@@ -54,16 +54,12 @@ class ApiKeys:
         known = False
         for name, value in headers:
             if name in HEADERS:
-                digest = self._digest(_key_in(name, value))
+                if name == b"authorization":
+                    value = value[len(_BEARER) :] if value[: len(_BEARER)].lower() == _BEARER else b""
+                digest = self._digest(value.strip())
                 for other in self.file.value:
                     known |= hmac.compare_digest(digest, other)
         return known
-
-
-def _key_in(name: bytes, value: bytes) -> bytes:
-    if name != b"authorization":
-        return value.strip()
-    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:

@@ -23,16 +23,9 @@ from hf_transformer.tasks.labels import read_labels
 from hf_transformer.types import Json
 
 LIMITS = (
-    "max_instances",
-    "max_sequences",
-    "max_text_length",
-    "max_total_length",
-    "max_answer_values",
-    "max_request_bytes",
-    "max_concurrent_requests",
-    "max_queued_tokens",
-    "max_batch_tokens",
-)
+    "max_instances max_sequences max_text_length max_total_length max_answer_values max_request_bytes "
+    "max_concurrent_requests max_queued_tokens max_batch_tokens"
+).split()
 """The flags that are told as limits."""
 LABELLED = ("sequence_classification", "token_classification")
 """The tasks whose answers are labels of the model's."""

@@ -33,28 +33,13 @@ from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
 
-FIELDS = (
-    *SHARED,
-    *unused("chat/completions"),
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-)
-ROLES: Mapping[str, str] = {
-    "system": "system",
-    "developer": "system",  # the newer name; templates know the older one
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-"""The roles of messages, and what a template calls each."""
+OWN = (
+    "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
+    "parallel_tool_calls chat_template_kwargs"
+).split()
+FIELDS = (*SHARED, *unused("chat/completions"), *OWN)
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""The roles of messages, and what a template calls each: templates know the older name of developer."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """Fields of a message that are strings; the last two are what a model thought, as vLLM and others hand it out."""
 CACHE_CONTROL = "cache_control"
