@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -167,10 +168,7 @@ class Bench:
         return self.metric("hf_transformer_requests_in_flight")
 
     def metric(self, name: str) -> float:
-        for line in self.metrics.render().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[-1])
-        return 0.0
+        return metric(self.metrics, name)
 
 
 @asynccontextmanager
@@ -270,14 +268,36 @@ class Exchange:
         self._left.set()
 
 
+def metric(metrics: Metrics, name: str) -> float:
+    """The value of a metric, whose name has its labels; 0 if there is none."""
+    values = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
+    return float(values.get(name, 0))
+
+
 def counted(metrics: Metrics) -> dict[str, float]:
     """The requests that were counted, by their status."""
+    lines = re.findall(
+        r'^hf_transformer_requests_total{.*status="(\d+)"} (.*)', metrics.render().decode(), re.MULTILINE
+    )
     found: dict[str, float] = {}
-    for line in metrics.render().decode().splitlines():
-        if line.startswith("hf_transformer_requests_total{") and (number := float(line.split()[-1])):
-            status = line.partition('status="')[2].partition('"')[0]
-            found[status] = found.get(status, 0) + number
+    for status, number in lines:
+        if float(number):
+            found[status] = found.get(status, 0) + float(number)
     return found
+
+
+async def answer_of(made: Bench, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
+    """The answer to a request, which has the expected status."""
+    status, found = await post(made, path, body, **headers)
+    assert status == expected, found
+    return found
+
+
+async def openai_error(made: Bench, path: str, body: Any, status: int) -> tuple[str, str | None]:
+    """Message and field of an error in OpenAI's form."""
+    error = (await answer_of(made, path, body, status))["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error["message"], error["param"]
 
 
 async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:

@@ -12,7 +12,7 @@ from hf_transformer.api.generate import FURTHER
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.api.generating import PROMPT, Bench, answer_of, bench
 from tests.integration.api.grpc_model import ScriptedModel
 
 SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
@@ -21,17 +21,14 @@ HEAD = {"model_name": "gpt2", "model_version": "1"}
 
 
 async def generate(made: Bench, route: str = ROUTES[0], status: int = 200, **body: Any) -> Any:
-    found_status, found = await post(made, f"{route}/generate", {"text_input": PROMPT, **body})
-    assert found_status == status, found
+    found = await answer_of(made, f"{route}/generate", {"text_input": PROMPT, **body}, status)
     return found["error"] if status != 200 else found
 
 
 async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
-    async with Exchange(made.app, f"{route}/generate_stream", {"text_input": PROMPT, **body}) as exchange:
-        status, headers = await exchange.head()
-        content = await exchange.rest()
-        assert (status, headers["content-type"]) == (200, "text/event-stream"), content
-        return events(content)
+    found = await answer_of(made, f"{route}/generate_stream", {"text_input": PROMPT, **body})
+    assert isinstance(found, list), "events, and not JSON"
+    return found
 
 
 async def test_what_triton_s_own_clients_send(made: Bench) -> None:
@@ -204,8 +201,7 @@ PATH, INFER = "/v1/models/gpt2:predict", "/v2/models/gpt2/infer"
 
 
 async def predict(made: Bench, *instances: Any, status: int = 200, **parameters: Any) -> Any:
-    found_status, found = await post(made, PATH, {"instances": instances or [PROMPT], "parameters": parameters})
-    assert found_status == status, found
+    found = await answer_of(made, PATH, {"instances": instances or [PROMPT], "parameters": parameters}, status)
     return found["error"] if status != 200 else found
 
 
@@ -288,8 +284,8 @@ async def test_what_is_wrong_is_named(made: Bench, parameters: dict[str, Any], s
     ids=["both", "no text", "too many", "too many texts", "so many"],
 )
 async def test_bodies(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
-    found_status, found = await post(made, PATH, body)
-    assert found_status == status and found.get("error", "").startswith(says), found
+    found = await answer_of(made, PATH, body, status)
+    assert found.get("error", "").startswith(says), found
 
 
 async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
@@ -336,10 +332,9 @@ async def test_errors_of_a_stream() -> None:
 async def test_v2_gives_the_texts_as_a_tensor_and_no_stream(made: Bench) -> None:
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["A", "B"]}]
     for parameters, shape in (({}, [2]), ({"num_return_sequences": 2, "do_sample": True}, [2, 2])):
-        status, found = await post(made, INFER, {"inputs": inputs, "parameters": parameters})
-        [output] = found["outputs"]
+        [output] = (await answer_of(made, INFER, {"inputs": inputs, "parameters": parameters}))["outputs"]
         each = shape[-1] if len(shape) > 1 else 1
-        assert (status, output["shape"]) == (200, shape)
+        assert output["shape"] == shape
         assert output["data"] == ["A paris."] * each + ["B paris."] * each
-    status, found = await post(made, INFER, {"inputs": inputs, "parameters": {"stream": True}})
-    assert status == 400 and found["error"].startswith("parameters.stream: one answer is given here")
+    found = await answer_of(made, INFER, {"inputs": inputs, "parameters": {"stream": True}}, 400)
+    assert found["error"].startswith("parameters.stream: one answer is given here")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import Bench, bench, post, template_of, tokenizer_of
+from tests.api.generating import Bench, answer_of, bench, openai_error, template_of, tokenizer_of
 
 PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
@@ -18,15 +18,11 @@ either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "str
 
 
 async def chat(made: Bench, **fields: Any) -> Any:
-    status, found = await post(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, x_request_id="7")
-    assert status == 200, found
-    return found
+    return await answer_of(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, x_request_id="7")
 
 
 async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
-    found_status, found = await post(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields})
-    assert found_status == status, found
-    return found["error"]["message"], found["error"]["param"]
+    return await openai_error(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, status)
 
 
 def asked(made: Bench) -> str:

@@ -21,27 +21,18 @@ from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types import Context
-from tests.api.generating import PROMPT, Bench, bench, post
+from tests.api.generating import PROMPT, Bench, answer_of, bench, openai_error, post
 
 PATH = "/openai/v1/completions"
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-def body(**fields: Any) -> dict[str, Any]:
-    return {"model": "gpt2", "prompt": PROMPT, **fields}
-
-
 async def complete(made: Bench, **fields: Any) -> Any:
-    status, found = await post(made, PATH, body(**fields), x_request_id="7")
-    assert status == 200, found
-    return found
+    return await answer_of(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, x_request_id="7")
 
 
 async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
-    found_status, found = await post(made, PATH, body(**fields))
-    assert found_status == status, found
-    assert found["error"].keys() == {"message", "type", "param", "code"}
-    return found["error"]["message"], found["error"]["param"]
+    return await openai_error(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, status)
 
 
 async def test_the_shape_is_that_of_kserve_s_example(made: Bench) -> None:

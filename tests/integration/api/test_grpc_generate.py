@@ -18,8 +18,10 @@ from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import raw_view
 from hf_transformer.types import Array, Tensor
-from tests.api.generating import PROMPT, Bench, bench, post
+from tests.api.generating import PROMPT, Bench, answer_of, bench
 from tests.integration.api.grpc_model import Server, count, read, request, serving, text_of, told
+
+INFER = "/v2/models/gpt2/infer"
 
 
 @asynccontextmanager
@@ -78,8 +80,9 @@ async def test_the_parameter_may_be_in_the_parameters_as_text() -> None:
         )
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
         body = {"inputs": [tensor], "parameters": {"parameters": '{"stream": true}'}}
-        status, found_json = await post(made, "/v2/models/gpt2/infer", body)
-        assert status == 400 and found_json["error"].startswith("parameters.stream: one answer is given here")
+        assert (await answer_of(made, INFER, body, 400))["error"].startswith(
+            "parameters.stream: one answer is given here"
+        )
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["plain", "with empty final responses"])
@@ -177,7 +180,6 @@ SWITCHES: dict[str, Any] = {
     f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")
 }
 KINDS = {"b": "BOOL", "i": "INT32", "f": "FP32", "O": "BYTES"}
-INFER = "/v2/models/gpt2/infer"
 
 
 def tensor_of(name: str, value: Any, shape: list[int]) -> Tensor:
@@ -218,9 +220,7 @@ def outputs_of(response: pb.ModelInferResponse) -> dict[str, list[Any]]:
 
 
 async def generated(made: Bench, **body: Any) -> Any:
-    status, found = await post(made, "/v2/models/gpt2/generate", {"text_input": PROMPT, **body})
-    assert status == 200, found
-    return found["text_output"]
+    return (await answer_of(made, "/v2/models/gpt2/generate", {"text_input": PROMPT, **body}))["text_output"]
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)], ids=str)
@@ -317,8 +317,7 @@ async def test_over_rest_too() -> None:
             {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [2]},
             {"name": "return_num_output_tokens", "datatype": "BOOL", "shape": [1, 1], "data": [True]},
         ]
-        status, found = await post(made, INFER, {"inputs": inputs})
-        assert status == 200
+        found = await answer_of(made, INFER, {"inputs": inputs})
         assert [(one["name"], one["shape"], one["data"]) for one in found["outputs"]] == [
             ("text_output", [1], [f"{PROMPT} paris"]),
             ("num_output_tokens", [1], [2]),
