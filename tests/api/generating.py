@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 import pytest
 import yaml
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import GatewaySettings
@@ -186,7 +186,9 @@ async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Benc
 class Exchange:
     """One HTTP request, and what comes back, piece by piece. Leaving the context closes the connection."""
 
-    def __init__(self, app: ASGIApp, path: str, body: Any, *, reads: bool = True, **headers: str) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: Any, *, reads: bool = True, scope: Scope | None = None, **headers: str
+    ) -> None:
         sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self._scope = {
             "type": "http",
@@ -196,6 +198,7 @@ class Exchange:
             "query_string": b"",
             "scheme": "http",
             "headers": sent,
+            **(scope or {}),
         }
         self._app = app
         self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -302,7 +305,7 @@ async def openai_error(made: Bench, path: str, body: Any, status: int) -> tuple[
 
 async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:
     """Status and body of a request: JSON, or the JSON in each line or event."""
-    async with Exchange(made.app, path, body, reads=True, **headers) as exchange:
+    async with Exchange(made.app, path, body, reads=True, scope=None, **headers) as exchange:
         status, found = await exchange.head()
         content, kind = await exchange.rest(), found["content-type"]
     if kind == "text/event-stream":

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import error_json
@@ -28,6 +28,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types import Request, Response, Stream
 from tests.api.generating import PROMPT, application, bench
+from tests.api.generating import Exchange as AsgiExchange
 from tests.api.plain_request import PlainRequest
 from tests.configuring import config, error
 from tests.integration.api.grpc_model import ScriptedModel, service_of
@@ -337,24 +338,10 @@ def gateway(format: str, handler: Handler = answer) -> Gateway:
     return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics("m"), settings)
 
 
-async def request(format: str, handler: Handler = answer, leaves: bool = False, **scope: Any) -> list[Message]:
-    """What is sent of the answer to a request."""
-    sent: list[Message] = []
-    came: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
-    if leaves:
-        came.append({"type": "http.disconnect"})
-
-    async def receive() -> Message:
-        await asyncio.sleep(0)
-        if not came:
-            await asyncio.Event().wait()
-        return came.pop(0)
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await AsgiApplication(gateway(format, handler), nothing)(SCOPE | scope, receive, send)
-    return sent
+async def request(format: str, handler: Handler = answer, **scope: Any) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to a request."""
+    async with AsgiExchange(AsgiApplication(gateway(format, handler), nothing), "", b"", scope=SCOPE | scope) as asked:
+        return *await asked.head(), await asked.rest()
 
 
 ATOMS = {
@@ -395,10 +382,10 @@ async def test_an_application_that_fails_is_answered(log: list[str]) -> None:
     async def fail(request: Request) -> Response:
         raise ZeroDivisionError
 
-    start, body = await request("%(s)s %(B)s", fail)
-    assert start["status"] == 500 and (b"x-request-id", b"r1") in start["headers"]
-    assert body["body"] == b'{"error":"internal error; the log has it under r1"}'
-    assert log == [f"500 {len(body['body'])}"]
+    status, headers, body = await request("%(s)s %(B)s", fail)
+    assert status == 500 and headers["x-request-id"] == "r1"
+    assert body == b'{"error":"internal error; the log has it under r1"}'
+    assert log == [f"500 {len(body)}"]
 
 
 async def test_a_client_that_goes_away(log: list[str]) -> None:
@@ -406,14 +393,17 @@ async def test_a_client_that_goes_away(log: list[str]) -> None:
         await asyncio.Event().wait()
         raise AssertionError("it went on")
 
-    assert await request("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait, leaves=True) == []
+    waiting = gateway("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait)
+    async with AsgiExchange(AsgiApplication(waiting, nothing), "", b"", scope=SCOPE) as asked:
+        await asyncio.sleep(0)
+    assert asked.offered == 0
     assert log == ["499 - 0 - -"]
 
 
 async def test_a_whole_response(log: list[str]) -> None:
     format = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
-    start, body = await request(format, answer_whole)
-    assert (b"content-length", b"5") in start["headers"] and body["body"] == b"hello"
+    _, headers, body = await request(format, answer_whole)
+    assert headers["content-length"] == "5" and body == b"hello"
     assert log == ["404 Not Found 5 5 5 text/plain -"]
 
 

@@ -227,7 +227,7 @@ async def test_what_is_wrong_or_too_much_is_named(made: Bench) -> None:
     async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
         for fields, says in TOO_MUCH:
             message, _ = await refused(made, 413, **fields)
-            assert message.startswith(says), (fields, message)
+            assert message.startswith(says) and "word word" not in message, (fields, message)
         for prompt in ([5] * 255, [[5] * 255]):
             await complete(made, prompt=prompt)
 

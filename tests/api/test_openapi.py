@@ -59,9 +59,13 @@ def build(task: str, *flags: str) -> AsgiApplication:
     return build_app(config(f"--model_dir={folder}", f"--task={task}", "--model_name=m", *flags))
 
 
-async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
+async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-        response = await client.get("/openapi.json", headers=headers)
+        return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+async def document_of(app: AsgiApplication) -> dict[str, Any]:
+    response = await get(app, "/openapi.json")
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     found: dict[str, Any] = response.json()
@@ -238,11 +242,6 @@ both = pytest.mark.parametrize("page", FLAGS, ids=lambda page: page.path)
 @cache
 def app_of(*flags: str) -> AsgiApplication:
     return build_app(config(f"--model_dir={DEMO_MODEL}", "--model_name=m", *flags))
-
-
-async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-        return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @pytest.mark.slow
