@@ -26,7 +26,7 @@ from hf_transformer.api.tensors import (
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import GenerationRequest, Piece
+from hf_transformer.generation.types import Piece
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
@@ -112,19 +112,19 @@ class Inference:
 class StreamedPieces(TextStream):
     """A ModelStreamInferResponse for each piece, with the parameter triton_final_response=true in the last of all.
 
-    Each has ``output-0`` BYTES [1], or the outputs of Triton's backends for a request in their form (``asked``). The
-    last piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
+    Each has ``output-0`` BYTES [1], or those of ``outputs`` for a request in the form of Triton's backends. The last
+    piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
     """
 
     __slots__ = ("_asked", "_infer", "_outputs", "_version")
 
     def __init__(
-        self, model: Model, request: InferRequest, context: Context, asked: GenerateRequest | GenerationRequest
+        self, model: Model, request: InferRequest, context: Context, asked: GenerateRequest, outputs: NewOutputs | None
     ) -> None:
-        self._asked = asked if isinstance(asked, GenerateRequest) else None
-        super().__init__(model, asked.request if isinstance(asked, GenerateRequest) else asked, context)
+        super().__init__(model, asked.request, context)
         self._infer = request
-        self._outputs = None if self._asked is None else NewOutputs(self._asked)
+        self._asked = asked
+        self._outputs = outputs
         self._version = model.describe().version
 
     def piece(self, piece: Piece) -> bytes:
@@ -149,7 +149,7 @@ class StreamedPieces(TextStream):
         )
 
     def as_sent(self, message: str) -> str:
-        return message if self._asked is None else self._asked.as_sent(message)
+        return self._asked.as_sent(message)
 
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
@@ -158,7 +158,8 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
         return None
     if is_for_backend(model, request):
         asked = read_as_backend(model, request)
-        return StreamedPieces(model, request, context, asked) if asked.stream else None
+        return StreamedPieces(model, request, context, asked, NewOutputs(asked)) if asked.stream else None
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
-    return StreamedPieces(model, request, context, model.task.request(to_query(model.task, request)))
+    asked = GenerateRequest(model.task.request(to_query(model.task, request)), True, (), str)
+    return StreamedPieces(model, request, context, asked, None)
