@@ -10,12 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hf_transformer.api.base import Model, error_json
+from hf_transformer.api.base import Model
 from hf_transformer.api.health import hint_for
 from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
 from hf_transformer.api.openai.fields import render_error
-from hf_transformer.api.openai.routes import errors_by_path
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
@@ -342,20 +341,3 @@ def test_base64_is_float32_in_little_endian() -> None:
 def test_error_bodies(status: int, message: str, kind: str, param: str | None, code: str | None) -> None:
     found = json.loads(render_error(message, status))
     assert found == {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-@pytest.mark.parametrize(
-    ("prefix", "path", "ours"),
-    [
-        ("openai", "/openai/v1/embeddings", True),
-        ("/openai/", "/openai", True),
-        ("openai", "/openai2/v1/embeddings", False),
-        ("openai", "/v1/embeddings", False),
-        ("", "/v1/chat/completions", True),
-        ("", "/v1/models", False),
-        ("", "/v1/models/mini", False),
-        ("", "/v2/models", False),
-    ],
-)
-def test_which_paths_have_openais_errors(prefix: str, path: str, ours: bool) -> None:
-    assert errors_by_path(prefix)(path) is (render_error if ours else error_json)

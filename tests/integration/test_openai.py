@@ -185,7 +185,8 @@ def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
     compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
     assert error(compressed, 415)["param"] is None
     assert error(client.get("/openai"), 404)["message"].startswith("GET /openai: ")
-    assert client.get("/v1/embeddings").json() == {"error": "GET /v1/embeddings: Not Found"}
+    for path in ("/v1/embeddings", "/openai2/v1/embeddings"):
+        assert client.get(path).json() == {"error": f"GET {path}: Not Found"}
 
 
 def test_rerank(serve: Serve) -> None:
@@ -243,6 +244,7 @@ def test_no_prefix(serve: Serve) -> None:
     assert_card(card)
     assert listed == {"models": [MODEL], "object": "list", "data": [card]}
     assert client.get(f"/v1/models/{MODEL}").json() == {"name": MODEL, "ready": True, **card}
-    assert isinstance(client.get("/v1/models/gpt").json()["error"], str)
+    for path in ("/v1/models/gpt", "/v2/models/gpt"):
+        assert isinstance(client.get(path).json()["error"], str)
     assert error(client.get("/v1/embeddings"), 405)["code"] == "method_not_supported"
     assert error(client.post("/v1/images/generations"), 404)["code"] is None
