@@ -30,7 +30,6 @@ from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import (
-    FinishReason,
     Generator,
     Prompt,
     Sampling,
@@ -92,7 +91,6 @@ class Bench:
     """A served model whose generator tells ``text``, token by token, before each of which ``gate`` is awaited."""
 
     text: str = " paris."
-    finish: FinishReason = "stop"
     fails: RequestError | None = None
     after: int = 0
     honours: Iterable[str] = field(default_factory=lambda: list(ALL))
@@ -100,7 +98,6 @@ class Bench:
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     template: str | None = None
     chats: bool = True
-    concurrent: int = 100
     task: type[TextGeneration] = TextGeneration
     timing: bool = True
 
@@ -122,7 +119,7 @@ class Bench:
         )
         self.service = Service(
             Models([self.model]),
-            Admission(self.concurrent, 2**20, self.metrics),
+            Admission(100, 2**20, self.metrics),
             self.metrics,
             2**20,
             100,
@@ -157,7 +154,7 @@ class Bench:
                 top = tuple((other, -0.5 - place) for place, other in enumerate((one, 5, 6)[: sampling.logprobs]))
                 scores = [TokenScore(one, -0.5, top)]
             yield Step(ids=(one,), scores=scores)
-        yield Step(finish="length" if told < len(ids) else self.finish)
+        yield Step(finish="length" if told < len(ids) else "stop")
 
     def requests(self, api: str, status: int) -> float:
         """How many requests are counted so."""
