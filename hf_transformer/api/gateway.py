@@ -27,8 +27,6 @@ _USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
 """A client's own request id that is kept: without control characters, since it goes into logs and on to the predictor.
 The 8-bit ones of terminals (C1) count too."""
 
-PREFLIGHT_SECONDS: Final = 600
-"""How long a browser may remember the answer to a preflight."""
 EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length"
 """Headers of answers that a page of another origin may read."""
 
@@ -98,7 +96,7 @@ class Cors:
             return None
         lines = [
             (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS),
+            (b"access-control-max-age", b"600"),  # seconds that the browser may remember the answer
         ]
         if wanted := headers.get(b"access-control-request-headers"):
             lines.append((b"access-control-allow-headers", wanted))

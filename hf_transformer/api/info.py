@@ -27,8 +27,6 @@ LIMITS = (
     "max_concurrent_requests max_queued_tokens max_batch_tokens"
 ).split()
 """The flags that are told as limits."""
-LABELLED = ("sequence_classification", "token_classification")
-"""The tasks whose answers are labels of the model's."""
 TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
 """What text-embeddings-inference calls a model for a task; it has no word for other tasks."""
 TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
@@ -93,12 +91,12 @@ def _of_task(name: str, task: TaskSettings) -> dict[str, Json]:
     if name == "text_embedding":
         files = task.sentence_transformers or SentenceTransformers()
         return {"pooling": files.pooling, "prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
-    labels = {"labels": read_labels(task.model_config)} if name in LABELLED else {}
     if name == "sequence_classification":
-        return {**labels, "problem_type": task.model_config.get("problem_type")}
+        config = task.model_config
+        return {"labels": read_labels(config), "problem_type": config.get("problem_type")}
     if name == "token_classification":
-        return {**labels, "aggregation_strategy": task.aggregation_strategy}
-    return labels
+        return {"labels": read_labels(task.model_config), "aggregation_strategy": task.aggregation_strategy}
+    return {}
 
 
 def _of_generation(model: Model) -> dict[str, Json]:

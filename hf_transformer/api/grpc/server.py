@@ -36,8 +36,6 @@ from hf_transformer.protocol.grpc import SERVICE
 
 LARGEST = 2**31 - 1
 """The largest value of an option of gRPC."""
-IDLE_SECONDS = 300.0
-"""Seconds after which a connection without a call is closed; clients open another one without a word."""
 STREAMS = 128
 """Calls of one connection at a time; a client's further calls wait there for a free place. gRPC refuses a call with
 more than 16 KiB of header fields, but holds up to a megabyte for it until then, and HTTP/2 compresses a field to one
@@ -59,7 +57,7 @@ class GrpcSettings:
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
     and HTTP/2's may take, ``patience`` how many a client has to take an answer of a stream, ``idle`` after how many a
-    connection without a call is closed.
+    connection without a call is closed; clients open another one without a word.
     """
 
     host: str
@@ -71,7 +69,7 @@ class GrpcSettings:
     connections: int = 16384
     handshake: float = 60.0
     patience: float = 60.0
-    idle: float = IDLE_SECONDS
+    idle: float = 300.0
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:

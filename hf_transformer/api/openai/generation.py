@@ -38,8 +38,6 @@ DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's: all of the distribution is drawn from."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 DONE = event(b"[DONE]")
-LEAST_LOGPROB = -9999.0
-"""Stands for the log probability of an impossible token, for which JSON has no number; as with OpenAI."""
 
 
 def read_stream(given: Parameters) -> tuple[bool, bool]:
@@ -132,5 +130,5 @@ def usage(running: Generation) -> dict[str, int]:
 
 
 def logprob(token: TokenText) -> float:
-    """A token's log probability, as JSON can have it."""
-    return max(token.logprob, LEAST_LOGPROB)
+    """A token's log probability. JSON has no number for that of an impossible token: it is -9999, as with OpenAI."""
+    return max(token.logprob, -9999.0)
