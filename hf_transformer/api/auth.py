@@ -21,7 +21,7 @@ HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Headers that may hold a key. None is passed on, with a key or without."""
 _BEARER = b"bearer "
 API = "keys"
-"""Counts requests without a key in the metrics, over HTTP and over gRPC."""
+"""Requests without a key are counted under this name, over HTTP and over gRPC."""
 REFUSED = (
     "an API key that is known here is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
 )
@@ -38,10 +38,9 @@ class ApiKeys:
 
     def __init__(self, path: str) -> None:
         self._salt = secrets.token_bytes(32)
-        self.file: Renewable[tuple[bytes, ...]] = Renewable("--api_keys_file", [path], lambda: self._read(path))
-
-    def _read(self, path: str) -> tuple[bytes, ...]:
-        return tuple(self._digest(key.encode()) for key in read_keys(path))
+        self.file = Renewable(
+            "--api_keys_file", [path], lambda: [self._digest(key.encode()) for key in read_keys(path)]
+        )
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
@@ -55,16 +54,12 @@ class ApiKeys:
         known = False
         for name, value in headers:
             if name in HEADERS:
-                digest = self._digest(_key_in(name, value))
+                if name == b"authorization":
+                    value = value[len(_BEARER) :] if value[: len(_BEARER)].lower() == _BEARER else b""
+                digest = self._digest(value.strip())
                 for other in self.file.value:
                     known |= hmac.compare_digest(digest, other)
         return known
-
-
-def _key_in(name: bytes, value: bytes) -> bytes:
-    if name != b"authorization":
-        return value.strip()
-    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:

@@ -16,13 +16,8 @@ CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
 )
 """The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
-GZIP_WINDOW = zlib.MAX_WBITS | 16
-"""zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
-COMPRESSIONS: Mapping[bytes, tuple[str, int]] = {
-    b"gzip": ("gzip", GZIP_WINDOW),
-    b"x-gzip": ("gzip", GZIP_WINDOW),
-    b"deflate": ("deflate", zlib.MAX_WBITS),
-}
+GZIP = ("gzip", zlib.MAX_WBITS | 16)  # zlib's way of asking for a gzip header (zlib manual, inflateInit2)
+COMPRESSIONS = {b"gzip": GZIP, b"x-gzip": GZIP, b"deflate": ("deflate", zlib.MAX_WBITS)}
 """Name and window of each compression. ``deflate`` is zlib's format, as in RFC 9110 and in Triton's clients."""
 ENCODINGS = COMPRESSIONS.keys() | {b"", b"identity"}
 USUAL_TYPES = frozenset((b"application/json", b""))
@@ -31,14 +26,11 @@ MAX_MEMBERS = 16
 
 
 async def read_body(request: Request, limit: int, place: Place) -> bytes:
-    """Reads one request's body. What its head tells of it is looked at before.
+    """A request's body, decompressed if it was sent as gzip or deflate. What its head tells of it is looked at before.
 
     Args:
         limit: bytes, before and after decompression.
         place: counts the bytes that are there; whoever made it gives them back.
-
-    Returns:
-        The body, decompressed if it was sent as gzip or deflate.
 
     Raises:
         ClientGone: the connection was closed before the body's end.
@@ -62,7 +54,12 @@ async def read_body(request: Request, limit: int, place: Place) -> bytes:
     body = await request.read()
     place.hold(len(body))
     if not request.at_end:
-        body = await _read_on(request, body, limit, place)
+        pieces, size = [body], len(body)
+        while size <= limit and (piece := await request.read()):
+            place.hold(len(piece))
+            pieces.append(piece)
+            size += len(piece)
+        body = b"".join(pieces)
     if len(body) > limit:
         raise _too_large(limit)
     if not encoding or encoding not in COMPRESSIONS:
@@ -70,16 +67,6 @@ async def read_body(request: Request, limit: int, place: Place) -> bytes:
     plain = _inflate(body, limit, *COMPRESSIONS[encoding])
     place.hold(len(plain) - len(body))
     return plain
-
-
-async def _read_on(request: Request, body: bytes, limit: int, place: Place) -> bytes:
-    """The rest of a body behind what was read; over the limit, no more of it."""
-    pieces, size = [body], len(body)
-    while size <= limit and (piece := await request.read()):
-        place.hold(len(piece))
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces)
 
 
 def _inflate(body: bytes, limit: int, kind: str, window: int) -> bytes:

@@ -34,13 +34,7 @@ Handle = Callable[[Call], Awaitable[Response | TextStream]]
 
 
 class Endpoint:
-    """A POST route.
-
-    Args:
-        api: the name of the API in the metrics.
-        handle: its own part.
-        render_error: its error body.
-    """
+    """A POST route of the API that metrics call ``api``; ``render_error`` makes its error body."""
 
     def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
         self._api = api

@@ -27,8 +27,6 @@ _USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
 """A client's own request id that is kept: without control characters, since it goes into logs and on to the predictor.
 The 8-bit ones of terminals (C1) count too."""
 
-PREFLIGHT_SECONDS: Final = 600
-"""How long a browser may remember the answer to a preflight."""
 EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length"
 """Headers of answers that a page of another origin may read."""
 
@@ -36,9 +34,7 @@ EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-co
 class Router:
     """Finds the endpoint of a path: in a dict of known paths, else by template.
 
-    Args:
-        endpoints: by template, such as ``/v1/models/{model}:predict``; the first match counts.
-        models: the names that stand for ``{model}`` in known paths.
+    Templates are such as ``/v1/models/{model}:predict``; the first match counts. Of ``models`` all paths are known.
     """
 
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
@@ -100,7 +96,7 @@ class Cors:
             return None
         lines = [
             (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS),
+            (b"access-control-max-age", b"600"),  # seconds that the browser may remember the answer
         ]
         if wanted := headers.get(b"access-control-request-headers"):
             lines.append((b"access-control-allow-headers", wanted))
@@ -130,15 +126,8 @@ class GatewaySettings:
 class Gateway:
     """The service as a server of HTTP sees it (types.Application).
 
-    Args:
-        router: finds endpoints.
-        others: answers all other paths.
-        models: their names; readiness needs no key.
-        errors_by_path: the error body of the API that a path belongs to.
-        metrics: count requests without a key.
-
-    Raises:
-        ConfigError: the format of the access log has an atom that is not known.
+    ``others`` answers all paths that the router does not find, ``errors_by_path`` gives the error body of the API that
+    a path belongs to. Raises ConfigError for a format of the access log with an unknown atom.
     """
 
     def __init__(

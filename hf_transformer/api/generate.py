@@ -58,30 +58,17 @@ BAD_WORDS = "bad_words"
 FINISH, PROMPT_TOKENS, NEW_TOKENS = "finish_reason", "num_input_tokens", "num_output_tokens"
 FURTHER = {name: f"return_{name}" for name in (FINISH, PROMPT_TOKENS, NEW_TOKENS)}
 """Outputs beside the text, each with the boolean that asks for it."""
-NOT_YET = "None"
-"""The finish reason of a text that goes on, as vLLM's backend writes it."""
 NUMBERS = frozenset(
     "max_tokens min_tokens temperature top_p top_k min_p seed n presence_penalty frequency_penalty repetition_penalty "
     "best_of length_penalty logprobs prompt_logprobs truncate_prompt_tokens".split()
 )
 """Fields of SamplingParams that vLLM's backend takes as text too: its own sample sends them so."""
-LONGEST_NUMBER = 40
-"""Characters of a number as text."""
 ASKS_FOR_NOTHING: Mapping[str, Json] = {
-    "best_of": 1,
-    "beam_width": 1,
-    "length_penalty": 1.0,
-    "use_beam_search": False,
-    "early_stopping": False,
-    "include_stop_str_in_output": False,
-    "detokenize": True,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "return_logprobs": False,
-    "return_cumulative_logprob": False,
-    "return_log_probs": False,
-    "return_context_logits": False,
-    "return_generation_logits": False,
+    **{"best_of": 1, "beam_width": 1, "length_penalty": 1.0},
+    **dict.fromkeys(("detokenize", "skip_special_tokens", "spaces_between_special_tokens"), True),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "return_logprobs"), False),
+    **dict.fromkeys(("return_cumulative_logprob", "return_log_probs"), False),
+    **dict.fromkeys(("return_context_logits", "return_generation_logits"), False),
 }
 """Defaults that Triton's clients write out, of fields that can't be honoured here."""
 RANDOM_SEED, END_ID, PAD_ID = "random_seed", "end_id", "pad_id"
@@ -114,8 +101,8 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request. With ``stream`` it wants pieces; ``further`` are the names of outputs beside the text. ``as_sent``
-    gives an error's message with the client's own names of parameters."""
+    """One request. With ``stream`` it wants pieces; ``further`` are the names of outputs beside the text; ``as_sent``
+    gives an error's message the client's own names."""
 
     request: GenerationRequest
     stream: bool
@@ -124,13 +111,7 @@ class GenerateRequest:
 
 
 def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequest, dict[str, Json]]:
-    """The model of a call, what it asks for, and how its answers begin.
-
-    Raises:
-        UnknownModel: another model, or another version of it.
-        NotReady: before the predictor has been found.
-        RequestError: the body is not what is expected.
-    """
+    """The model of a call, what it asks for, and how its answers begin. Raises RequestError."""
     model = service.models.find(**call.path)
     task = generating_task(model, route)
     body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
@@ -201,7 +182,7 @@ def _loosened(fields: Mapping[str, Json], where: str = "") -> dict[str, Json]:
 def _number(text: str) -> Json:
     """The number in a text; a text without one stays, and the task refuses it."""
     try:
-        found = orjson.loads(text) if len(text) <= LONGEST_NUMBER else None
+        found = orjson.loads(text) if len(text) <= 40 else None
     except orjson.JSONDecodeError:
         return text
     return found if isinstance(found, int | float) and not isinstance(found, bool) else text
@@ -308,7 +289,7 @@ def _outputs(texts: Sequence[Piece], prompt_tokens: int, further: Collection[str
     """The outputs of some choices; each has as much of its text as is to be told now."""
     found: Outputs = {ANSWER: [one.text for one in texts]}
     if FINISH in further:
-        found[FINISH] = [one.finish or NOT_YET for one in texts]
+        found[FINISH] = [str(one.finish) for one in texts]  # "None" for a text that goes on, as vLLM's backend has it
     if PROMPT_TOKENS in further:
         found[PROMPT_TOKENS] = [prompt_tokens]
     if NEW_TOKENS in further:

@@ -11,7 +11,6 @@ with 501 if there is no explainer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -22,7 +21,7 @@ from starlette.types import ExceptionHandler
 
 from hf_transformer.api.base import JsonResponse, RenderError, Service, error_json
 from hf_transformer.api.openai.fields import TASKS, render_error
-from hf_transformer.api.openai.routes import root_of
+from hf_transformer.api.openai.routes import errors_by_path, root_of
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 
@@ -35,37 +34,28 @@ class Hint(NamedTuple):
     render: RenderError
 
 
-Hints = Callable[[str, int], Hint | None]
-"""The hint for a path, and the status that it has otherwise; None if there is none."""
-
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
 _OTHERS = ("/v1/models/", "/v2/")
 """Models may have the names of OpenAI's routes."""
-_EXPLAINS = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
+_ROUTES = sorted(TASKS, key=len, reverse=True)
+"""A path that ends with chat/completions ends with completions, too."""
 
 
-def hints(prefix: str) -> Hints:
-    """For a service with this prefix of the OpenAI API."""
-    base = f"{root_of(prefix)}/v1"
-    # A path that ends with chat/completions ends with completions, too.
-    routes = sorted(TASKS, key=len, reverse=True)
-
-    def hint(path: str, status: int) -> Hint | None:
-        if _EXPLAIN.fullmatch(path):
-            return Hint(501, _EXPLAINS, error_json)
-        if status != 404 or path.startswith(_OTHERS):
-            return None
-        bare = path.rstrip("/")
-        for route in routes:
-            if bare.endswith(f"/{route}"):
-                where = f"{base}/{route}: the base_url of an OpenAI client is http://HOST:PORT{base}"
-                return Hint(404, f"Not Found, expected {where}", render_error)
-        if bare.endswith("/score"):
-            said = f"Not Found; {base}/rerank gives the scores of documents for a query"
-            return Hint(404, said, render_error)
+def hint_for(path: str, status: int, openai_prefix: str) -> Hint | None:
+    """The hint for a path, which has this status otherwise; None if there is none."""
+    if _EXPLAIN.fullmatch(path):
+        said = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
+        return Hint(501, said, error_json)
+    if status != 404 or path.startswith(_OTHERS):
         return None
-
-    return hint
+    base, bare = f"{root_of(openai_prefix)}/v1", path.rstrip("/")
+    for route in _ROUTES:
+        if bare.endswith(f"/{route}"):
+            where = f"{base}/{route}: the base_url of an OpenAI client is http://HOST:PORT{base}"
+            return Hint(404, f"Not Found, expected {where}", render_error)
+    if bare.endswith("/score"):
+        return Hint(404, f"Not Found; {base}/rerank gives the scores of documents for a query", render_error)
+    return None
 
 
 def routes(service: Service, page: str | None = None) -> list[BaseRoute]:
@@ -80,30 +70,23 @@ def routes(service: Service, page: str | None = None) -> list[BaseRoute]:
     async def show_metrics(request: Request) -> Response:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
-    return [
-        Route("/", alive),
-        Route("/metrics", show_metrics),
-    ]
+    return [Route("/", alive), Route("/metrics", show_metrics)]
 
 
-def error_handlers(errors_by_path: Callable[[str], RenderError], hints: Hints) -> dict[Any, ExceptionHandler]:
-    """The handler of errors that a route raised, and of Starlette's own (no such path, wrong method), for both.
-
-    Args:
-        errors_by_path: the error body of the API that a path belongs to.
-        hints: for POST requests of other paths.
-    """
+def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
+    """The handler of errors that a route raised, and of Starlette's own (no such path, wrong method), for both."""
+    render_for = errors_by_path(openai_prefix)
 
     async def handle(request: Request, error: Exception) -> Response:
         path = request.url.path
-        render, headers = errors_by_path(path), {}
+        render, headers = render_for(path), {}
         if isinstance(error, RequestError):
             message, status = str(error), error.status
             if error.retry_after is not None:
                 headers["Retry-After"] = str(error.retry_after)
         elif isinstance(error, HTTPException):
             said, status = error.detail, error.status_code
-            if request.method == "POST" and (hint := hints(path, status)) is not None:
+            if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
                 status, said, render = hint
             elif status == 405 and error.headers:
                 # Starlette joins a set: without an order of its own, each process would name the methods in another.

@@ -23,19 +23,10 @@ from hf_transformer.tasks.labels import read_labels
 from hf_transformer.types import Json
 
 LIMITS = (
-    "max_instances",
-    "max_sequences",
-    "max_text_length",
-    "max_total_length",
-    "max_answer_values",
-    "max_request_bytes",
-    "max_concurrent_requests",
-    "max_queued_tokens",
-    "max_batch_tokens",
-)
+    "max_instances max_sequences max_text_length max_total_length max_answer_values max_request_bytes "
+    "max_concurrent_requests max_queued_tokens max_batch_tokens"
+).split()
 """The flags that are told as limits."""
-LABELLED = ("sequence_classification", "token_classification")
-"""The tasks whose answers are labels of the model's."""
 TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
 """What text-embeddings-inference calls a model for a task; it has no word for other tasks."""
 TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
@@ -70,6 +61,7 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
     """The answer about one model. Raises NotReady until it was found."""
     found, task = model.describe(), model.task.settings
+    base, is_generation = f"{root_of(settings.openai_prefix)}/v1", found.task in GENERATION
     return {
         "name": model.name,
         "version": found.version,
@@ -79,9 +71,15 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
         "output_format": task.output_format,
         "on_overflow": task.on_overflow,
         **_of_task(found.task, task),
-        **({"generation": _of_generation(model)} if found.task in GENERATION else {}),
+        **({"generation": _of_generation(model)} if is_generation else {}),
         "limits": settings.limits,
-        "protocols": _protocols(model.name, found.task, settings),
+        "protocols": {
+            "v1": f"/v1/models/{model.name}:predict",
+            "v2": f"/v2/models/{model.name}/infer",
+            "grpc_port": settings.grpc_port,
+            "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if found.task in tasks],
+            **({"generate": f"/v2/models/{model.name}/generate"} if is_generation else {}),
+        },
         "examples": settings.examples,
     }
 
@@ -93,12 +91,12 @@ def _of_task(name: str, task: TaskSettings) -> dict[str, Json]:
     if name == "text_embedding":
         files = task.sentence_transformers or SentenceTransformers()
         return {"pooling": files.pooling, "prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
-    labels = {"labels": read_labels(task.model_config)} if name in LABELLED else {}
     if name == "sequence_classification":
-        return {**labels, "problem_type": task.model_config.get("problem_type")}
+        config = task.model_config
+        return {"labels": read_labels(config), "problem_type": config.get("problem_type")}
     if name == "token_classification":
-        return {**labels, "aggregation_strategy": task.aggregation_strategy}
-    return labels
+        return {"labels": read_labels(task.model_config), "aggregation_strategy": task.aggregation_strategy}
+    return {}
 
 
 def _of_generation(model: Model) -> dict[str, Json]:
@@ -110,18 +108,6 @@ def _of_generation(model: Model) -> dict[str, Json]:
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,
-    }
-
-
-def _protocols(name: str, task: str, settings: InfoSettings) -> dict[str, Json]:
-    """The paths that take requests for the task, and the port of gRPC."""
-    base = f"{root_of(settings.openai_prefix)}/v1"
-    return {
-        "v1": f"/v1/models/{name}:predict",
-        "v2": f"/v2/models/{name}/infer",
-        "grpc_port": settings.grpc_port,
-        "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if task in tasks],
-        **({"generate": f"/v2/models/{name}/generate"} if task in GENERATION else {}),
     }
 
 

@@ -11,14 +11,11 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-import orjson
 import yaml
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Service
+from hf_transformer.api.base import Service, json_route
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.types import Json
 
@@ -31,23 +28,12 @@ _LEFT_OUT = object()
 
 
 def routes(made: Mapping[str, Json]) -> list[BaseRoute]:
-    """The route of a document, which is written here, once."""
-    written = orjson.dumps(made)
-
-    async def show(request: Request) -> Response:
-        return Response(written, media_type="application/json")
-
-    return [Route("/openapi.json", show)]
+    """The route of a document."""
+    return [json_route("/openapi.json", lambda: made)]
 
 
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """The document of one service, read from the file.
-
-    Args:
-        service: has the model that is served.
-        openai_prefix: --openai_route_prefix.
-        keys: whether requests need an API key (--api_keys_file).
-    """
+    """The document of one service, read from the file; ``keys`` says whether requests need one (--api_keys_file)."""
     name = service.models.names[0]
     task = service.models[name].task
     root = root_of(openai_prefix)

@@ -45,12 +45,8 @@ SEVERAL = (*STOP, BAD_WORDS, *LISTS)
 
 
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
-    """One request's answer, as the tensors that it asks for.
-
-    Raises:
-        InvalidInput: an input, an output or a parameter is not what the task takes.
-        RequestError: whatever else keeps it from being answered.
-    """
+    """One request's answer, as the tensors that it asks for. Raises RequestError, InvalidInput where an input, an
+    output or a parameter is not what the task takes."""
     if is_for_backend(model, request):
         asked = read_as_backend(model, request)
         if asked.stream:
@@ -92,14 +88,10 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
 def _switch_on(
     request: InferRequest, parameters: dict[str, Json], output: str, switches: Mapping[str, str], where: str
 ) -> None:
-    """Sets the parameters that ask for the outputs which a request names.
+    """Sets the parameters that ask for the outputs which a request names: ``switches``, by the names of outputs.
 
-    Args:
-        output: the name of the output that always comes.
-        switches: the parameter that asks for an output, by the output's name; ``where`` stands before it in messages.
-
-    Raises:
-        InvalidInput: an output is unknown, or the request's own parameter switches it off.
+    ``output`` always comes; ``where`` stands before a parameter in messages. Raises InvalidInput for an unknown output,
+    or one that the request's own parameter switches off.
     """
     for wanted in request.outputs:
         switch = switches.get(wanted)
@@ -150,13 +142,11 @@ def _value(tensor: Tensor | Texts) -> Json:
     count = len(tensor.texts) if isinstance(tensor, Texts) else tensor.data.size
     if count != 1 and name not in SEVERAL:
         raise InvalidInput(f"inputs: {name!r} has the shape {list(tensor.shape)}, expected one element: [1] or [1, 1]")
-    values = tensor.texts if isinstance(tensor, Texts) else _numbers(tensor)
+    if isinstance(tensor, Texts):
+        values: list[Json] = list(tensor.texts)
+    else:  # a float as it is written: float32's 0.1 becomes the 0.1 of JSON
+        values = [float(str(one)) if isinstance(one, np.floating) else one.item() for one in tensor.data.reshape(-1)]
     return values[0] if count == 1 and name not in LISTS else values
-
-
-def _numbers(tensor: Tensor) -> list[Json]:
-    # A float as it is written: float32's 0.1 becomes the 0.1 of JSON.
-    return [float(str(one)) if isinstance(one, np.floating) else one.item() for one in tensor.data.reshape(-1)]
 
 
 def _tensor(name: str, values: list[str] | list[int]) -> Tensor:

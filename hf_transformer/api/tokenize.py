@@ -128,12 +128,7 @@ def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> Non
 
 
 def render(texts: Sequence[SentText], encodings: Sequence[Encoding], max_length: int) -> bytes:
-    """The response to a tokenize request.
-
-    Args:
-        encodings: of the whole texts; with all details, or none.
-        max_length: tokens that the model takes, special ones included.
-    """
+    """The response to a tokenize request; ``max_length`` is the tokens that the model takes, special ones included."""
     predictions = [_prediction(text, one, max_length) for text, one in zip(texts, encodings, strict=True)]
     return orjson.dumps({"predictions": predictions})
 

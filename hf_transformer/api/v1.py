@@ -99,13 +99,12 @@ def cloud_event(model: str) -> tuple[tuple[bytes, bytes], ...]:
 
     Source: https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md
     """
-    now = datetime.now(UTC).isoformat(timespec="microseconds")
     return (
         (b"ce-specversion", b"1.0"),
         (b"ce-id", new_request_id().encode()),
         (b"ce-source", b"io.kserve.inference." + quote(model).encode()),
         (b"ce-type", b"io.kserve.inference.response"),
-        (b"ce-time", now.encode()),
+        (b"ce-time", datetime.now(UTC).isoformat(timespec="microseconds").encode()),
     )
 
 

@@ -209,8 +209,7 @@ def starlette_app(
         *openapi.routes(document),
         *page_routes(config),
     ]
-    handlers = health.error_handlers(openai.errors_by_path(prefix), health.hints(prefix))
-    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers=health.error_handlers(prefix), lifespan=lifespan)
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app.router.redirect_slashes = False
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Any, Self, cast
 import pytest
 import yaml
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import GatewaySettings
@@ -29,7 +30,6 @@ from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import (
-    FinishReason,
     Generator,
     Prompt,
     Sampling,
@@ -91,7 +91,6 @@ class Bench:
     """A served model whose generator tells ``text``, token by token, before each of which ``gate`` is awaited."""
 
     text: str = " paris."
-    finish: FinishReason = "stop"
     fails: RequestError | None = None
     after: int = 0
     honours: Iterable[str] = field(default_factory=lambda: list(ALL))
@@ -99,7 +98,6 @@ class Bench:
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     template: str | None = None
     chats: bool = True
-    concurrent: int = 100
     task: type[TextGeneration] = TextGeneration
     timing: bool = True
 
@@ -121,7 +119,7 @@ class Bench:
         )
         self.service = Service(
             Models([self.model]),
-            Admission(self.concurrent, 2**20, self.metrics),
+            Admission(100, 2**20, self.metrics),
             self.metrics,
             2**20,
             100,
@@ -156,7 +154,7 @@ class Bench:
                 top = tuple((other, -0.5 - place) for place, other in enumerate((one, 5, 6)[: sampling.logprobs]))
                 scores = [TokenScore(one, -0.5, top)]
             yield Step(ids=(one,), scores=scores)
-        yield Step(finish="length" if told < len(ids) else self.finish)
+        yield Step(finish="length" if told < len(ids) else "stop")
 
     def requests(self, api: str, status: int) -> float:
         """How many requests are counted so."""
@@ -167,10 +165,7 @@ class Bench:
         return self.metric("hf_transformer_requests_in_flight")
 
     def metric(self, name: str) -> float:
-        for line in self.metrics.render().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[-1])
-        return 0.0
+        return metric(self.metrics, name)
 
 
 @asynccontextmanager
@@ -188,7 +183,9 @@ async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Benc
 class Exchange:
     """One HTTP request, and what comes back, piece by piece. Leaving the context closes the connection."""
 
-    def __init__(self, app: ASGIApp, path: str, body: Any, *, reads: bool = True, **headers: str) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: Any, *, reads: bool = True, scope: Scope | None = None, **headers: str
+    ) -> None:
         sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self._scope = {
             "type": "http",
@@ -198,6 +195,7 @@ class Exchange:
             "query_string": b"",
             "scheme": "http",
             "headers": sent,
+            **(scope or {}),
         }
         self._app = app
         self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -270,19 +268,41 @@ class Exchange:
         self._left.set()
 
 
+def metric(metrics: Metrics, name: str) -> float:
+    """The value of a metric, whose name has its labels; 0 if there is none."""
+    values = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
+    return float(values.get(name, 0))
+
+
 def counted(metrics: Metrics) -> dict[str, float]:
     """The requests that were counted, by their status."""
+    lines = re.findall(
+        r'^hf_transformer_requests_total{.*status="(\d+)"} (.*)', metrics.render().decode(), re.MULTILINE
+    )
     found: dict[str, float] = {}
-    for line in metrics.render().decode().splitlines():
-        if line.startswith("hf_transformer_requests_total{") and (number := float(line.split()[-1])):
-            status = line.partition('status="')[2].partition('"')[0]
-            found[status] = found.get(status, 0) + number
+    for status, number in lines:
+        if float(number):
+            found[status] = found.get(status, 0) + float(number)
     return found
+
+
+async def answer_of(made: Bench, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
+    """The answer to a request, which has the expected status."""
+    status, found = await post(made, path, body, **headers)
+    assert status == expected, found
+    return found
+
+
+async def openai_error(made: Bench, path: str, body: Any, status: int) -> tuple[str, str | None]:
+    """Message and field of an error in OpenAI's form."""
+    error = (await answer_of(made, path, body, status))["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error["message"], error["param"]
 
 
 async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:
     """Status and body of a request: JSON, or the JSON in each line or event."""
-    async with Exchange(made.app, path, body, reads=True, **headers) as exchange:
+    async with Exchange(made.app, path, body, reads=True, scope=None, **headers) as exchange:
         status, found = await exchange.head()
         content, kind = await exchange.rest(), found["content-type"]
     if kind == "text/event-stream":

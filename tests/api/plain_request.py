@@ -16,15 +16,12 @@ class PlainRequest(Request):
         *pieces: bytes,
         method: str = "POST",
         path: str = "/path",
-        query: bytes = b"",
         fields: HeaderLines | None = None,
         scheme: str = "http",
-        client: tuple[str, int] | None = ("10.0.0.9", 4711),
         leaves: bool = False,
     ) -> None:
-        super().__init__(method, path, path.encode(), query, fields or [], "1.1", scheme)
+        super().__init__(method, path, path.encode(), b"", fields or [], "1.1", scheme)
         self._pieces = list(pieces)
-        self._client = client
         self._leaves = leaves
         self.reads = 0
 
@@ -38,7 +35,7 @@ class PlainRequest(Request):
 
     @property
     def client(self) -> tuple[str, int] | None:
-        return self._client
+        return "10.0.0.9", 4711
 
     @property
     def server(self) -> tuple[str, int] | None:

@@ -1,29 +1,34 @@
-"""What happens around every request: its id, API keys, and CORS (--cors_allow_origin).
+"""What happens around every request: its id, API keys, CORS (--cors_allow_origin), and the access log.
 
 Source: https://fetch.spec.whatwg.org/#http-cors-protocol
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import error_json
-from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
+from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
 from hf_transformer.app.wiring import load_parts
 from hf_transformer.errors import ConfigError
+from hf_transformer.observability.access_log import Exchange, check_format
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.types import Request, Response
+from hf_transformer.types import Request, Response, Stream
 from tests.api.generating import PROMPT, application, bench
+from tests.api.generating import Exchange as AsgiExchange
 from tests.api.plain_request import PlainRequest
 from tests.configuring import config, error
 from tests.integration.api.grpc_model import ScriptedModel, service_of
@@ -275,3 +280,171 @@ def test_the_flag() -> None:
     for wrong in ("app.example.com", star, upper, f"{APP}/", "", f"{APP},{APP}"):
         said = error(f"--cors_allow_origin={wrong}")
         assert "--cors_allow_origin" in said and "* or origins such as https://app.example.com" in said
+
+
+# The access log: what a line says of a request, and that there is one however it ends
+
+
+LOGGER = logging.getLogger("test.access")
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "http_version": "1.1",
+    "method": "POST",
+    "scheme": "http",
+    "root_path": "",
+    "path": "/v1/models/bert:predict",
+    "query_string": b"a=1&b=2",
+    "client": ("10.0.0.9", 4711),
+    "headers": [
+        (b"user-agent", b"curl/8"),
+        (b"referer", b"http://x/"),
+        (b"authorization", b"Bearer hunter2"),
+        (b"cookie", b"session=hunter2"),
+        (b"x-request-id", b"r1"),
+    ],
+}
+HEADERS = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """The lines so far."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.addHandler(handler)
+    yield lines
+    LOGGER.removeHandler(handler)
+
+
+async def answer(request: Request) -> Stream:
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield b"world"
+
+    return Stream(201, b"hello ", parts(), list(HEADERS))
+
+
+async def answer_whole(request: Request) -> Response:
+    return Response(404, b"hello", list(HEADERS))
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("no other scope is expected")
+
+
+def gateway(format: str, handler: Handler = answer) -> Gateway:
+    settings = GatewaySettings(access_log=format, logger=LOGGER)
+    return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics("m"), settings)
+
+
+async def request(format: str, handler: Handler = answer, **scope: Any) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to a request."""
+    async with AsgiExchange(AsgiApplication(gateway(format, handler), nothing), "", b"", scope=SCOPE | scope) as asked:
+        return *await asked.head(), await asked.rest()
+
+
+ATOMS = {
+    **dict.fromkeys(("h", "client_addr"), r"10\.0\.0\.9:4711"),
+    **dict.fromkeys(("l", "u", "{absent}i", "{absent}o"), "-"),
+    **dict.fromkeys(("R", "request_line"), r"POST /v1/models/bert:predict\?a=1&b=2 HTTP/1.1"),
+    **dict.fromkeys(("B", "b"), "11"),
+    **dict.fromkeys(("M", "D"), r"\d+"),
+    **dict.fromkeys(("{x-request-id}i", "{X-Request-Id}i"), "r1"),
+    **dict.fromkeys(("{Authorization}i", "{cookie}i", "{set-cookie}o"), r"\*\*\*"),
+    "t": r"\[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\]",
+    "r": "POST /v1/models/bert:predict HTTP/1.1",
+    "m": "POST",
+    "U": "/v1/models/bert:predict",
+    "q": "a=1&b=2",
+    "H": "HTTP/1.1",
+    "s": "201",
+    "st": "Created",
+    "status_code": "201 Created",
+    "f": "http://x/",
+    "a": "curl/8",
+    "T": "0",
+    "L": r"0\.\d{6}",
+    "p": f"<{os.getpid()}>",
+    "{Content-Type}o": "text/plain",
+}
+
+
+async def test_every_atom(log: list[str]) -> None:
+    assert set(Exchange(SCOPE).atoms()) <= ATOMS.keys()
+    for atom, pattern in ATOMS.items():
+        await request(f"<%({atom})s> 100%%")
+        assert re.fullmatch(f"<{pattern}> 100%", log.pop()), atom
+        assert not log
+
+
+async def test_an_application_that_fails_is_answered(log: list[str]) -> None:
+    async def fail(request: Request) -> Response:
+        raise ZeroDivisionError
+
+    status, headers, body = await request("%(s)s %(B)s", fail)
+    assert status == 500 and headers["x-request-id"] == "r1"
+    assert body == b'{"error":"internal error; the log has it under r1"}'
+    assert log == [f"500 {len(body)}"]
+
+
+async def test_a_client_that_goes_away(log: list[str]) -> None:
+    async def wait(request: Request) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError("it went on")
+
+    waiting = gateway("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait)
+    async with AsgiExchange(AsgiApplication(waiting, nothing), "", b"", scope=SCOPE) as asked:
+        await asyncio.sleep(0)
+    assert asked.offered == 0
+    assert log == ["499 - 0 - -"]
+
+
+async def test_a_whole_response(log: list[str]) -> None:
+    format = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
+    _, headers, body = await request(format, answer_whole)
+    assert headers["content-length"] == "5" and body == b"hello"
+    assert log == ["404 Not Found 5 5 5 text/plain -"]
+
+
+async def test_what_the_server_refuses_has_a_line_too(log: list[str]) -> None:
+    refusing, refused = gateway("%(s)s %(m)s %(B)s %(h)s"), PlainRequest()
+    found = refusing.refuse(refused, 431, "too long")
+    refusing.finished(refused, found, len(found.body))
+    assert log == [f"431 POST {len(found.body)} 10.0.0.9:4711"]
+
+
+async def test_the_address_behind_a_proxy_that_is_trusted(log: list[str]) -> None:
+    for client in ("127.0.0.1", "10.0.0.9"):
+        await request("%(h)s", client=(client, 4711), headers=[(b"x-forwarded-for", b"1.2.3.4")])
+    assert log == ["1.2.3.4:0", "10.0.0.9:4711"]
+
+
+async def test_a_request_can_not_forge_a_line(log: list[str]) -> None:
+    odd: dict[str, Any] = {
+        "path": "/a\nb\r c",
+        "query_string": b"a=\x1b[31m",
+        "headers": [(b"user-agent", b"x\x00y\x85z")],
+    }
+    await request('%(r)s %(q)s %(a)s "%(h)s"', **odd, client=None)
+    assert log == ['POST /a%0Ab%0D%20c HTTP/1.1 a=\\x1b[31m x\\x00y\\x85z "-"']
+
+
+@pytest.mark.parametrize(
+    ("format", "problem"),
+    [
+        ("%(x)s", "unknown atom %(x)s, expected one of h, "),
+        ("%(h)s %({PATH}e)s", "unknown atom %({PATH}e)s"),
+        ("%(h)d", "expected atoms such as %(h)s, got '%(h)d'"),
+        ("%(h", "expected atoms such as %(h)s, got '%(h'"),
+        ("%(h)s 100%", "expected atoms such as %(h)s"),
+        ("%(h)s %s", "expected atoms such as %(h)s, got '%(h)s %s'"),
+        ("combined", "expected atoms such as %(h)s, got 'combined'"),
+    ],
+)
+def test_formats_that_are_refused_at_the_start(format: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gateway(format)
+    assert str(caught.value).startswith(f"--access_log_format: {problem}")
+    with pytest.raises(ConfigError, match=r"^SOURCE: "):
+        check_format(format, "SOURCE")

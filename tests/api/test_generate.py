@@ -1,4 +1,4 @@
-"""Triton's generate and generate_stream, over a scripted model; and what a model says that generates nothing."""
+"""Generated text over Triton's generate and generate_stream, and over V1 and V2, with a scripted model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from hf_transformer.api.base import Model, generating_task
 from hf_transformer.api.generate import FURTHER
-from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
+from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.api.generating import PROMPT, Bench, answer_of, bench
 from tests.integration.api.grpc_model import ScriptedModel
 
 SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
@@ -20,115 +21,106 @@ HEAD = {"model_name": "gpt2", "model_version": "1"}
 
 
 async def generate(made: Bench, route: str = ROUTES[0], status: int = 200, **body: Any) -> Any:
-    found_status, found = await post(made, f"{route}/generate", {"text_input": PROMPT, **body})
-    assert found_status == status, found
+    found = await answer_of(made, f"{route}/generate", {"text_input": PROMPT, **body}, status)
     return found["error"] if status != 200 else found
 
 
 async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
-    async with Exchange(made.app, f"{route}/generate_stream", {"text_input": PROMPT, **body}) as exchange:
-        status, headers = await exchange.head()
-        content = await exchange.rest()
-        assert (status, headers["content-type"]) == (200, "text/event-stream"), content
-        return events(content)
+    found = await answer_of(made, f"{route}/generate_stream", {"text_input": PROMPT, **body})
+    assert isinstance(found, list), "events, and not JSON"
+    return found
 
 
-async def test_what_triton_s_own_clients_send() -> None:
-    async with bench() as made:
-        assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
-        assert made.requests("generate", 200) == 1
-        for body in (
-            {"parameters": {"max_tokens": 3, "temperature": 0.5}},
-            {"max_tokens": 3, "temperature": 0.5},
-            {"max_tokens": 3, "parameters": {"temperature": 0.5}},
-        ):
-            await generate(made, **body)
-            sampling = made.generator.asked[-1][1]
-            assert (sampling.max_tokens, sampling.temperature, sampling.greedy) == (3, 0.5, False)
-        made.generator.asked.clear()
-        # vLLM's and TensorRT-LLM's documents.
-        await generate(made, parameters={"stream": False, "temperature": 0})
-        found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
-        assert found["text_output"] == " paris."
-        assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
-        found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
-        assert found == {"id": "17", **HEAD, "text_output": " p"}
+async def test_what_triton_s_own_clients_send(made: Bench) -> None:
+    assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
+    assert made.requests("generate", 200) == 1
+    for body in (
+        {"parameters": {"max_tokens": 3, "temperature": 0.5}},
+        {"max_tokens": 3, "temperature": 0.5},
+        {"max_tokens": 3, "parameters": {"temperature": 0.5}},
+    ):
+        await generate(made, **body)
+        sampling = made.generator.asked[-1][1]
+        assert (sampling.max_tokens, sampling.temperature, sampling.greedy) == (3, 0.5, False)
+    made.generator.asked.clear()
+    # vLLM's and TensorRT-LLM's documents.
+    await generate(made, parameters={"stream": False, "temperature": 0})
+    found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
+    assert found["text_output"] == " paris."
+    assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
+    found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
+    assert found == {"id": "17", **HEAD, "text_output": " p"}
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
-async def test_the_names_of_tensorrt_llm(inside: bool) -> None:
-    async with bench() as made:
+async def test_the_names_of_tensorrt_llm(made: Bench, inside: bool) -> None:
 
-        async def sampling(**given: Any) -> Any:
-            await generate(made, **({"parameters": given} if inside else given))
-            return made.generator.asked[-1][1]
+    async def sampling(**given: Any) -> Any:
+        await generate(made, **({"parameters": given} if inside else given))
+        return made.generator.asked[-1][1]
 
-        # The request in the documents of its backend.
-        asked = await sampling(max_tokens=20, bad_words="", stop_words="", pad_id=2, end_id=2)
-        assert asked.stop_token_ids == (2,) and not asked.ignore_eos
-        asked = await sampling(random_seed=7, temperature=0.5, end_id=4, stop_token_ids=[3])
-        assert (asked.seed, asked.stop_token_ids) == (7, (3, 4))
-        asked = await sampling(end_id=-1, pad_id=None, random_seed=None)
-        assert asked.ignore_eos and asked.stop_token_ids == () and asked.seed is None
-        assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
-
-
-async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
-    async with bench() as made:
-        fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
-        await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
-        [(_, sampling)] = made.generator.asked
-        assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 0)
-        await generate(made, parameters={"sampling_parameters": json.dumps({**fields, "top_k": "7"})}, best_of=1, n="1")
-        assert made.generator.asked[1][1].top_k == 7
+    # The request in the documents of its backend.
+    asked = await sampling(max_tokens=20, bad_words="", stop_words="", pad_id=2, end_id=2)
+    assert asked.stop_token_ids == (2,) and not asked.ignore_eos
+    asked = await sampling(random_seed=7, temperature=0.5, end_id=4, stop_token_ids=[3])
+    assert (asked.seed, asked.stop_token_ids) == (7, (3, 4))
+    asked = await sampling(end_id=-1, pad_id=None, random_seed=None)
+    assert asked.ignore_eos and asked.stop_token_ids == () and asked.seed is None
+    assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
 
 
-async def test_what_is_told_beside_the_text() -> None:
-    async with bench() as made:
-        found = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
-        assert found == {
-            **HEAD,
-            "text_output": " paris",
-            "finish_reason": "length",
-            "num_input_tokens": len(made.tokenizer.encode([PROMPT])[0].ids),
-            "num_output_tokens": 2,
-        }
-        found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
-        assert (found["finish_reason"], found["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
-        assert "finish_reason" not in await generate(made, return_finish_reason=False)
+async def test_sampling_parameters_as_the_vllm_backend_has_them(made: Bench) -> None:
+    fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
+    await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
+    [(_, sampling)] = made.generator.asked
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 0)
+    await generate(made, parameters={"sampling_parameters": json.dumps({**fields, "top_k": "7"})}, best_of=1, n="1")
+    assert made.generator.asked[1][1].top_k == 7
 
 
-async def test_what_is_told_beside_a_stream() -> None:
-    async with bench() as made:
-        [whole] = await stream(made, **SWITCHES, stream=False)
-        *before, last = found = await stream(made, **SWITCHES)
-        assert last["finish_reason"] == "stop" and {one["finish_reason"] for one in before} == {"None"}
-        assert {one["num_input_tokens"] for one in found} == {whole["num_input_tokens"]}
-        assert sum(one["num_output_tokens"] for one in found) == whole["num_output_tokens"] > 0
-        found = await stream(made, **SWITCHES, n=2, temperature=0.5)
-        for choice in (0, 1):
-            own = [one for one in found if one["choice"] == choice]
-            assert "".join(one["text_output"] for one in own) == " paris."
-            assert sum(one["num_output_tokens"] for one in own) == whole["num_output_tokens"]
-            assert own[-1]["finish_reason"] == "stop"
+async def test_what_is_told_beside_the_text(made: Bench) -> None:
+    found = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
+    assert found == {
+        **HEAD,
+        "text_output": " paris",
+        "finish_reason": "length",
+        "num_input_tokens": len(made.tokenizer.encode([PROMPT])[0].ids),
+        "num_output_tokens": 2,
+    }
+    found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
+    assert (found["finish_reason"], found["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
+    assert "finish_reason" not in await generate(made, return_finish_reason=False)
 
 
-async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event() -> None:
-    async with bench() as made:
-        for extra in ({}, {"stream": True}, {"parameters": {"stream": True}}):
-            found = await stream(made, **extra)
-            assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
-            assert "".join(one["text_output"] for one in found) == " paris."
-        found = await stream(made, exclude_input_in_output=False)
-        assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
-        assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
-        for stop, whole in (("ris", None), (" par", False)):
-            found = await stream(made, stop=stop, exclude_input_in_output=whole)
-            assert found and all(one["text_output"] for one in found), "no event is empty beside others"
-        empty = {**HEAD, "text_output": ""}
-        assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]
-        found = await stream(made, stop=" par", n=2, temperature=0.5)
-        assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
+async def test_what_is_told_beside_a_stream(made: Bench) -> None:
+    [whole] = await stream(made, **SWITCHES, stream=False)
+    *before, last = found = await stream(made, **SWITCHES)
+    assert last["finish_reason"] == "stop" and {one["finish_reason"] for one in before} == {"None"}
+    assert {one["num_input_tokens"] for one in found} == {whole["num_input_tokens"]}
+    assert sum(one["num_output_tokens"] for one in found) == whole["num_output_tokens"] > 0
+    found = await stream(made, **SWITCHES, n=2, temperature=0.5)
+    for choice in (0, 1):
+        own = [one for one in found if one["choice"] == choice]
+        assert "".join(one["text_output"] for one in own) == " paris."
+        assert sum(one["num_output_tokens"] for one in own) == whole["num_output_tokens"]
+        assert own[-1]["finish_reason"] == "stop"
+
+
+async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event(made: Bench) -> None:
+    for extra in ({}, {"stream": True}, {"parameters": {"stream": True}}):
+        found = await stream(made, **extra)
+        assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
+        assert "".join(one["text_output"] for one in found) == " paris."
+    found = await stream(made, exclude_input_in_output=False)
+    assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
+    assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
+    for stop, whole in (("ris", None), (" par", False)):
+        found = await stream(made, stop=stop, exclude_input_in_output=whole)
+        assert found and all(one["text_output"] for one in found), "no event is empty beside others"
+    empty = {**HEAD, "text_output": ""}
+    assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]
+    found = await stream(made, stop=" par", n=2, temperature=0.5)
+    assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
     async with bench(fails=PredictorError("it broke"), after=1) as made:
         assert (await stream(made))[-1] == {"error": "it broke"}
         assert await generate(made, status=502) == "it broke"
@@ -170,21 +162,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_wrong_is_named_as_it_was_sent() -> None:
-    async with bench() as made:
-        for body, says in WRONG:
-            message = await generate(made, status=400, **body)
-            assert message.startswith(says), (body, message)
-        assert not made.generator.asked
-        message = await generate(made, status=413, stop_words=[1] * 17)
-        assert message == "stop_words: 17 strings, at most 16 are taken", "whatever is in them"
+async def test_what_is_wrong_is_named_as_it_was_sent(made: Bench) -> None:
+    for body, says in WRONG:
+        message = await generate(made, status=400, **body)
+        assert message.startswith(says), (body, message)
+    assert not made.generator.asked
+    message = await generate(made, status=413, stop_words=[1] * 17)
+    assert message == "stop_words: 17 strings, at most 16 are taken", "whatever is in them"
 
 
-async def test_models_and_versions() -> None:
-    async with bench() as made:
-        assert (await generate(made, ROUTES[1]))["model_version"] == "1"
-        assert "version '2' of model 'gpt2' is not served" in await generate(made, f"{ROUTES[0]}/versions/2", 404)
-        assert "model 'bert' is not served here" in await generate(made, "/v2/models/bert", 404)
+async def test_models_and_versions(made: Bench) -> None:
+    assert (await generate(made, ROUTES[1]))["model_version"] == "1"
+    assert "version '2' of model 'gpt2' is not served" in await generate(made, f"{ROUTES[0]}/versions/2", 404)
+    assert "model 'bert' is not served here" in await generate(made, "/v2/models/bert", 404)
 
 
 async def test_the_limit_of_new_tokens() -> None:
@@ -202,3 +192,149 @@ async def test_a_model_that_predicts_says_what_it_does() -> None:
         generating_task(cast(Model, ScriptedModel()), "generate")
     expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
     assert str(raised.value) == expected
+
+
+# V1's predict: the runtime guide's form, its defaults, and the stream in JSON lines
+
+
+PATH, INFER = "/v1/models/gpt2:predict", "/v2/models/gpt2/infer"
+
+
+async def predict(made: Bench, *instances: Any, status: int = 200, **parameters: Any) -> Any:
+    found = await answer_of(made, PATH, {"instances": instances or [PROMPT], "parameters": parameters}, status)
+    return found["error"] if status != 200 else found
+
+
+async def test_the_form_of_the_runtime_guide(made: Bench) -> None:
+    found = await predict(made, max_length=50, temperature=0.7, do_sample=True)
+    assert found == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
+    [(prompt, sampling)] = made.generator.asked
+    assert (sampling.greedy, sampling.temperature, sampling.top_k) == (False, 0.7, 50)
+    assert sampling.max_tokens == 50 - len(prompt.ids)
+    found = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
+    assert found["predictions"] == [[{"generated_text": f"{one} paris."}] * 2 for one in "AB"]
+
+
+async def test_the_service_s_defaults() -> None:
+    settings = GenerationSettings(max_length=30, do_sample=True, temperature=0.5, top_k=3, top_p=0.9)
+    async with bench(settings=settings) as made:
+        await predict(made)
+        await predict(made, do_sample=False)
+        (prompt, first), (_, second) = made.generator.asked
+        assert (first.greedy, first.temperature, first.top_k, first.top_p) == (False, 0.5, 3, 0.9)
+        assert first.max_tokens == 30 - len(prompt.ids)
+        assert second.greedy and (second.temperature, second.top_k, second.top_p) == (1.0, 0, 1.0)
+
+
+async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_limited(made: Bench) -> None:
+    for parameters, greedy in (
+        ({}, True),
+        ({"temperature": 0.7}, False),
+        ({"seed": 3}, True),
+        ({"temperature": 0, "do_sample": True}, True),
+        ({"temperature": 0.7, "do_sample": False}, True),
+    ):
+        await predict(made, **parameters)
+        assert made.generator.asked[-1][1].greedy is greedy
+    for name in ("max_new_tokens", "max_tokens"):
+        await predict(made, **{name: 2})
+        assert made.generator.asked[-1][1].max_tokens == 2
+        message = await predict(made, status=400, **{name: 2, "max_length": 30})
+        assert message == f"parameters.max_length: can't be combined with {name}, which says what is new"
+
+
+async def test_the_prompt_may_be_left_out() -> None:
+    without = {"predictions": [[{"generated_text": " paris."}]]}
+    async with bench() as made:
+        assert await predict(made, return_full_text=False) == without
+    async with bench(settings=GenerationSettings(return_full_text=False)) as made:
+        assert await predict(made) == without
+    async with bench(task=Text2TextGeneration) as made:
+        assert await predict(made) == without
+        assert "return_full_text: text2text_generation gives" in await predict(made, status=400, return_full_text=True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"num_beams": 4}, "parameters.num_beams: unknown, expected one of output_format, max_length"),
+        ({"max_length": 2}, "parameters.max_length: 2 tokens are to be enough"),
+        ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: means the same as max_new_tokens"),
+        ({"stream": 1}, "parameters.stream: expected true or false, got a number"),
+        ({"stream": True, "top_k": "x"}, "parameters.top_k: expected"),
+        ({"temperature": True}, "parameters.temperature: expected a number, got a boolean"),
+        ({"top_k": -2}, "parameters.top_k: -2 is too small, expected -1 or more"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_named(made: Bench, parameters: dict[str, Any], says: str) -> None:
+    assert (await predict(made, status=400, **parameters)).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got'),
+        ({"instances": [None] * 100}, 400, 'instances[0]: expected a string or {"text": string}, got null'),
+        # Lists that are too long whatever is in them are counted first.
+        ({"instances": [None] * 101}, 413, "instances: 101 in a request, at most 100 are taken"),
+        ({"instances": ["a"] * 9}, 413, "instances: 9 in a request, at most 8 are taken (--max_instances)"),
+        ({"instances": ["a"] * 8}, 200, ""),
+    ],
+    ids=["both", "no text", "too many", "too many texts", "so many"],
+)
+async def test_bodies(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
+    found = await answer_of(made, PATH, body, status)
+    assert found.get("error", "").startswith(says), found
+
+
+async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
+    async with bench(honours=["greedy", "temperature"]) as made:
+        message = await predict(made, status=400, min_new_tokens=3)
+        assert message.startswith("parameters.min_new_tokens: this model is a tokens model, which can't honour it")
+        message = await predict(made, status=400, do_sample=True)
+        assert message.startswith("parameters.top_k (the service's --top_k): this model is")
+        await predict(made, do_sample=True, top_k=0)
+
+
+async def lines(made: Bench, *instances: Any, **parameters: Any) -> list[Any]:
+    return list(await predict(made, *instances, stream=True, **parameters))
+
+
+async def test_a_stream_is_a_line_per_piece(made: Bench) -> None:
+    *pieces, last = await lines(made)
+    assert len(pieces) > 1 and all(piece.keys() == {"instance", "text"} for piece in pieces)
+    assert "".join(piece["text"] for piece in [*pieces, last]) == f"{PROMPT} paris."
+    assert (last["instance"], last["finish_reason"], last["generated_text"]) == (0, "stop", f"{PROMPT} paris.")
+    assert made.requests("v1", 200) == 1
+
+
+async def test_lines_say_which_text_they_belong_to(made: Bench) -> None:
+    found = await lines(made, "A", "B", num_return_sequences=2, do_sample=True)
+    texts: dict[tuple[int, int], str] = {}
+    for line in found:
+        place = line["instance"], line["choice"]
+        texts[place] = texts.get(place, "") + line["text"]
+        if "finish_reason" in line:
+            assert line["generated_text"] == texts[place]
+    assert texts == {(0, 0): "A paris.", (0, 1): "A paris.", (1, 0): "B paris.", (1, 1): "B paris."}
+
+
+async def test_errors_of_a_stream() -> None:
+    async with bench(fails=PredictorUnavailable("it is down")) as made:
+        assert await predict(made, status=503, stream=True) == "it is down"
+    async with bench(fails=PredictorError("it broke"), after=1) as made:
+        *_, last = await lines(made)
+        assert last == {"error": "it broke"}
+        assert made.requests("v1", 502) == 1
+
+
+async def test_v2_gives_the_texts_as_a_tensor_and_no_stream(made: Bench) -> None:
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["A", "B"]}]
+    for parameters, shape in (({}, [2]), ({"num_return_sequences": 2, "do_sample": True}, [2, 2])):
+        [output] = (await answer_of(made, INFER, {"inputs": inputs, "parameters": parameters}))["outputs"]
+        each = shape[-1] if len(shape) > 1 else 1
+        assert output["shape"] == shape
+        assert output["data"] == ["A paris."] * each + ["B paris."] * each
+    found = await answer_of(made, INFER, {"inputs": inputs, "parameters": {"stream": True}}, 400)
+    assert found["error"].startswith("parameters.stream: one answer is given here")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import Bench, bench, post, template_of, tokenizer_of
+from tests.api.generating import Bench, answer_of, bench, openai_error, template_of, tokenizer_of
 
 PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
@@ -18,15 +18,11 @@ either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "str
 
 
 async def chat(made: Bench, **fields: Any) -> Any:
-    status, found = await post(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, x_request_id="7")
-    assert status == 200, found
-    return found
+    return await answer_of(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, x_request_id="7")
 
 
 async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
-    found_status, found = await post(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields})
-    assert found_status == status, found
-    return found["error"]["message"], found["error"]["param"]
+    return await openai_error(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, status)
 
 
 def asked(made: Bench) -> str:
@@ -222,6 +218,13 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": function}]}
 
 
+METADATA: list[tuple[Any, str]] = [
+    ("x", "expected an object of strings, got a string"),
+    ({"a": 1}, "the key 'a' has a number, expected a string"),
+    ({"a" * 65: "x"}, "a key has 65 characters, at most 64 are taken"),
+    ({"a": "x" * 513}, "the key 'a' has 513 characters, at most 512 are taken"),
+    (dict.fromkeys(map(str, range(17)), "x"), "17 keys, at most 16 are taken"),
+]
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: expected a list of messages, got an empty list"),
     ({"messages": None}, "messages: expected a list of messages, got nothing"),
@@ -243,7 +246,14 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"functions": []}, "functions: unknown, expected some of"),
     ({"best_of": 1}, "best_of: unknown"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction: unknown, expected some of"),
-    ({"user": 7}, "user: expected a string, got a number"),
+    *[({name: 7}, f"{name}: expected a string, got a number") for name in ("user", "safety_identifier")],
+    *[({f"prompt_cache_{name}": ["k"]}, f"prompt_cache_{name}: expected a string") for name in ("key", "retention")],
+    *[({"metadata": value}, f"metadata: {says}") for value, says in METADATA],
+    ({"store": 0}, "store: nothing is stored here, expected true or false, got a number"),
+    ({"service_tier": "flex"}, "service_tier: there is one here, expected auto or default, got 'flex'"),
+    ({"service_tier": 1}, "service_tier: there is one here, expected auto or default, got a number"),
+    ({"model": None}, "model: missing, expected the name of the model that is served: gpt2"),
+    ({"model": 3}, "model: expected a string, got a number"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: nothing"),
     ({"modalities": ["text", "audio"]}, 'modalities: the model writes text alone, expected ["text"], got a list'),
     ({"use_beam_search": True}, "use_beam_search: beams are not searched, expected false, got true"),
@@ -252,15 +262,18 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"skip_special_tokens": False}, "skip_special_tokens: special tokens are no part of a text, expected true"),
     ({"add_generation_prompt": False}, "add_generation_prompt: the answer is a message of its own, expected true"),
     ({"priority": 1}, "priority: requests have none here, expected 0, got a number"),
+    ({"priority": False}, "priority: requests have none here, expected 0, got false"),
+    ({"add_special_tokens": True}, "add_special_tokens: the chat template adds them, expected false, got true"),
     ({"verbosity": "low"}, "verbosity: it can't be asked for here, expected medium, got 'low'"),
     ({"reasoning_effort": "low"}, "reasoning_effort: it can't be asked for here; a chat template that knows it"),
 ]
-
-
 IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "content: expected a string or a list of parts, got nothing"),
     ({"role": "me", "content": "x"}, "role: expected one of system, developer"),
     ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0]: expected a part"),
+    ({"content": ["x"]}, 'content[0]: expected a part {"type": "text", "text": string}, got a string'),
+    ({"content": [{"type": "text"}]}, "content[0]: expected a part"),
+    ({"content": 7}, "content: expected a string or a list of parts, got a number"),
     ({"content": "x", "audio": {"id": "1"}}, "audio: not understood here"),
     ({"content": "x", "name": 7}, "name: expected a string, got a number"),
     ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: beside a content, expected one of the two"),
@@ -276,12 +289,11 @@ IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
 FIELDS += [({"messages": [{"role": "user", **one}]}, f"messages[0].{says}") for one, says in IN_MESSAGES]
 
 
-async def test_what_is_wrong_is_named() -> None:
-    async with bench() as made:
-        for fields, says in FIELDS:
-            message, param = await refused(made, **fields)
-            assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
-        assert made.generator.asked == []
+async def test_what_is_wrong_is_named(made: Bench) -> None:
+    for fields, says in FIELDS:
+        message, param = await refused(made, **fields)
+        assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
+    assert made.generator.asked == []
 
 
 async def test_what_asks_for_nothing_is_taken() -> None:
@@ -289,6 +301,7 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         for fields in (
             {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
             {"user": "me", "store": True, "service_tier": "auto", "metadata": {"a": "b"}, "stop_token_ids": []},
+            {"safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "store": False},
             {"use_beam_search": False, "length_penalty": 1, "early_stopping": False, "priority": 0},
             {"skip_special_tokens": True, "spaces_between_special_tokens": True, "add_special_tokens": False},
             {"add_generation_prompt": True, "continue_final_message": False, "echo": False},
@@ -297,42 +310,3 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         ):
             await chat(made, **fields)
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
-
-
-CITED = [{"type": "url_citation"}]
-
-
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        ({}, "content: expected a string or a list of parts, got nothing"),
-        ({"role": "me", "content": "x"}, "role: expected one of system, developer"),
-        ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0]: expected a part"),
-        ({"content": ["x"]}, 'content[0]: expected a part {"type": "text", "text": string}, got a string'),
-        ({"content": [{"type": "text"}]}, "content[0]: expected a part"),
-        ({"content": 7}, "content: expected a string or a list of parts, got a number"),
-        ({"content": "x", "audio": {"id": "1"}}, "audio: not understood here"),
-        ({"content": "x", "name": 7}, "name: expected a string, got a number"),
-        ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: beside a content, expected one of the two"),
-        ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
-        ({"refusal": "y"}, "refusal: only a message of the assistant has one"),
-        ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
-        ({"content": "x", "cache_control": {"type": "x"}}, 'cache_control: expected {"type": "ephemeral"}, got an'),
-        ({"content": "x", "annotations": CITED}, "annotations: they can't be told to the model, expected an empty"),
-        ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
-        ({"content": "x", "tool_calls": [{}]}, "tool_calls: only a message of the assistant has them"),
-        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object with the string name"),
-    ],
-    ids=lambda value: value[:24] if isinstance(value, str) else "",
-)
-async def test_what_a_message_can_not_be(message: dict[str, Any], says: str) -> None:
-    async with bench() as made:
-        said, param = await refused(made, messages=[{"role": "user", **message}])
-        assert said.startswith(f"messages[0].{says}") and param == f"messages[0].{says.partition(':')[0]}"
-
-
-async def test_what_is_too_much_is_named() -> None:
-    async with bench() as made:
-        message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
-        assert message.startswith("messages: the prompt has ")
-        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"

@@ -1,67 +1,65 @@
-"""OpenAI's completions and their logprobs, whole and as a stream, over a scripted model."""
+"""OpenAI's completions and their logprobs, whole and as a stream, over a scripted model; and the API's errors."""
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+import json
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from hf_transformer.api.openai.completions import CompletionForm
+from hf_transformer.api.base import Model
+from hf_transformer.api.health import hint_for
+from hf_transformer.api.openai import embeddings
+from hf_transformer.api.openai.completions import CompletionAnswer
+from hf_transformer.api.openai.fields import render_error
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
-from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenText
+from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import PROMPT, Bench, bench, post
+from hf_transformer.types import Context
+from tests.api.generating import PROMPT, Bench, answer_of, bench, openai_error, post
 
 PATH = "/openai/v1/completions"
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-def body(**fields: Any) -> dict[str, Any]:
-    return {"model": "gpt2", "prompt": PROMPT, **fields}
-
-
 async def complete(made: Bench, **fields: Any) -> Any:
-    status, found = await post(made, PATH, body(**fields), x_request_id="7")
-    assert status == 200, found
-    return found
+    return await answer_of(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, x_request_id="7")
 
 
 async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
-    found_status, found = await post(made, PATH, body(**fields))
-    assert found_status == status, found
-    assert found["error"].keys() == {"message", "type", "param", "code"}
-    return found["error"]["message"], found["error"]["param"]
+    return await openai_error(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, status)
 
 
-async def test_the_shape_is_that_of_kserve_s_example() -> None:
-    async with bench() as made:
-        found = await complete(made, stream=False, max_tokens=30)
-        created = found.pop("created")
-        tokens = len(made.tokenizer.encode([PROMPT])[0].ids)
-        new = len(made.tokenizer.encode([" paris."])[0].ids)
-        assert isinstance(created, int) and created > 1_700_000_000
-        assert found == {
-            "id": "cmpl-7",
-            "object": "text_completion",
-            "model": "gpt2",
-            "choices": [{"index": 0, "text": " paris.", "logprobs": None, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": tokens, "completion_tokens": new, "total_tokens": tokens + new},
-        }
-        assert made.requests("openai", 200) == 1
+async def test_the_shape_is_that_of_kserve_s_example(made: Bench) -> None:
+    found = await complete(made, stream=False, max_tokens=30)
+    created = found.pop("created")
+    tokens = len(made.tokenizer.encode([PROMPT])[0].ids)
+    new = len(made.tokenizer.encode([" paris."])[0].ids)
+    assert isinstance(created, int) and created > 1_700_000_000
+    assert found == {
+        "id": "cmpl-7",
+        "object": "text_completion",
+        "model": "gpt2",
+        "choices": [{"index": 0, "text": " paris.", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": tokens, "completion_tokens": new, "total_tokens": tokens + new},
+    }
+    assert made.requests("openai", 200) == 1
 
 
-async def test_a_stream_is_the_same_in_pieces() -> None:
-    async with bench() as made:
-        whole = await complete(made)
-        *chunks, done = await complete(made, stream=True)
-        assert done == "[DONE]" and len(chunks) > 1
-        assert {chunk["id"] for chunk in chunks} == {"cmpl-7"}
-        assert {chunk["object"] for chunk in chunks} == {"text_completion"}
-        assert all("usage" not in chunk for chunk in chunks)
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
-        assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+async def test_a_stream_is_the_same_in_pieces(made: Bench) -> None:
+    whole = await complete(made)
+    *chunks, done = await complete(made, stream=True)
+    assert done == "[DONE]" and len(chunks) > 1
+    assert {chunk["id"] for chunk in chunks} == {"cmpl-7"}
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert all("usage" not in chunk for chunk in chunks)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
 def text_of(found: Any, index: int = 0) -> str:
@@ -76,31 +74,29 @@ def seeded(prompt: Prompt, sampling: Sampling) -> list[Step]:
 
 
 @either_way
-async def test_all_choices_of_all_prompts_are_numbered(stream: bool) -> None:
-    async with bench() as made:
-        made.generator._script = seeded
-        found = await complete(made, prompt=[[40, 41], [42]], n=2, seed=7, stream=stream)
-        assert [text_of(found, index) for index in range(4)] == ["41 7", "41 8", "42 7", "42 8"]
-        assert [prompt.ids for prompt, _ in made.generator.asked] == [(40, 41), (40, 41), (42,), (42,)]
+async def test_all_choices_of_all_prompts_are_numbered(made: Bench, stream: bool) -> None:
+    made.generator._script = seeded
+    found = await complete(made, prompt=[[40, 41], [42]], n=2, seed=7, stream=stream)
+    assert [text_of(found, index) for index in range(4)] == ["41 7", "41 8", "42 7", "42 8"]
+    assert [prompt.ids for prompt, _ in made.generator.asked] == [(40, 41), (40, 41), (42,), (42,)]
 
 
-async def test_the_fields_reach_the_model() -> None:
-    async with bench() as made:
-        await complete(
-            made,
-            **{"max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 9},
-            **{"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "ignore_eos": True},
-            **{"logit_bias": {"5": -100, "6": 1.5}, "stop": ["a", "b"], "user": "me", "best_of": 1},
-            stop_token_ids=[7, 0],
-        )
-        [(_, sampling)] = made.generator.asked
-        assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (3, 2, 9)
-        assert (sampling.greedy, sampling.temperature, sampling.top_p) == (False, 0.5, 0.9)
-        assert (sampling.top_k, sampling.min_p, sampling.ignore_eos) == (7, 0.1, True)
-        penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
-        assert penalties == (0.5, -0.5, 1.1)
-        assert sampling.logit_bias == {5: -100.0, 6: 1.5}
-        assert sampling.stop == ("a", "b") and sampling.stop_token_ids == (7, 0)
+async def test_the_fields_reach_the_model(made: Bench) -> None:
+    await complete(
+        made,
+        **{"max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 9},
+        **{"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "ignore_eos": True},
+        **{"logit_bias": {"5": -100, "6": 1.5}, "stop": ["a", "b"], "user": "me", "best_of": 1},
+        stop_token_ids=[7, 0],
+    )
+    [(_, sampling)] = made.generator.asked
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (3, 2, 9)
+    assert (sampling.greedy, sampling.temperature, sampling.top_p) == (False, 0.5, 0.9)
+    assert (sampling.top_k, sampling.min_p, sampling.ignore_eos) == (7, 0.1, True)
+    penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
+    assert penalties == (0.5, -0.5, 1.1)
+    assert sampling.logit_bias == {5: -100.0, 6: 1.5}
+    assert sampling.stop == ("a", "b") and sampling.stop_token_ids == (7, 0)
 
 
 @pytest.mark.parametrize(("most", "tokens"), [(None, 16), (8, 8)])
@@ -130,18 +126,15 @@ async def told_of(made: Bench, **fields: Any) -> tuple[str, dict[str, list[Any]]
 
 
 @either_way
-async def test_logprobs(stream: bool) -> None:
-    async with bench() as made:
-        text, told = await told_of(made, logprobs=2, stream=stream)
-        tokens = told["tokens"]
-        assert "".join(tokens) == text == " paris." and len(tokens) > 1
-        assert told["token_logprobs"] == [-0.5] * len(tokens)
-        assert told["text_offset"] == [len("".join(tokens[:number])) for number in range(len(tokens))]
-        assert all(
-            top[token] == -0.5 and len(top) == 2 for token, top in zip(tokens, told["top_logprobs"], strict=True)
-        )
-        chosen = (await complete(made, logprobs=0))["choices"][0]["logprobs"]
-        assert "top_logprobs" not in chosen and set(chosen["token_logprobs"]) == {-0.5}
+async def test_logprobs(made: Bench, stream: bool) -> None:
+    text, told = await told_of(made, logprobs=2, stream=stream)
+    tokens = told["tokens"]
+    assert "".join(tokens) == text == " paris." and len(tokens) > 1
+    assert told["token_logprobs"] == [-0.5] * len(tokens)
+    assert told["text_offset"] == [len("".join(tokens[:number])) for number in range(len(tokens))]
+    assert all(top[token] == -0.5 and len(top) == 2 for token, top in zip(tokens, told["top_logprobs"], strict=True))
+    chosen = (await complete(made, logprobs=0))["choices"][0]["logprobs"]
+    assert "top_logprobs" not in chosen and set(chosen["token_logprobs"]) == {-0.5}
 
 
 @either_way
@@ -154,13 +147,23 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
         assert told["text_offset"] == [0, 1, 1, 1, 1]
 
 
+def logprobs_of(top: int, text: str, *tokens: TokenText) -> Any:
+    """What is told of a choice of these tokens."""
+    request = GenerationRequest(prompts=[""], sampling=Sampling(logprobs=top))
+    answer = CompletionAnswer(cast(Model, SimpleNamespace(name="m")), request, Context("7", {}), False)
+    choice: Any = answer.choice(0, Piece(0, 0, text, list(tokens), finish="stop"))
+    return choice["logprobs"]
+
+
 async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
     chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
     impossible = TokenText("x", b"x", float("-inf"))
-    found: Any = CompletionForm(3).choice(0, Piece(0, 0, "z", [chosen, impossible], finish="stop"))
-    assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
+    assert logprobs_of(3, "z", chosen, impossible)["top_logprobs"] == [
+        {"x": -0.1, "y": -0.2, "z": -0.5},
+        {"x": -9999.0},
+    ]
     part = TokenText("\ufffd", b"\xf0", -0.1)
     for raw, name in (
         (b" \xe2\x80", r"bytes: \xe2\x80"),
@@ -168,9 +171,9 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
         ("\ufffd".encode(), "\ufffd"),
     ):
         chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (part,))
-        found = CompletionForm(1).choice(0, Piece(0, 0, "\ufffd", [chosen], finish="length"))
-        assert found["logprobs"]["tokens"] == [name], "what is no character is told in bytes"
-        assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
+        found = logprobs_of(1, "\ufffd", chosen)
+        assert found["tokens"] == [name], "what is no character is told in bytes"
+        assert found["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -215,16 +218,15 @@ TOO_MUCH: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_wrong_or_too_much_is_named() -> None:
-    async with bench() as made:
-        for fields, says in WRONG:
-            message, param = await refused(made, 404 if fields.get("model") else 400, **fields)
-            assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
-        assert made.generator.asked == []
+async def test_what_is_wrong_or_too_much_is_named(made: Bench) -> None:
+    for fields, says in WRONG:
+        message, param = await refused(made, 404 if fields.get("model") else 400, **fields)
+        assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
+    assert made.generator.asked == []
     async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
         for fields, says in TOO_MUCH:
             message, _ = await refused(made, 413, **fields)
-            assert message.startswith(says), (fields, message)
+            assert message.startswith(says) and "word word" not in message, (fields, message)
         for prompt in ([5] * 255, [[5] * 255]):
             await complete(made, prompt=prompt)
 
@@ -253,11 +255,89 @@ async def test_errors_are_real_statuses_until_there_is_text() -> None:
         assert await refused(made, 502) == ("it broke", None)
 
 
-async def test_echo() -> None:
-    async with bench() as made:
-        for stream in (False, True):
-            assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
+async def test_echo(made: Bench) -> None:
+    for stream in (False, True):
+        assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
     async with bench(task=Text2TextGeneration) as made:
         assert text_of(await complete(made)) == " paris."
         message, param = await refused(made, echo=True)
         assert message.startswith("echo: text2text_generation gives the new text alone") and param == "echo"
+
+
+# Errors, and hints for requests to other routes and servers, whatever the model is
+
+
+BASE = "the base_url of an OpenAI client is http://HOST:PORT"
+SCORES = "Not Found; /openai/v1/rerank gives the scores of documents for a query"
+
+
+def expected(route: str, base: str = "/openai/v1") -> str:
+    return f"Not Found, expected {base}/{route}: {BASE}{base}"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path", "status", "found"),
+    [
+        ("openai", "/v1/completions", 404, expected("completions")),
+        ("openai", "/chat/completions", 404, expected("chat/completions")),
+        ("openai", "/v1/rerank", 404, expected("rerank")),
+        ("openai", "/openai/v1/v1/chat/completions", 404, expected("chat/completions")),
+        ("openai", "/openai/v1/embeddings/", 404, expected("embeddings")),
+        ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
+        ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
+        *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
+        # Of others nothing is said, and models may be called as routes.
+        *[("openai", path, 404, None) for path in ("/", "/completions_", "/v1/models/m", "/v1/explain", "/v3")],
+        *[("openai", path, 404, None) for path in ("/v1/models/a/b:explain", "/v1/models/m/rerank")],
+        ("openai", "/v2/models/m/score", 404, None),
+        ("openai", "/v1/models/rerank", 405, None),
+    ],
+)
+def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
+    hint = hint_for(path, status, prefix)
+    assert (None if hint is None else (hint.status, hint.said)) == (None if found is None else (404, found))
+
+
+@pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
+def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
+    hint = hint_for(path, 404, "openai")
+    assert hint is not None and hint.status == 501 and hint.said.startswith("no explanations are given here")
+
+
+async def test_the_answers(made: Bench) -> None:
+    """OpenAI's clients show no message in another form than OpenAI's, wherever they ask."""
+    for path in ("/v1/chat/completions", "/openai/chat/completions"):
+        status, found = await post(made, path, {})
+        message = f"POST {path}: {expected('chat/completions')}"
+        about = {"type": "invalid_request_error", "param": None, "code": None}
+        assert (status, found) == (404, {"error": {"message": message, **about}})
+    status, found = await post(made, "/v1/models/gpt2:explain", {})
+    assert status == 501 and found["error"].startswith("POST /v1/models/gpt2:explain: no explanations")
+    status, found = await post(made, "/v1/models/gpt2", {})
+    assert status == 405 and found == {"error": "POST /v1/models/gpt2: Method Not Allowed, expected GET, HEAD"}
+
+
+def test_base64_is_float32_in_little_endian() -> None:
+    found = base64.b64decode(embeddings.to_base64(np.array([1, 9, -2, 9], ">f8")[::2]))
+    assert found.hex() == "0000803f" + "000000c0"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind", "param", "code"),
+    [
+        (400, "input[3]: expected a string", "invalid_request_error", "input[3]", None),
+        (400, "messages[1].content: expected a string", "invalid_request_error", "messages[1].content", None),
+        (400, "body: not JSON: unexpected end", "invalid_request_error", None, None),
+        (400, "a stride of 3: too long", "invalid_request_error", None, None),
+        (401, "token: missing", "invalid_request_error", None, None),
+        (404, "model: 'x' is not served here", "invalid_request_error", "model", "model_not_found"),
+        (404, "GET /openai/v1/x: Not Found", "invalid_request_error", None, None),
+        (405, "GET /openai/v1/rerank: Method Not Allowed", "invalid_request_error", None, "method_not_supported"),
+        (413, "input: 9 in a request", "invalid_request_error", "input", None),
+        (429, "9 requests are in flight", "requests", None, "rate_limit_exceeded"),
+        (502, "onnx: the predictor's own words", "server_error", None, None),
+    ],
+)
+def test_error_bodies(status: int, message: str, kind: str, param: str | None, code: str | None) -> None:
+    found = json.loads(render_error(message, status))
+    assert found == {"error": {"message": message, "type": kind, "param": param, "code": code}}

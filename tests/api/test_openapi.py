@@ -1,12 +1,15 @@
-"""The OpenAPI document matches the routes and the tasks."""
+"""The OpenAPI document matches the routes and the tasks; the pages for a browser, /docs and /playground."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,18 +20,19 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api import openapi
+from hf_transformer.api import openapi, pages
 from hf_transformer.api.base import CLIENTS_OWN
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import FURTHER
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
+from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.generation import task as generation_task
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
 from tests.configuring import config
-from tests.triton_repository import task_model_folder
+from tests.triton_repository import DEMO_MODEL, task_model_folder
 
 MODELS = {
     "fill_mask": "bert",
@@ -55,9 +59,13 @@ def build(task: str, *flags: str) -> AsgiApplication:
     return build_app(config(f"--model_dir={folder}", f"--task={task}", "--model_name=m", *flags))
 
 
-async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
+async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-        response = await client.get("/openapi.json", headers=headers)
+        return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+async def document_of(app: AsgiApplication) -> dict[str, Any]:
+    response = await get(app, "/openapi.json")
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     found: dict[str, Any] = response.json()
@@ -218,3 +226,99 @@ def test_values_of_parameters_are_described_too() -> None:
     assert parameters.is_valid({"top_k": None, "output_format": "pipeline", "function_to_apply": "none"})
     for wrong in ({"top_k": 0}, {"function_to_apply": "relu"}, {"top_n": 1}, {"truncation": "yes"}):
         assert not parameters.is_valid(wrong)
+
+
+# The pages for a browser: they load nothing from elsewhere, and are off by default
+
+
+FLAGS = {DOCS: "--enable_docs_url=true", PLAYGROUND: "--enable_playground=true"}
+ADDRESS = re.compile(r'(?:src|href)="([^"]*)"')
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+GENERATION = ("text_generation", "text2text_generation")
+
+both = pytest.mark.parametrize("page", FLAGS, ids=lambda page: page.path)
+
+
+@cache
+def app_of(*flags: str) -> AsgiApplication:
+    return build_app(config(f"--model_dir={DEMO_MODEL}", "--model_name=m", *flags))
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_for_pages_that_are_off() -> None:
+    program = (
+        "import sys; from hf_transformer.app.application import build_app; from tests.configuring import config\n"
+        f"build_app(config('--model_dir={DEMO_MODEL}', '--model_name=m'))\n"
+        "assert 'hf_transformer.api.info' in sys.modules and 'hf_transformer.api.pages' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+@both
+async def test_a_page_is_served_if_it_is_wanted_and_loads_nothing_from_elsewhere(page: Page) -> None:
+    app, without = app_of(FLAGS[page]), app_of(*(flag for other, flag in FLAGS.items() if other != page))
+    shown = await get(app, page.path)
+    assert shown.headers["content-type"] == "text/html; charset=utf-8"
+    addresses = [f"/{address}" for address in ADDRESS.findall(shown.text) if address != "data:,"]
+    assert len(addresses) > 2
+    known = dict(page.files)
+    assert set(addresses) <= known.keys()
+    for path, file in known.items():
+        assert (await get(without, path)).status_code == 404
+        response = await get(app, path)
+        assert response.status_code == 200, path
+        ending = Path(file.name.removesuffix(".gz")).suffix
+        assert response.headers["content-type"].startswith(pages.TYPES[ending])
+        assert response.headers["content-security-policy"] == page.policy
+        if file.suffix != ".gz":
+            assert not re.findall(r"(?<!xmlns=\")https?://(?!www\.w3\.org/2000/svg)", response.text), path
+
+
+def test_the_playground_has_a_widget_for_every_task_and_no_script_or_style_in_its_page() -> None:
+    assert "unsafe" not in PLAYGROUND.policy and "data:" not in PLAYGROUND.policy
+    page = (PLAYGROUND.folder / "index.html").read_text()
+    assert not re.findall(r"<style|<script[^>]*>[^<]|\sstyle=|\son\w+=", page)
+    files = {path.name for path in PLAYGROUND.folder.glob("*.js")}
+    assert {f"{'generation' if task.name in GENERATION else task.name}.js" for task, _ in ALL_TASKS} <= files
+    for path in PLAYGROUND.folder.glob("*.js"):
+        assert set(re.findall(r'from "\./(.*)"', path.read_text())) <= files
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [("gzip", True), ("br, gzip;q=0.5", True), ("*", True), ("identity", False), ("gzip;q=0, *", False), ("", False)],
+)
+@pytest.mark.parametrize("path", ["/docs/swagger-ui.css", "/playground/style.css"])
+async def test_files_are_compressed_for_whom_takes_it(path: str, accepted: str, compressed: bool) -> None:
+    response = await get(app_of(*FLAGS.values()), path, accept_encoding=accepted)
+    assert response.headers.get("content-encoding") == ("gzip" if compressed else None)
+    assert response.headers["vary"] == "Accept-Encoding"
+    assert "color" in response.text
+
+
+async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
+    app = app_of(*FLAGS.values())
+    first = await get(app, "/playground/app.js")
+    again = await get(app, "/playground/app.js", if_none_match=first.headers["etag"])
+    assert (again.status_code, again.content) == (304, b"")
+    other = await get(app, "/playground/lib.js", if_none_match=first.headers["etag"])
+    assert other.status_code == 200
+
+
+async def test_the_root_leads_browsers_to_the_playground_if_there_is_one() -> None:
+    app = app_of(*FLAGS.values())
+    led = await get(app, "/", accept=BROWSER)
+    assert (led.status_code, led.headers["location"], led.headers["vary"]) == (307, "playground", "Accept")
+    for answer in (await get(app_of(), "/", accept=BROWSER), *[await get(app, "/", accept=one) for one in ("*/*", "")]):
+        assert answer.json() == {"status": "alive"}
+    assert (await get(app, "/", accept="*/*")).headers["vary"] == "Accept"
+
+
+async def test_the_playground_needs_no_key_and_the_model_does(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("a-key\n")
+    app = app_of(*FLAGS.values(), f"--api_keys_file={file}")
+    for path, _ in PLAYGROUND.files:
+        assert (await get(app, path)).status_code == 200
+    for path in ("/v1/models/m/info", "/info", "/docs"):
+        assert (await get(app, path)).status_code == 401

@@ -92,6 +92,14 @@ def test_token_ids_need_a_flag(serve: Serve) -> None:
         assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
 
 
+NOTHING: dict[str, Any] = {
+    **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+    **{"store": True, "service_tier": "default", "priority": 0, "metadata": {"team": "search"}, "n": None},
+    **{"embedding_type": "float", "late_chunking": False, "truncate_prompt_tokens": -1, "add_special_tokens": True},
+}
+"""Fields that ask for nothing."""
+
+
 def test_parameters(serve: Serve) -> None:
     service = embeddings(serve)
     for sent, meant in (
@@ -100,6 +108,7 @@ def test_parameters(serve: Serve) -> None:
         ({"prompt": "about: ", "normalize": False}, {"prompt": "about: ", "normalize": False}),
         ({"truncation": True, "prompt": None}, {}),
         ({"normalized": False, "truncate_prompt_tokens": -1}, {"normalize": False}),
+        (NOTHING, {}),
     ):
         found = vectors(ask(service, "embeddings", BODY | sent))
         assert found == service.predict([TEXTS[0]], meant)
@@ -124,8 +133,12 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place"),
     ({"normalize": True, "normalized": True}, 400, "normalized", "means the same"),
     ({"output_format": "kserve"}, 400, "output_format", "unknown"),
+    ({"inputs": []}, 400, "inputs", "unknown, expected some of model, input, encoding"),
+    ({"truncate_prompt_tokens": 8}, 400, "truncate_prompt_tokens", "cut at the model's length, expected -1, got a n"),
+    ({"embedding_type": "binary"}, 400, "embedding_type", "vectors are not quantized, expected float, got 'binary'"),
+    ({"input_type": 1}, 400, "input_type", "expected a string, got a number"),
+    ({"add_special_tokens": False}, 400, "add_special_tokens", "(--disable_special_tokens), expected true, got false"),
 ]
-"""tests/api/test_openai.py has what is wrong whatever the model is."""
 WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt"),
     ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048 are taken"),
@@ -151,6 +164,8 @@ def test_wrong_requests(serve: Serve) -> None:
 UNKNOWN = {"param": "model", "code": "model_not_found"}
 ELSEWHERE: list[tuple[str, str, Any, int, dict[str, Any], str]] = [
     ("POST", "embeddings", b"{", 400, {"param": None}, "body: not JSON"),
+    ("POST", "embeddings", [1], 400, {"param": None}, "body: expected an object, got a list"),
+    ("POST", "embeddings", dict.fromkeys("abcdefgh", 1), 400, {"param": None}, "'d', 'e' and 3 more, expected some"),
     ("GET", "embeddings", None, 405, {"param": None, "code": "method_not_supported"}, "GET /openai/v1/embeddings: "),
     ("POST", "models", None, 405, {"param": None, "code": "method_not_supported"}, "POST /openai/v1/models: "),
     ("POST", "chat", None, 404, {"param": None, "code": None}, "POST /openai/v1/chat: "),
@@ -170,7 +185,8 @@ def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
     compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
     assert error(compressed, 415)["param"] is None
     assert error(client.get("/openai"), 404)["message"].startswith("GET /openai: ")
-    assert client.get("/v1/embeddings").json() == {"error": "GET /v1/embeddings: Not Found"}
+    for path in ("/v1/embeddings", "/openai2/v1/embeddings"):
+        assert client.get(path).json() == {"error": f"GET {path}: Not Found"}
 
 
 def test_rerank(serve: Serve) -> None:
@@ -228,6 +244,7 @@ def test_no_prefix(serve: Serve) -> None:
     assert_card(card)
     assert listed == {"models": [MODEL], "object": "list", "data": [card]}
     assert client.get(f"/v1/models/{MODEL}").json() == {"name": MODEL, "ready": True, **card}
-    assert isinstance(client.get("/v1/models/gpt").json()["error"], str)
+    for path in ("/v1/models/gpt", "/v2/models/gpt"):
+        assert isinstance(client.get(path).json()["error"], str)
     assert error(client.get("/v1/embeddings"), 405)["code"] == "method_not_supported"
     assert error(client.post("/v1/images/generations"), 404)["code"] is None

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
+from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -28,7 +29,7 @@ from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Context, Json
+from hf_transformer.types import Context, Json, ModelDescription
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
@@ -37,7 +38,7 @@ WATCH_SECONDS = 1.0
 """Seconds between two looks at a watched service."""
 
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
-Answer = Callable[[Any], Awaitable[Json]]
+Answer = Callable[[Any], Json | Awaitable[Json]]
 """Answers one method's request message with its response as JSON has it, which is V2's over REST too."""
 
 
@@ -45,8 +46,8 @@ def questions(service: Service, calls: CallsInProgress) -> Handlers:
     """The methods of the V2 protocol that infer nothing."""
     models = service.models
 
-    async def server_live(asked: pb.ServerLiveRequest) -> Json:
-        return {"live": True}
+    def described(name: str, version: str) -> ModelDescription:
+        return models.find(name, version).describe()
 
     async def server_ready(asked: pb.ServerReadyRequest) -> Json:
         return {"ready": await find_not_ready(models.values()) is None}
@@ -57,29 +58,21 @@ def questions(service: Service, calls: CallsInProgress) -> Handlers:
         except (NotReady, UnknownModel):  # as Triton answers; a model that is not ready has no version
             return {"ready": False}
 
-    async def server_metadata(asked: pb.ServerMetadataRequest) -> Json:
-        return ABOUT_SERVER
-
-    async def model_metadata(asked: pb.ModelMetadataRequest) -> Json:
-        return metadata(models.find(asked.name, asked.version).describe())
-
-    async def model_config(asked: pb.ModelConfigRequest) -> Json:
-        return {"config": configuration(models.find(asked.name, asked.version).describe(), service.max_instances)}
-
-    async def model_statistics(asked: pb.ModelStatisticsRequest) -> Json:
-        model = models.find(asked.name or models.names[0], asked.version)
-        return statistics(model.describe(), service.metrics.totals())
+    def model_statistics(asked: pb.ModelStatisticsRequest) -> Json:
+        return statistics(described(asked.name or models.names[0], asked.version), service.metrics.totals())
 
     async def index(asked: pb.RepositoryIndexRequest) -> Json:
         return {"models": await repository_index(models, only_ready=asked.ready)}
 
     answers: dict[str, Answer] = {
-        "ServerLive": server_live,
+        "ServerLive": lambda asked: {"live": True},
         "ServerReady": server_ready,
         "ModelReady": model_ready,
-        "ServerMetadata": server_metadata,
-        "ModelMetadata": model_metadata,
-        "ModelConfig": model_config,
+        "ServerMetadata": lambda asked: ABOUT_SERVER,
+        "ModelMetadata": lambda asked: metadata(described(asked.name, asked.version)),
+        "ModelConfig": lambda asked: {
+            "config": configuration(described(asked.name, asked.version), service.max_instances)
+        },
         "ModelStatistics": model_statistics,
         "RepositoryIndex": index,
     }
@@ -92,7 +85,8 @@ async def _answer(method: str, answer: Answer, body: bytes, context: Context) ->
         asked = decode(getattr(pb, f"{method}Request"), body)
     except Malformed as error:
         raise InvalidInput(str(error)) from error
-    answered: Message = from_json(getattr(pb, f"{method}Response"), await answer(asked))
+    told = answer(asked)
+    answered: Message = from_json(getattr(pb, f"{method}Response"), await told if isawaitable(told) else told)
     return answered.SerializeToString()
 
 

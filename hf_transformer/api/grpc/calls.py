@@ -35,9 +35,7 @@ Answer = Callable[[bytes, Context], Awaitable[bytes]]
 class CallsInProgress:
     """Counts the calls that are worked on; ``begun`` counts all. An answer may still be on its way to its client.
 
-    Args:
-        keys: whether clients send API keys, which the predictor does not get.
-        timing: whether answers tell how long they took.
+    With ``keys`` clients send API keys, which the predictor does not get; with ``timing`` answers have Server-Timing.
     """
 
     def __init__(self, *, keys: bool = False, timing: bool = True) -> None:

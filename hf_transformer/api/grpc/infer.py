@@ -26,7 +26,7 @@ from hf_transformer.api.tensors import (
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import GenerationRequest, Piece
+from hf_transformer.generation.types import Piece
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
@@ -63,11 +63,9 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
 
 
 class Inference:
-    """Answers serialized ModelInferRequests.
+    """Answers serialized ModelInferRequests, and refuses them once ``closing`` is set.
 
-    Args:
-        closing: once it is set, calls are refused.
-        max_send: how many bytes an answer may have; -1 is unlimited. gRPC itself would end a whole stream.
+    ``max_send`` is how many bytes an answer may have, -1 is unlimited: gRPC itself would end a whole stream.
     """
 
     def __init__(self, service: Service, closing: asyncio.Event, max_send: int = -1) -> None:
@@ -114,24 +112,19 @@ class Inference:
 class StreamedPieces(TextStream):
     """A ModelStreamInferResponse for each piece, with the parameter triton_final_response=true in the last of all.
 
-    Each has ``output-0`` BYTES [1], or the outputs of Triton's backends if the request has their form (``asked``). The
-    last piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
+    Each has ``output-0`` BYTES [1], or those of ``outputs`` for a request in the form of Triton's backends. The last
+    piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
     """
 
     __slots__ = ("_asked", "_infer", "_outputs", "_version")
 
     def __init__(
-        self,
-        model: Model,
-        request: InferRequest,
-        context: Context,
-        generation: GenerationRequest,
-        asked: GenerateRequest | None,
+        self, model: Model, request: InferRequest, context: Context, asked: GenerateRequest, outputs: NewOutputs | None
     ) -> None:
-        super().__init__(model, generation, context)
+        super().__init__(model, asked.request, context)
         self._infer = request
         self._asked = asked
-        self._outputs = None if asked is None else NewOutputs(asked)
+        self._outputs = outputs
         self._version = model.describe().version
 
     def piece(self, piece: Piece) -> bytes:
@@ -156,7 +149,7 @@ class StreamedPieces(TextStream):
         )
 
     def as_sent(self, message: str) -> str:
-        return message if self._asked is None else self._asked.as_sent(message)
+        return self._asked.as_sent(message)
 
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
@@ -165,8 +158,8 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
         return None
     if is_for_backend(model, request):
         asked = read_as_backend(model, request)
-        return StreamedPieces(model, request, context, asked.request, asked) if asked.stream else None
+        return StreamedPieces(model, request, context, asked, NewOutputs(asked)) if asked.stream else None
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
-    generation = model.task.request(to_query(model.task, request))
-    return StreamedPieces(model, request, context, generation, None)
+    asked = GenerateRequest(model.task.request(to_query(model.task, request)), True, (), str)
+    return StreamedPieces(model, request, context, asked, None)

@@ -46,12 +46,8 @@ Pairs = Iterable[tuple[str, str | bytes]]
 class CallGuard(Interceptor):
     """Refuses calls without a key as UNAUTHENTICATED, and logs each call when it is over, at level INFO.
 
-    Args:
-        keys: who may call; None lets everybody.
-        log_format: the format of a line; None logs nothing.
-
-    Raises:
-        ConfigError: ``log_format`` has an atom that is not known.
+    Without ``keys`` everybody may call; without ``log_format`` nothing is logged. Raises ConfigError for an atom that
+    is not known.
     """
 
     def __init__(self, metrics: Metrics, keys: ApiKeys | None, log_format: str | None) -> None:
@@ -106,13 +102,7 @@ class CallGuard(Interceptor):
 
 
 class GrpcExchange(Exchange):
-    """One call and its answer.
-
-    Args:
-        method: its full name, such as /inference.GRPCInferenceService/ModelInfer.
-        metadata: what the client sent.
-        peer: the client as gRPC names it, such as ipv4:127.0.0.1:4711.
-    """
+    """One call and its answer: the method by its full name, the peer as gRPC names it (ipv4:127.0.0.1:4711)."""
 
     def __init__(self, method: str, metadata: Pairs, peer: str) -> None:
         super().__init__({"method": "POST", "path": method, "http_version": "2", "headers": _as_headers(metadata)})

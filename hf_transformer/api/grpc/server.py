@@ -36,8 +36,6 @@ from hf_transformer.protocol.grpc import SERVICE
 
 LARGEST = 2**31 - 1
 """The largest value of an option of gRPC."""
-IDLE_SECONDS = 300.0
-"""Seconds after which a connection without a call is closed; clients open another one without a word."""
 STREAMS = 128
 """Calls of one connection at a time; a client's further calls wait there for a free place. gRPC refuses a call with
 more than 16 KiB of header fields, but holds up to a megabyte for it until then, and HTTP/2 compresses a field to one
@@ -59,7 +57,7 @@ class GrpcSettings:
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
     and HTTP/2's may take, ``patience`` how many a client has to take an answer of a stream, ``idle`` after how many a
-    connection without a call is closed.
+    connection without a call is closed; clients open another one without a word.
     """
 
     host: str
@@ -71,7 +69,7 @@ class GrpcSettings:
     connections: int = 16384
     handshake: float = 60.0
     patience: float = 60.0
-    idle: float = IDLE_SECONDS
+    idle: float = 300.0
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
@@ -115,10 +113,6 @@ class NoTracebackOfLeaving(logging.Filter):
 class GrpcServer:
     """The server; an async context manager that serves while it is open.
 
-    Args:
-        keys: who may call; None lets everybody.
-        log_format: the format of the access log; None logs no calls.
-
     Raises:
         ConfigError: the certificate or the format can't be used, or, when it is opened, the port can't be had.
     """
@@ -149,7 +143,15 @@ class GrpcServer:
         for name, served in ((SERVICE, methods), (HEALTH, Health(models, self._closing).methods)):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         add_reflection(self._server, methods)
-        self._listen()
+        address = f"[{settings.host}]:{settings.port}" if ":" in settings.host else f"{settings.host}:{settings.port}"
+        try:
+            if self._credentials is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            where = f"--grpc_port={settings.port}: can't listen on {settings.host}"
+            raise ConfigError(f"{where}: {error}") from error
         self._logger.addFilter(self._filter)
         await self._server.start()
         return self
@@ -193,17 +195,6 @@ class GrpcServer:
             await asyncio.sleep(QUIET / LOOKS)
             looks = looks + 1 if self.calls.begun == begun else 0
             begun = self.calls.begun
-
-    def _listen(self) -> None:
-        host, port = self._settings.host, self._settings.port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if self._credentials is None:
-                self._server.add_insecure_port(address)
-            else:
-                self._server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise ConfigError(f"--grpc_port={port}: can't listen on {host}: {error}") from error
 
 
 def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:

@@ -138,28 +138,27 @@ class InferStream:
         self._inference = inference
         self._room = room
         self._patience = patience
-        self._tasks: set[asyncio.Task[None]] = set()
         self._order: dict[asyncio.Event, None] = {}  # a request's event is set once it is the first one
+        self._serving: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._one_message = asyncio.Lock()
         self._writing: asyncio.Timeout | None = None
-        self._is_gone = False
         self._untaken = 0.0  # seconds after which an answer was not taken
 
     async def serve(self) -> None:
         """Answers requests until there are no more, and ends the call if that is for another reason."""
-        async with asyncio.TaskGroup() as group:
-            ending = group.create_task(self._end_reading())
-            self._reading = group.create_task(self._read(group))
-            await asyncio.wait((self._reading,))
-            while self._tasks:
-                await asyncio.wait(self._tasks)
-            ending.cancel()
-        if self._untaken:
+        self._serving = asyncio.current_task()
+        ending = asyncio.create_task(self._end_reading())
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._reading = group.create_task(self._read(group))
+        except asyncio.CancelledError:  # gRPC ends the call silently
+            if not self._untaken:
+                raise
             late = f"an answer was not taken within {self._untaken:g} s (--client_timeout_seconds)"
             await refuse(self._rpc, CallersDeadline(late), self._context, within=0)
-        if self._is_gone:
-            raise asyncio.CancelledError  # gRPC ends the call silently
+        finally:
+            ending.cancel()
         if self._inference.closing.is_set():
             await refuse(self._rpc, shutting_down(), self._context, within=grpc_calls.PATIENCE)
 
@@ -176,9 +175,7 @@ class InferStream:
             turn = asyncio.Event()
             self._order[turn] = None
             self._room.hold(turn, len(body))
-            task = group.create_task(self._answer(body, turn))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            group.create_task(self._answer(body, turn))
             del body  # or it would be held while the next one is waited for
 
     async def _answer(self, body: bytes, turn: asyncio.Event) -> None:
@@ -223,7 +220,8 @@ class InferStream:
             return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
 
     async def _write(self, answer: bytes) -> None:
-        """Writes one message at a time. Raises CancelledError if the client does not take it."""
+        """Writes one message at a time. If the client does not take it, the stream is cancelled, and CancelledError is
+        raised: nothing can be written any more."""
         async with self._one_message:
             seconds = grpc_calls.PATIENCE
             if not self._inference.closing.is_set():
@@ -234,17 +232,11 @@ class InferStream:
             except (grpc.aio.BaseError, TimeoutError) as error:
                 if isinstance(error, TimeoutError) and not self._inference.closing.is_set():
                     self._untaken = seconds
-                self._give_up()
+                if self._serving is not None:
+                    self._serving.cancel()
                 raise asyncio.CancelledError from None
             finally:
                 self._writing = None
-
-    def _give_up(self) -> None:
-        """Ends all requests: nothing can be written any more."""
-        self._is_gone = True
-        for task in (self._reading, *self._tasks):
-            if task is not None:
-                task.cancel()
 
     async def _end_reading(self) -> None:
         await self._inference.closing.wait()

@@ -26,35 +26,20 @@ from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnsw
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
-from hf_transformer.generation.tools import ToolCall, ToolCallParser
+from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Json, Response
+from hf_transformer.types import Context, Json, Response
 
-FIELDS = (
-    *SHARED,
-    *unused("chat/completions"),
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-)
-ROLES: Mapping[str, str] = {
-    "system": "system",
-    "developer": "system",  # the newer name; templates know the older one
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-"""The roles of messages, and what a template calls each."""
+OWN = (
+    "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
+    "parallel_tool_calls chat_template_kwargs"
+).split()
+FIELDS = (*SHARED, *unused("chat/completions"), *OWN)
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""The roles of messages, and what a template calls each: templates know the older name of developer."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """Fields of a message that are strings; the last two are what a model thought, as vLLM and others hand it out."""
 CACHE_CONTROL = "cache_control"
@@ -90,8 +75,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         loop = asyncio.get_running_loop()
         prompt = render() if len(call.body) <= INLINE_BYTES else await loop.run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
-    form = ChatForm(sampling.logprobs is not None, tools=may_call, one_call=one_call)
-    answer = GeneratedAnswer(model, request, call.context, form, "chatcmpl", usage)
+    answer = ChatAnswer(model, request, call.context, usage, tools=may_call, one_call=one_call)
     return answer if stream else await answer.whole()
 
 
@@ -121,9 +105,7 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
     """A function that renders the prompt, in any thread. It raises InvalidInput if the template can't.
 
-    Raises:
-        InvalidInput: the model does not chat, or a field is not what it has to be.
-        TooLarge: the arguments of tool calls hold more than is taken.
+    Raises InvalidInput where the model does not chat; see read_messages for the rest.
     """
     template = model.chat_template
     if template is None:
@@ -163,7 +145,13 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
         # They are parsed in this order: whatever an unclosed quote would hide comes after an error.
         check_size(" ".join(texts).encode(), limits)
     for where, function in called.items():
-        function["arguments"] = _read_arguments(function["arguments"], f"{where}.arguments")
+        arguments, where = function["arguments"], f"{where}.arguments"
+        if isinstance(arguments, str):  # OpenAI's are JSON as text; templates write an object as JSON themselves
+            try:
+                arguments = orjson.loads(arguments or "{}")
+            except orjson.JSONDecodeError:
+                raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
+        function["arguments"] = expect(arguments, dict, where, "an object as JSON text")
     return messages
 
 
@@ -245,17 +233,6 @@ def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> 
     return calls
 
 
-def _read_arguments(given: Json, where: str) -> dict[str, Json]:
-    """OpenAI's are JSON as text; templates write an object as JSON themselves."""
-    if isinstance(given, str):
-        try:
-            given = orjson.loads(given or "{}")
-        except orjson.JSONDecodeError:
-            raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
-    found: dict[str, Json] = expect(given, dict, where, "an object as JSON text")
-    return found
-
-
 def read_tools(given: Json) -> list[dict[str, Json]]:
     """The tools that the model may call: functions. Raises InvalidInput or TooLarge."""
     if given is None:
@@ -294,11 +271,9 @@ def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
 
 
 class Speech:
-    """What one message says, in pieces: its content and its tool calls.
+    """What one message says, in pieces: its content and, with ``tools``, its tool calls.
 
-    Args:
-        tools: whether the model may call any, so that calls are looked for.
-        one_call: whether all calls but the first are left out (parallel_tool_calls).
+    With ``one_call`` all of them but the first are left out (parallel_tool_calls).
     """
 
     __slots__ = ("_one_call", "_parser", "calls")
@@ -318,8 +293,13 @@ class Speech:
             content, found = content + rest, found + more
         if self._one_call:
             found = found[: 1 - self.calls]
-        calls = [_call(one, self.calls + number) for number, one in enumerate(found)]
-        self.calls += len(calls)
+        calls: list[Json] = []
+        for one in found:
+            function = {"name": one.name, "arguments": one.arguments}
+            calls.append(
+                {"index": self.calls, "id": f"call_{new_request_id()}", "type": "function", "function": function}
+            )
+            self.calls += 1
         return content, calls
 
     def reason(self, finish: str | None) -> str | None:
@@ -327,13 +307,16 @@ class Speech:
         return "tool_calls" if self.calls and finish == "stop" else finish
 
 
-class ChatForm:
-    """The choices of chat completions; ``logprobs`` says whether tokens are told. See Speech for the others."""
+class ChatAnswer(GeneratedAnswer):
+    """The answer of chat completions; see Speech for ``tools`` and ``one_call``."""
 
-    object, chunk_object = "chat.completion", "chat.completion.chunk"
+    __slots__ = ("_open", "_speech")
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, logprobs: bool, *, tools: bool, one_call: bool) -> None:
-        self._logprobs = logprobs
+    def __init__(
+        self, model: Model, request: GenerationRequest, context: Context, usage: bool, *, tools: bool, one_call: bool
+    ) -> None:
+        super().__init__(model, request, context, usage)
         self._speech = partial(Speech, tools=tools, one_call=one_call)
         self._open: dict[int, Speech] = {}
 
@@ -369,7 +352,7 @@ class ChatForm:
         return found
 
     def _told(self, tokens: Sequence[TokenText]) -> Json:
-        if not self._logprobs:
+        if self._request.sampling.logprobs is None:
             return None
         content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
         return {"content": content, "refusal": None}
@@ -377,11 +360,6 @@ class ChatForm:
 
 def _chunk(index: int, delta: Json, logprobs: Json = None, finish: str | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _call(call: ToolCall, number: int) -> dict[str, Json]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": number, "id": f"call_{new_request_id()}", "type": "function", "function": function}
 
 
 def _token(token: TokenText) -> dict[str, Json]:

@@ -46,7 +46,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
 
         prompts, single = read_texts("prompt", given.get("prompt"), service.max_texts, read_ids)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
-    answer = GeneratedAnswer(model, request, call.context, CompletionForm(sampling.logprobs), "cmpl", usage)
+    answer = CompletionAnswer(model, request, call.context, usage)
     return answer if stream else await answer.whole()
 
 
@@ -78,32 +78,35 @@ def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, b
     return sampling, echo
 
 
-class CompletionForm:
-    """The choices of completions; ``top`` is how many of the likeliest tokens are told beside each, None for no
-    logprobs at all."""
+class CompletionAnswer(GeneratedAnswer):
+    """The answer of completions; without ``logprobs`` in the request its tokens are not told."""
 
+    __slots__ = ()
+    prefix = "cmpl"
     object = chunk_object = "text_completion"
 
-    def __init__(self, top: int | None) -> None:
-        self._top = top
-
     def choice(self, index: int, whole: Piece) -> Json:
-        logprobs = None if self._top is None else self._logprobs(whole.tokens)
+        top = self._request.sampling.logprobs
+        logprobs = None if top is None else _logprobs(whole.tokens, top)
         return {"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": whole.finish}
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
         is_empty = not piece.text and not piece.tokens and piece.finish is None
         return () if is_empty else (self.choice(index, piece),)
 
-    def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
-        """``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the
-        likeliest ones too where it is none of them, as with OpenAI."""
-        return {
-            "tokens": [_name(token) for token in tokens],
-            "token_logprobs": [logprob(token) for token in tokens],
-            **({"top_logprobs": [_beside(token) for token in tokens]} if self._top else {}),
-            "text_offset": [token.offset for token in tokens],
-        }
+
+def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
+    """What is told of tokens, with the ``top`` likeliest beside each.
+
+    ``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the
+    likeliest ones too where it is none of them, as with OpenAI.
+    """
+    return {
+        "tokens": [_name(token) for token in tokens],
+        "token_logprobs": [logprob(token) for token in tokens],
+        **({"top_logprobs": [_beside(token) for token in tokens]} if top else {}),
+        "text_offset": [token.offset for token in tokens],
+    }
 
 
 def _beside(token: TokenText) -> dict[str, float]:

@@ -21,7 +21,7 @@ from hf_transformer.api.base import Call, Service, renamed, reply
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Array, Json, Query, Response
+from hf_transformer.types import Array, Json, Query, Response
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
 """Fields that the task reads."""
@@ -39,15 +39,18 @@ async def create(service: Service, call: Call) -> Response:
         query, single = read_query(given, service.max_texts, service.token_inputs)
     with renamed(lambda message: as_sent(message, *(["input[0]"] if single else ()))):
         answers = await model.predict(query, call.context)
-    return reply(render(answers, model.name, base64))
+    data = [
+        {"object": "embedding", "index": index, "embedding": to_base64(vector) if base64 else vector}
+        for index, vector in enumerate(answers.predictions)
+    ]
+    body = {"object": "list", "data": data, "model": model.name, "usage": usage(answers)}
+    return reply(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
     """The texts and the task's parameters, and whether ``input`` is one text rather than a list.
 
-    Raises:
-        InvalidInput: ``input`` is missing or has none of its forms, or has token ids without ``token_inputs``.
-        TooLarge: more texts than ``max_texts``.
+    Raises InvalidInput for token ids without ``token_inputs``; see read_texts for the rest.
     """
 
     def read_ids(ids: list[Json], where: str) -> Json:
@@ -64,16 +67,6 @@ def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) ->
     if given.one_of("normalize", "normalized") == "normalized":  # as Jina calls it
         parameters["normalize"] = given.flag("normalized", True)
     return Query(texts, parameters, name="input"), single
-
-
-def render(answers: Answers, model: str, base64: bool) -> bytes:
-    """A response's JSON."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": to_base64(vector) if base64 else vector}
-        for index, vector in enumerate(answers.predictions)
-    ]
-    body = {"object": "list", "data": data, "model": model, "usage": usage(answers)}
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def to_base64(vector: Array) -> str:

@@ -127,8 +127,15 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
     for name, value in payload.items():
         if name in table:
             _check_unused(table[name], value)
-    given = Parameters(payload, known)
-    return _find_model(service.models, given, endpoint), given
+    models, given = service.models, Parameters(payload, known)
+    asked = given.string("model")
+    if asked is None:
+        raise InvalidInput(f"model: missing, expected the name of the model that is served: {', '.join(models.names)}")
+    model = known_model(models, asked)
+    if model.task.name not in TASKS[endpoint]:
+        needed = " or ".join(TASKS[endpoint])
+        raise InvalidInput(f"model: {model.name!r} does {model.task.name}, but {endpoint} needs {needed}")
+    return model, given
 
 
 def _unknown(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
@@ -164,17 +171,6 @@ def _check_metadata(name: str, value: Json) -> None:
             raise InvalidInput(
                 f"{name}: the key {key!r} has {len(label)} characters, at most {LONGEST_LABEL} are taken"
             )
-
-
-def _find_model(models: Models, given: Parameters, endpoint: str) -> Model:
-    name = given.string("model")
-    if name is None:
-        raise InvalidInput(f"model: missing, expected the name of the model that is served: {', '.join(models.names)}")
-    model = known_model(models, name)
-    if model.task.name not in TASKS[endpoint]:
-        needed = " or ".join(TASKS[endpoint])
-        raise InvalidInput(f"model: {model.name!r} does {model.task.name}, but {endpoint} needs {needed}")
-    return model
 
 
 def known_model(models: Models, name: str) -> Model:

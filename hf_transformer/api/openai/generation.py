@@ -11,8 +11,9 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar
 
 import orjson
 
@@ -37,8 +38,6 @@ DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's: all of the distribution is drawn from."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 DONE = event(b"[DONE]")
-LEAST_LOGPROB = -9999.0
-"""Stands for the log probability of an impossible token, for which JSON has no number; as with OpenAI."""
 
 
 def read_stream(given: Parameters) -> tuple[bool, bool]:
@@ -59,38 +58,28 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
     return stream, bool(options.get("include_usage"))
 
 
-class ChoiceForm(Protocol):
-    """The form of an endpoint's choices; ``object`` and ``chunk_object`` name a whole answer and a part of a stream."""
-
-    object: str
-    chunk_object: str
-
-    def choice(self, index: int, whole: Piece) -> Json:
-        """One choice of a whole answer, of which ``whole`` is all of it."""
-
-    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """The choices of the events, one each, for a piece; may be none."""
-
-
 class GeneratedAnswer(TextStream):
-    """The answer to one request, as a stream or whole.
+    """The answer to one request, as a stream or whole; a subclass per endpoint has the form of its choices.
+
+    Attributes:
+        prefix: how the answer's id begins.
+        object: names a whole answer, and ``chunk_object`` a part of a stream.
 
     Args:
-        prefix: how the answer's id begins.
         usage: whether a stream ends with the usage.
     """
 
-    __slots__ = ("_about", "_after", "_before", "_form", "_with_usage")
+    __slots__ = ("_about", "_after", "_before", "_with_usage")
+    prefix: ClassVar[str]
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
 
-    def __init__(
-        self, model: Model, request: GenerationRequest, context: Context, form: ChoiceForm, prefix: str, usage: bool
-    ) -> None:
+    def __init__(self, model: Model, request: GenerationRequest, context: Context, usage: bool) -> None:
         super().__init__(model, request, context)
-        self._form = form
         self._with_usage = usage
         self._about: dict[str, Json] = {
-            "id": f"{prefix}-{context.request_id}",
-            "object": form.chunk_object,
+            "id": f"{self.prefix}-{context.request_id}",
+            "object": self.chunk_object,
             "created": int(time.time()),
             "model": model.name,
         }
@@ -100,6 +89,14 @@ class GeneratedAnswer(TextStream):
         before, after = head.split(b'"choices":[]', 1)
         self._before, self._after = before + b'"choices":[', b"]" + after
 
+    @abstractmethod
+    def choice(self, index: int, whole: Piece) -> Json:
+        """One choice of a whole answer, of which ``whole`` is all of it."""
+
+    @abstractmethod
+    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
+        """The choices of the events, one each, for a piece; may be none."""
+
     async def whole(self) -> Response:
         """The answer, whole. Raises RequestError."""
         with renamed(self.as_sent):
@@ -107,11 +104,11 @@ class GeneratedAnswer(TextStream):
                 found = await running.collect()
                 used = usage(running)
         texts = [one for choices in found for one in choices]
-        choices = [self._form.choice(index, one) for index, one in enumerate(texts)]
-        return reply(orjson.dumps({**self._about, "object": self._form.object, "choices": choices, "usage": used}))
+        choices = [self.choice(index, one) for index, one in enumerate(texts)]
+        return reply(orjson.dumps({**self._about, "object": self.object, "choices": choices, "usage": used}))
 
     def piece(self, piece: Piece) -> bytes:
-        chunks = self._form.chunks(piece.prompt * self._request.sampling.n + piece.choice, piece)
+        chunks = self.chunks(piece.prompt * self._request.sampling.n + piece.choice, piece)
         return b"".join([self._before + orjson.dumps(one) + self._after for one in chunks])
 
     def end(self) -> bytes:
@@ -133,5 +130,5 @@ def usage(running: Generation) -> dict[str, int]:
 
 
 def logprob(token: TokenText) -> float:
-    """A token's log probability, as JSON can have it."""
-    return max(token.logprob, LEAST_LOGPROB)
+    """A token's log probability. JSON has no number for that of an impossible token: it is -9999, as with OpenAI."""
+    return max(token.logprob, -9999.0)

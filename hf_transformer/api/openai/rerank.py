@@ -19,7 +19,7 @@ from hf_transformer.api.openai.fields import as_sent, read_request, unused, usag
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Json, Query, Response
+from hf_transformer.types import Query, Response
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores")
 """Fields that the task reads."""
@@ -35,7 +35,12 @@ async def create(service: Service, call: Call) -> Response:
         query = read_query(given, service.max_texts)
     with renamed(lambda message: as_sent(message, "documents[0].texts", "documents[0]")):
         answers = await model.predict(query, call.context)
-    return reply(render(answers, model.name, call.context.request_id))
+    results = []
+    for one in answers.predictions[0]:
+        document = {"document": {"text": one["text"]}} if "text" in one else {}
+        results.append({"index": one["index"], **document, "relevance_score": one["score"]})
+    answer = {"id": f"rerank-{call.context.request_id}", "model": model.name, "usage": usage(answers)}
+    return reply(orjson.dumps({**answer, "results": results}))
 
 
 def read_query(given: Parameters, max_texts: int) -> Query:
@@ -52,26 +57,11 @@ def read_query(given: Parameters, max_texts: int) -> Query:
         found = "nothing" if documents is None else "an empty one" if documents == [] else describe(documents)
         raise InvalidInput(f"documents: expected a list of texts, got {found}")
     require_few("documents", documents, max_texts)
-    texts = [_read_document(one, index) for index, one in enumerate(documents)]
+    texts: list[str] = []
+    for index, one in enumerate(documents):
+        text = one["text"] if isinstance(one, dict) and one.keys() == {"text"} else one
+        texts.append(expect(text, str, f"documents[{index}]", 'a string or {"text": string}'))
     # vLLM and Jina send the documents back; the form is this API's, whatever the service's own is.
     parameters = {"return_documents": True, "output_format": "kserve"}
     parameters |= {name: given.get(name) for name in PARAMETERS if name in given}
     return Query([{"query": query, "texts": texts}], parameters, name="documents")
-
-
-def _read_document(given: Json, index: int) -> str:
-    if isinstance(given, dict) and given.keys() == {"text"}:
-        given = given["text"]
-    text: str = expect(given, str, f"documents[{index}]", 'a string or {"text": string}')
-    return text
-
-
-def render(answers: Answers, model: str, request_id: str) -> bytes:
-    """A response's JSON."""
-    results = [_result(one) for one in answers.predictions[0]]
-    return orjson.dumps({"id": f"rerank-{request_id}", "model": model, "usage": usage(answers), "results": results})
-
-
-def _result(answer: Json) -> Json:
-    document = {"document": {"text": answer["text"]}} if "text" in answer else {}
-    return {"index": answer["index"], **document, "relevance_score": answer["score"]}

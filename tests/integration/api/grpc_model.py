@@ -25,6 +25,7 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Answers, Context, ModelDescription, Query
+from tests.api.generating import metric
 
 IN_FLIGHT = "hf_transformer_requests_in_flight"
 SECONDS = 20.0
@@ -151,10 +152,7 @@ class Server(Client):
         await self._running.__aexit__(None, None, None)
 
     def metric(self, name: str) -> float:
-        for line in self.metrics.render().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[-1])
-        return 0.0
+        return metric(self.metrics, name)
 
     async def until(self, name: str, value: float) -> None:
         """Waits until a metric has a value."""

@@ -1,17 +1,27 @@
-"""ModelInfer of a server in this process, with a model that follows a script."""
+"""ModelInfer and ModelStreamInfer of a server in this process, with a model that follows a script."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from hf_transformer.api.grpc.stream import STREAM_IN_FLIGHT
+from hf_transformer.commands.local_triton import HOST
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooManyRequests
+from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.types import Context
+from tests.api.generating import bench
 from tests.integration.api.bare_grpc import bare_call
 from tests.integration.api.grpc_model import (
     IN_FLIGHT,
@@ -22,11 +32,14 @@ from tests.integration.api.grpc_model import (
     failure,
     long_answer,
     raising,
+    read,
     request,
     serving,
     text_of,
     told,
+    write,
 )
+from tests.integration.api.test_grpc_generate import asking
 
 StatusCode = grpc.StatusCode
 
@@ -145,3 +158,236 @@ async def test_a_client_that_leaves_as_its_answer_leaves_is_no_traceback(
         await server.over()
         await server.until(IN_FLIGHT, 0)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+# The access log's lines for gRPC calls
+
+
+FORMAT = "%(h)s %(m)s %(U)s %(H)s %(s)s %(st)s %(B)s %({x-request-id}i)s %({authorization}i)s %({x-request-id}o)s %(D)s"
+METADATA = (("x-request-id", "r1"), ("authorization", "Bearer hunter2"))
+logged = partial(serving, log_format=FORMAT)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    async def next(self) -> str:
+        """The next line, without the client's port and the duration."""
+        async with asyncio.timeout(SECONDS):
+            while not self.records:  # noqa: ASYNC110 - a call's end at the client may come before it
+                await asyncio.sleep(0.002)
+        line = self.records.pop(0).getMessage()
+        return re.sub(rf"^{HOST}:\d+ POST /inference.GRPCInferenceService/(.*) \d+$", r"\1", line)
+
+
+@pytest.fixture
+def log() -> Iterator[Lines]:
+    handler = Lines()
+    logger = logging.getLogger(ACCESS_LOGGER)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+async def test_calls(log: Lines) -> None:
+    """There is no line for a method that there is not."""
+    async with logged() as server:
+        answer = await server.infer(request("a"), metadata=METADATA)
+        assert await log.next() == f"ModelInfer HTTP/2 0 OK {answer.ByteSize()} r1 *** r1"
+        stream: Any = server.stream(iter([request("a"), request("b")]), metadata=METADATA)
+        assert [not answer.error_message async for answer in stream] == [True, True]
+        assert await log.next() == "ModelStreamInfer HTTP/2 0 OK 0 r1 *** r1"
+        await failure(server.raw("/inference.GRPCInferenceService/Nothing"))
+        await server.ask("ServerLive")
+        record = log.records[0]
+        assert (await log.next()).startswith("ServerLive HTTP/2 0 OK 2 - - ")
+        assert len(record.request_id) == 32  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fault", [False, True], ids=["an error", "a fault"])
+async def test_a_call_that_fails(log: Lines, fault: bool) -> None:
+    model = ScriptedModel(raising(AssertionError("a fault")))
+    model.reason = "" if fault else "not yet"
+    async with logged(model) as server:
+        await failure(server.infer(request("a"), metadata=METADATA))
+        said = "13 INTERNAL" if fault else "14 UNAVAILABLE"
+        assert await log.next() == f"ModelInfer HTTP/2 {said} 0 r1 *** r1"
+
+
+async def test_a_call_that_its_client_gives_up(log: Lines) -> None:
+    async with logged(gate := Gate()) as server, asyncio.timeout(SECONDS):
+        call = server.infer(request("a"), metadata=METADATA)
+        waiting = asyncio.create_task(call.wait_for_connection())
+        while not gate.waiting:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.002)
+        call.cancel()
+        await asyncio.wait([waiting])
+        assert await log.next() == "ModelInfer HTTP/2 1 CANCELLED 0 r1 *** -"
+
+
+# ModelStreamInfer: answers in order, errors of one request, and what a stream may hold
+
+
+END = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+async def answer(stream: Any) -> tuple[str, str, str, bool]:
+    """One answer of a stream: id, text, error, and whether it is the last one for its request."""
+    found = await read(stream)
+    response = found.infer_response
+    text = text_of(response) if response.outputs else ""
+    return response.id, text, found.error_message, response.parameters["triton_final_response"].bool_param
+
+
+async def test_a_stream_answers_in_order_whatever_is_first_ready() -> None:
+    async with serving(gate := Gate()) as server:
+        stream = server.stream(metadata=(("x-request-id", "caller-1"),))
+        await write(stream, request("slow", id="1"), request("at once", id="2"))
+        await server.until(count(200), 1)  # the second is done
+        gate.open.set()
+        assert [await answer(stream), await answer(stream)] == [("1", "slow", "", True), ("2", "at once", "", True)]
+        await stream.done_writing()
+        assert await stream.read() is END
+        assert await stream.code() is grpc.StatusCode.OK
+        assert dict(await stream.trailing_metadata())["x-request-id"] == "caller-1"
+
+
+async def test_an_error_in_a_stream_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def sometimes(text: str, context: Context) -> str:
+        if text in ("bad", "fault"):
+            raise InvalidInput("no mask") if text == "bad" else ValueError("secret")
+        return text
+
+    wrong, limit = request("x", id="4"), "--grpc_max_send_message_length allows 2000"
+    wrong.inputs[0].datatype = "FP8"
+    cases = (
+        (request("bad", id="1"), "no mask"),
+        (request("x", id="2", model="other"), "'other'"),
+        (request("fault", id="3"), "internal error; the log has it under 3"),
+        (wrong, "'FP8'"),
+        (request("a" * 3000, id="5"), limit),
+        (request("b", id="3" * 3000), limit),  # too long for the answer that says so, too
+        (request("good", id="7"), ""),
+    )
+    async with serving(sometimes, max_send=2000) as server:
+        stream = server.stream()
+        await write(stream, *[message for message, _ in cases])
+        for message, says in cases:
+            id, text, error, final = await answer(stream)
+            assert id == ("" if len(message.id) > 1 else message.id)
+            assert says in error and final
+            assert text == ("" if says else "good")
+        assert (server.metric(count(413)), server.metric(count(200)), server.metric(IN_FLIGHT)) == (2, 1, 0)
+        stream.cancel()
+    assert ["secret" in str(record.exc_info) for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("size", "at_once"), [(1, STREAM_IN_FLIGHT), (1000, 3)], ids=["as many requests", "as many bytes"]
+)
+async def test_a_stream_reads_no_further_than_it_works(
+    size: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_transformer.api.grpc.stream.STREAM_BYTES", 5000)
+    texts = [f"{number:02}" * size for number in range(at_once + 8)]
+    async with serving(gate := Gate(), max_receive=3000) as server:
+        stream = server.stream()
+        writing = asyncio.create_task(write(stream, *[request(text, id="x") for text in texts]))
+        await server.until(IN_FLIGHT, at_once)
+        assert text_of(await server.infer(request("at once"))) == "at once"
+        assert gate.waiting == texts[:at_once]
+        gate.open.set()
+        assert [(await answer(stream))[1] for _ in texts] == texts
+        await writing
+        stream.cancel()
+
+
+async def test_a_stream_does_not_take_its_own_places() -> None:
+    async with serving(gate := Gate(), concurrent=2) as server:
+        stream = server.stream()
+        texts = [str(number) for number in range(9)]
+        await write(stream, *map(request, texts))
+        await server.until(IN_FLIGHT, 2)
+        refused = await failure(server.infer(request("at once")))
+        metadata: Any = refused.trailing_metadata()
+        assert (refused.code(), dict(metadata)["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1")
+        assert gate.waiting == texts[:2]
+        gate.open.set()
+        assert [(await answer(stream))[1:3] for _ in texts] == [(text, "") for text in texts]
+        assert (server.metric(count(200)), server.metric(count(429))) == (9, 1)
+        assert server.metric('hf_transformer_refused_requests_total{limit="requests"}') == 1
+        stream.cancel()
+
+
+async def test_a_stream_is_refused_where_others_have_all_places() -> None:
+    async with serving(gate := Gate(), concurrent=1) as server:
+        first, stream = server.infer(request("a")), server.stream()
+        await server.until(IN_FLIGHT, 1)
+        await write(stream, request("b"))
+        assert "--max_concurrent_requests" in (await answer(stream))[2]
+        gate.open.set()
+        assert text_of(await first) == "a"
+        await write(stream, request("c"))
+        assert (await answer(stream))[1:3] == ("c", "")
+        stream.cancel()
+
+
+async def test_a_stream_that_is_cancelled_ends_its_requests() -> None:
+    async with serving(gate := Gate()) as server:
+        stream = server.stream()
+        await write(stream, *map(request, "012"))
+        await server.until(IN_FLIGHT, 3)
+        stream.cancel()
+        await server.until(count(499), 3)
+        assert sorted(gate.cancelled) == ["0", "1", "2"]
+        assert server.metric(IN_FLIGHT) == 0
+
+
+async def test_who_takes_no_answer_is_given_up_and_told_so_when_it_reads_on() -> None:
+    async with serving(long_answer, patience=0.2) as server, asyncio.timeout(SECONDS):
+        stream = server.stream(metadata=(("x-request-id", "caller-1"),))
+        await write(stream, *[request("a", id=str(number)) for number in range(30)])
+        while not server.works:  # noqa: ASYNC110 - there is nothing that tells of a change
+            await asyncio.sleep(0.01)
+        await server.over()
+        assert server.metric(IN_FLIGHT) == 0
+        found = await failure(read_all(stream))
+        assert found.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert found.details() == "an answer was not taken within 0.2 s (--client_timeout_seconds)"
+        metadata: Any = found.trailing_metadata()
+        assert dict(metadata)["x-request-id"] == "caller-1"
+        assert text_of(await server.infer(request("b"))) == "b" * 1_000_000, "the connection is as good as before"
+
+
+def pieces(prompt: Prompt, sampling: Sampling) -> Iterable[Step]:
+    """Large ones, and for another prompt none, without an end."""
+    return [Step(text="a" * 1_000_000)] * 30 if prompt.text == "A" else repeat(Step())
+
+
+@pytest.mark.parametrize("behind", ["nothing more", "perhaps more", "another"])
+async def test_who_takes_no_pieces_is_given_up(behind: str) -> None:
+    """Whatever else the stream waits for: a request that may come, or the answer to the next one."""
+    async with bench() as made, serving(made.service, patience=0.2) as server, asyncio.timeout(SECONDS):
+        await made.model.require_ready()
+        made.generator._script = pieces
+        stream = server.stream()
+        await stream.write(asking("A", stream=True, max_new_tokens=50))
+        if behind == "another":
+            await stream.write(asking("B", stream=True, return_full_text=False))
+        elif behind == "nothing more":
+            await stream.done_writing()
+        assert (await stream.read()).infer_response.outputs
+        await server.over()
+        assert made.generator.running == 0
+        assert (await told(read_all(stream)))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def read_all(stream: Any) -> None:
+    while await stream.read() is not END:
+        pass

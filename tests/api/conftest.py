@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.api.generating import Bench, bench
+
+
+@pytest.fixture
+async def made() -> AsyncIterator[Bench]:
+    """A served model with the usual text."""
+    async with bench() as made:
+        yield made
