@@ -130,8 +130,9 @@ class Resilience(Predictor):
         self._probe_pause = FIRST_PROBE
         self._closed = False
         if metrics is not None:
-            metrics.watch_circuit(lambda: self.is_open)
-            metrics.show_predictor_errors(failures.ALL)
+            metrics.circuit_open.set_function(lambda: self.is_open)
+            for kind in failures.ALL:  # each is shown from the start
+                metrics.predictor_errors.add(0, kind)
 
     @property
     def is_open(self) -> bool:
@@ -284,7 +285,7 @@ class Resilience(Predictor):
 
     def _count(self, kind: str) -> None:
         if self._metrics is not None:
-            self._metrics.count_predictor_error(kind)
+            self._metrics.predictor_errors.add(1, kind)
 
     def _refuse(self, reason: str) -> Never:
         """Raises for a call that is not sent."""

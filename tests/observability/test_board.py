@@ -32,8 +32,8 @@ def value(metrics: Metrics, name: str) -> float | None:
 def worker(board: Board, in_flight: int, ready: bool) -> tuple[Metrics, AbstractAsyncContextManager[None]]:
     board.claim()
     metrics = Metrics("bert")
-    metrics.watch_in_flight(lambda: in_flight, lambda: 0)
-    metrics.set_ready(ready)
+    metrics.requests_in_flight.set_function(lambda: in_flight)
+    metrics.ready.set(ready)
     return metrics, metrics.share(board)
 
 
@@ -164,7 +164,7 @@ async def test_a_number_that_can_not_be_told_once_does_not_end_the_renewal(
             raise RuntimeError("not now")
         return told
 
-    metrics.watch_in_flight(tell, lambda: 0)
+    metrics.requests_in_flight.set_function(tell)
     async with metrics.share(board):
         async with asyncio.timeout(20):
             while told < 5:  # noqa: ASYNC110 - nothing tells of it
