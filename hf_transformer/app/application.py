@@ -129,21 +129,29 @@ def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
     if config.otlp_endpoint is None:
         return None
     try:
-        from hf_transformer.observability.tracing import Tracing, attributes_of_calls
+        from hf_transformer.observability.tracing import Tracing
     except ImportError as error:
         shown = without_userinfo(config.otlp_endpoint)
         raise ConfigError(
             f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
         ) from error
-    address = parse_address(predictor_settings(config))
-    calls = attributes_of_calls(
-        f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer",
-        address.host,
-        address.port,
-        grpc=config.predictor_protocol == "grpc-v2",
-        infers=infers,
+    return Tracing(
+        config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, _attributes_of_calls(config, infers)
     )
-    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, calls)
+
+
+def _attributes_of_calls(config: Config, infers: bool) -> dict[str, str | int]:
+    """Of the spans of calls to the predictor. A model that generates may be asked in several ways.
+
+    Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
+    """
+    address = parse_address(predictor_settings(config))
+    where: dict[str, str | int] = {"server.address": address.host, "server.port": address.port}
+    if config.predictor_protocol == "grpc-v2":
+        method = {"rpc.method": "ModelInfer"} if infers else {}
+        return {**where, "rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", **method}
+    url = f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer"
+    return {**where, "http.request.method": "POST", **({"url.full": url} if infers else {})}
 
 
 def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
@@ -189,15 +197,19 @@ def starlette_app(
     """All routes that are no endpoints."""
     prefix = config.openai_route_prefix
     document = openapi.document(service, prefix, keys=config.api_keys_file is not None)
-    routes = [
+    routes: list[BaseRoute] = [
         *health.routes(service, "playground" if config.enable_playground else None),
         *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
         *info.routes(service, info_settings(config, openapi.predict_examples(document, service.models.names[0]))),
         *openapi.routes(document),
-        *page_routes(config),
     ]
+    if config.enable_docs_url or config.enable_playground:
+        from hf_transformer.api import pages  # nothing of them is loaded if they are off
+
+        wanted = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
+        routes += [route for page, enabled in wanted.items() if enabled for route in page.routes()]
     handlers = health.error_handlers(openai.errors_by_path(prefix), health.hints(prefix))
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
@@ -216,16 +228,6 @@ def info_settings(config: Config, examples: Sequence[Json]) -> info.InfoSettings
         tokenizer_threads=config.max_asyncio_workers,
         examples=examples,
     )
-
-
-def page_routes(config: Config) -> list[BaseRoute]:
-    """The pages for browsers; nothing of them is loaded if they are off."""
-    if not (config.enable_docs_url or config.enable_playground):
-        return []
-    from hf_transformer.api import pages
-
-    wanted = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
-    return [route for page, enabled in wanted.items() if enabled for route in page.routes()]
 
 
 @asynccontextmanager

@@ -300,9 +300,16 @@ class PipelineBuilder:
     def _shared(self) -> dict[str, Any]:
         """What every pipeline gets."""
         config = self.config
+        limits = Limits(
+            max_instances=config.max_instances,
+            max_text_length=config.max_text_length,
+            max_total_length=config.max_total_length,
+            max_sequences=config.max_sequences,
+            max_answer_values=config.max_answer_values,
+        )
         return {
             "executor": self.executor,
-            "limits": limits_of(config),
+            "limits": limits,
             "metrics": self.metrics,
             "log_texts": partial(_log_texts, config.max_log_len) if config.enable_log_requests else None,
         }
@@ -354,17 +361,6 @@ def _sampling_problems(config: Config, task: TextGeneration, generator: Generato
 
 
 # Limits and sizes
-
-
-def limits_of(config: Config) -> Limits:
-    """How much one request may ask for."""
-    return Limits(
-        max_instances=config.max_instances,
-        max_text_length=config.max_text_length,
-        max_total_length=config.max_total_length,
-        max_sequences=config.max_sequences,
-        max_answer_values=config.max_answer_values,
-    )
 
 
 def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPUT_BYTES) -> SchedulerSettings:

@@ -2,7 +2,7 @@
 
 Every flag also has a variable of its own, HF_TRANSFORMER_<FLAG IN CAPITALS>; ``variables`` are the further names that
 KServe and its users know. Bare names such as HTTP_PORT are not among them: Kubernetes sets variables of that form for
-its services. A flag wins over a variable, a variable over the default.
+its services.
 """
 
 from __future__ import annotations
