@@ -1,6 +1,6 @@
 """Requests that are no HTTP, or that two readers would read in two ways: answered with 400, and nothing hidden in them
 is ever taken for a request. tests/wire has what the application sees of such requests, cut at every byte; of several on
-one connection, of bodies that are asked for, and of fields behind a body."""
+one connection, and of bodies that are asked for."""
 
 from __future__ import annotations
 
@@ -128,3 +128,10 @@ def test_a_request_id_that_can_not_be_logged_is_replaced(serve: Serve, request_i
     assert answer.body == ANSWER
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert request_id not in service.log
+
+
+def test_fields_behind_a_chunked_body_are_forgotten(serve: Serve) -> None:
+    """They are no headers: an id there does not go back, as one in front of the body would."""
+    sent = AS_A_CHUNK.removesuffix(b"\r\n") + b"x-request-id: late\r\n\r\n"
+    [answer] = exchange(serve("bert"), head(CHUNKED, CLOSE) + sent)
+    assert answer.body == ANSWER and answer.headers["x-request-id"] != "late"
