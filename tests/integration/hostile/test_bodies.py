@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Serve
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
-from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, others_are_served, peak
+from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, peak
+from tests.service import Service
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"
@@ -60,15 +60,13 @@ BAD = {
 }
 
 
-def test_the_documented_answer(serve: Serve) -> None:
-    service = serve("bert")
+def test_the_documented_answer(service: Service) -> None:
     for name, (path, body, status, says) in BAD.items():
         response = service.client.post(path, content=body)
         assert response.status_code == status, (name, response.text[:500])
         assert list(response.json()) == ["error"]
         assert says in response.json()["error"], name
         assert len(response.content) < LONGEST_ERROR
-    others_are_served(service)
 
 
 ODD = {
@@ -82,9 +80,8 @@ ODD = {
 """NUL, a replacement character, a byte order mark, a switch of direction, a pair of surrogates, and no character."""
 
 
-def test_characters_that_are_odd_and_right(serve: Serve) -> None:
+def test_characters_that_are_odd_and_right(service: Service) -> None:
     """They are in a text like any other; escaped and as UTF-8 they are the same."""
-    service = serve("bert")
     for text, as_json in ODD.items():
         escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
         answer = service.client.post(PREDICT, content=escaped)
@@ -92,23 +89,21 @@ def test_characters_that_are_odd_and_right(serve: Serve) -> None:
         assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
 
 
-def test_of_a_key_that_comes_twice_the_last_counts(serve: Serve) -> None:
+def test_of_a_key_that_comes_twice_the_last_counts(service: Service) -> None:
     """As in most parsers of JSON (RFC 8259, 4)."""
     other = '"instances": ["[MASK] is the capital of italy."]'
     body = f'{{{other}, "instances": [{json.dumps(TEXT)}]}}'.encode()
-    assert serve("bert").client.post(PREDICT, content=body).content == ANSWER
+    assert service.client.post(PREDICT, content=body).content == ANSWER
 
 
 @pytest.mark.parametrize("api", ["v1", "v2", "openai"])
-def test_a_body_without_end_of_garbage(serve: Serve, api: str) -> None:
+def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
     """A megabyte of each of 256 bytes: no answer but 400, 413 and 415, in the form of the API."""
-    service = serve("bert")
     path = {"v1": PREDICT, "v2": INFER, "openai": "/openai/v1/embeddings"}[api]
     for byte in range(0, 256, 17):
         answer = service.client.post(path, content=bytes([byte]) * 2**20)
         assert answer.status_code in (400, 413), (byte, answer.text[:200])
         assert "error" in answer.json()
-    others_are_served(service)
 
 
 @pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])

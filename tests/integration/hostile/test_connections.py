@@ -8,17 +8,18 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
+from tests.integration.hostile.conftest import descriptors
 from tests.integration.hostile.wire import (
     ANSWER,
     BODY,
     MEGABYTE,
+    MOST_GROWTH,
     SECONDS,
     all_answers,
     ask,
@@ -33,8 +34,6 @@ from tests.integration.hostile.wire import (
 )
 from tests.service import Service
 
-MOST_GROWTH = 64 * MEGABYTE
-"""Bytes that the service may hold more after a body without end: four times --max_request_bytes."""
 IDLE = 2_000
 AT_ONCE = 500
 BESIDE = 1_000
@@ -46,22 +45,6 @@ PIPELINED = 20_000
 ANSWERED = 'hf_transformer_requests_total{api="v1",status="200"}'
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST and not FIN."""
-
-
-def descriptors(service: Service) -> int:
-    return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
-
-
-@pytest.fixture
-def service(serve: Serve) -> Iterator[Service]:
-    """It keeps nothing of what a test sends, and serves others all the same."""
-    service = serve("bert")
-    others_are_served(service)
-    held, opened = resident(service), descriptors(service)
-    yield service
-    others_are_served(service)
-    assert resident(service) - held < MOST_GROWTH
-    assert poll(lambda: descriptors(service) <= opened + 5, SECONDS)
 
 
 WORDS = f'{{"instances": ["{"a " * 20_000}"], "parameters": {{"nonsense": 1}}}}'.encode()

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.conftest import Serve
 from tests.integration.hostile.wire import (
     ANSWER,
     BODY,
@@ -24,6 +23,7 @@ from tests.integration.hostile.wire import (
     post,
     send,
 )
+from tests.service import Service
 
 LENGTH = f"content-length: {len(BODY)}"
 CHUNKED = "transfer-encoding: chunked"
@@ -64,10 +64,9 @@ BROKEN = {
 }
 
 
-def test_what_is_not_http(serve: Serve) -> None:
+def test_what_is_not_http(service: Service) -> None:
     """One answer, 400, and the connection is closed: nothing that follows is read, as the count of requests says. All
     at once, since the service waits a second for clients that still send."""
-    service = serve("bert")
     others_are_served(service)
     before = service.metric(SERVED)
     with ExitStack() as stack:
@@ -95,12 +94,10 @@ def test_what_is_not_http(serve: Serve) -> None:
         "*",
     ],
 )
-def test_paths_lead_nowhere_else(serve: Serve, path: str) -> None:
-    service = serve("bert")
+def test_paths_lead_nowhere_else(service: Service, path: str) -> None:
     [answer] = exchange(service, head(LENGTH, CLOSE, start=f"POST {path} HTTP/1.1") + BODY)
     assert answer.status == 404 and len(answer.body) < 1000
     assert "served" in answer.error or "Not Found" in answer.error
-    others_are_served(service)
 
 
 ODD = {
@@ -117,21 +114,20 @@ ODD = {
 
 
 @pytest.mark.parametrize(("sent", "body"), ODD.values(), ids=ODD)
-def test_what_is_odd_and_right(serve: Serve, sent: bytes, body: bytes) -> None:
-    assert {(answer.status, answer.body) for answer in exchange(serve("bert"), sent)} == {(200, body)}
+def test_what_is_odd_and_right(service: Service, sent: bytes, body: bytes) -> None:
+    assert {(answer.status, answer.body) for answer in exchange(service, sent)} == {(200, body)}
 
 
 @pytest.mark.parametrize("request_id", ["x" * 257, "x" * 4000, "a\x9b31mb", "\x85"])
-def test_a_request_id_that_can_not_be_logged_is_replaced(serve: Serve, request_id: str) -> None:
-    service = serve("bert")
+def test_a_request_id_that_can_not_be_logged_is_replaced(service: Service, request_id: str) -> None:
     (answer,) = exchange(service, post(BODY, f"x-request-id: {request_id}", CLOSE))
     assert answer.body == ANSWER
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert request_id not in service.log
 
 
-def test_fields_behind_a_chunked_body_are_forgotten(serve: Serve) -> None:
+def test_fields_behind_a_chunked_body_are_forgotten(service: Service) -> None:
     """They are no headers: an id there does not go back, as one in front of the body would."""
     sent = AS_A_CHUNK.removesuffix(b"\r\n") + b"x-request-id: late\r\n\r\n"
-    [answer] = exchange(serve("bert"), head(CHUNKED, CLOSE) + sent)
+    [answer] = exchange(service, head(CHUNKED, CLOSE) + sent)
     assert answer.body == ANSWER and answer.headers["x-request-id"] != "late"
