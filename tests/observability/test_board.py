@@ -212,20 +212,15 @@ def test_a_worker_that_dies_while_it_writes_breaks_no_scrape(board: Board, start
 
 
 def test_what_is_the_smallest_the_largest_and_the_sum() -> None:
-    def families(number: float) -> list[Family]:
+    def families(most: float, total: float, created: float, gauge: float, opened: float) -> list[Family]:
         return [
-            ["process_max_fds", "", "gauge", [("process_max_fds", {}, number)]],
-            ["n", "", "counter", [("n_total", {"a": "b"}, number), ("n_created", {"a": "b"}, number)]],
-            ["g", "", "gauge", [("g", {}, number)]],
-            ["process_open_fds", "", "gauge", [("process_open_fds", {}, number)]],
+            ["process_max_fds", "", "gauge", [("process_max_fds", {}, most)]],
+            ["n", "", "counter", [("n_total", {"a": "b"}, total), ("n_created", {"a": "b"}, created)]],
+            ["g", "", "gauge", [("g", {}, gauge)]],
+            ["process_open_fds", "", "gauge", [("process_open_fds", {}, opened)]],
         ]
 
-    assert added_up(families(3.0), families(2.0)) == [
-        ["process_max_fds", "", "gauge", [("process_max_fds", {}, 2.0)]],
-        ["n", "", "counter", [("n_total", {"a": "b"}, 5.0), ("n_created", {"a": "b"}, 2.0)]],
-        ["g", "", "gauge", [("g", {}, 5.0)]],
-        ["process_open_fds", "", "gauge", [("process_open_fds", {}, 3.0)]],
-    ]
+    assert added_up(families(3, 3, 3, 3, 3), families(2, 2, 2, 2, 2)) == families(2, 5, 2, 5, 3)
 
 
 def test_the_sum_of_one_looks_as_it_does_alone() -> None:
