@@ -38,7 +38,7 @@ BESIDE = 1_000
 CHUNKED = "transfer-encoding: chunked"
 LONG_ANSWER = b'{"instances": ["[MASK]"], "parameters": {"output_format": "pipeline", "top_k": 100}}'
 """A short request with an answer of 7 kB."""
-PIPELINED = 20_000
+PIPELINED = 200_000
 ANSWERED = 'hf_transformer_requests_total{api="v1",status="200"}'
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST and not FIN."""
