@@ -31,7 +31,6 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import parse_address
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
-from hf_transformer.types import Json
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
@@ -197,12 +196,21 @@ def starlette_app(
     """All routes that are no endpoints."""
     prefix = config.openai_route_prefix
     document = openapi.document(service, prefix, keys=config.api_keys_file is not None)
+    told = info.InfoSettings(
+        limits={name: getattr(config, name) for name in info.LIMITS},
+        model_id=config.model_id,
+        revision=config.model_revision,
+        openai_prefix=prefix,
+        grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
+        tokenizer_threads=config.max_asyncio_workers,
+        examples=openapi.predict_examples(document, service.models.names[0]),
+    )
     routes: list[BaseRoute] = [
         *health.routes(service, "playground" if config.enable_playground else None),
         *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
-        *info.routes(service, info_settings(config, openapi.predict_examples(document, service.models.names[0]))),
+        *info.routes(service, told),
         *openapi.routes(document),
     ]
     if config.enable_docs_url or config.enable_playground:
@@ -215,19 +223,6 @@ def starlette_app(
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app.router.redirect_slashes = False
     return app
-
-
-def info_settings(config: Config, examples: Sequence[Json]) -> info.InfoSettings:
-    """What the routes about the model tell of the configuration."""
-    return info.InfoSettings(
-        limits={name: getattr(config, name) for name in info.LIMITS},
-        model_id=config.model_id,
-        revision=config.model_revision,
-        openai_prefix=config.openai_route_prefix,
-        grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
-        tokenizer_threads=config.max_asyncio_workers,
-        examples=examples,
-    )
 
 
 @asynccontextmanager

@@ -126,17 +126,16 @@ def _read_level(text: str) -> int:
     return level
 
 
-def _show_level(value: int) -> str:
-    return next((name for name, level in LEVELS.items() if level == value), str(value))
-
-
 BOOLEAN = Converter(
     "true|false", "true or false (or 1/0, yes/no, on/off)", _read_boolean, lambda value: str(value).lower()
 )
 TOKEN = Converter("TOKEN", "a text", Secret, repr)
 """A text that neither repr() nor an error message shows."""
 LOG_LEVEL = Converter(
-    "LEVEL", "debug, info, warning, error, critical or a number from 0 to 100", _read_level, _show_level
+    "LEVEL",
+    "debug, info, warning, error, critical or a number from 0 to 100",
+    _read_level,
+    lambda value: next((name for name, level in LEVELS.items() if level == value), str(value)),
 )
 
 

@@ -64,11 +64,6 @@ def scheme_as_switch(text: str) -> str | None:
     return {"https": "true", "http": "false"}.get(text.strip().lower())
 
 
-def unless_scheme(text: str) -> str | None:
-    """What PREDICTOR_PROTOCOL says about the protocol."""
-    return None if scheme_as_switch(text) else text
-
-
 def default_threads() -> int:
     """Threads for tokenizing, by the CPUs that this process may run on."""
     return min(32, len(os.sched_getaffinity(0)) + 4)
@@ -173,7 +168,7 @@ class Config:
     predictor_protocol: Literal["v2", "grpc-v2"] = option(
         PREDICTOR, "Open inference protocol over REST (v2) or gRPC (grpc-v2).",
         one_of("v2", "grpc-v2", why="Triton has no v1"), "v2", aliases=("protocol",),
-        variables=[Variable("PREDICTOR_PROTOCOL", unless_scheme)])
+        variables=[Variable("PREDICTOR_PROTOCOL", lambda text: None if scheme_as_switch(text) else text)])
     predictor_use_ssl: bool = option(
         PREDICTOR, "Talk to the predictor over TLS. A scheme in --predictor_host decides; the variable "
         "PREDICTOR_PROTOCOL may be http or https.", BOOLEAN, False,

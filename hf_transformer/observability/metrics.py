@@ -44,8 +44,8 @@ LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 
 
 class Metrics:
-    """Counters and histograms of one served model. ``generation`` has those of text generation. ``refused`` (by limit)
-    and ``predictor_errors`` (by kind) are added to directly, and gauges are set.
+    """Counters and histograms of one served model. ``generation`` has those of text generation. ``refused`` (by limit),
+    ``predictor_errors`` (by kind) and ``retries`` are added to directly, and gauges are set.
 
     The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that
     its dashboards work here. request_explain_seconds exists for them too and stays empty.
@@ -86,9 +86,9 @@ class Metrics:
         self._tokens = self._counter("batch_tokens", "Tokens in batches, by whether they are real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
-        self._retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
+        self.retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
         text = "Calls that were not made again because too many had been (--predictor_retry_budget)."
-        self._retries_denied = self._counter("predictor_retries_denied", text)
+        self.retries_denied = self._counter("predictor_retries_denied", text)
         text = "Calls to the predictor that failed, retries included, by what happened."
         self.predictor_errors = self._counter("predictor_errors", text, "kind")
         text = "1 while the predictor counts as dead and no call is sent to it, else 0."
@@ -135,10 +135,6 @@ class Metrics:
     def count_truncated(self, instances: int) -> None:
         """Adds instances whose text was cut."""
         self._truncated.add(instances, self._model_name)
-
-    def count_retry(self, *, denied: bool = False) -> None:
-        """Adds a call that is made again, or one that would be if the budget allowed it."""
-        (self._retries_denied if denied else self._retries).add(1)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Shows what ``use`` returns at the time of each scrape."""

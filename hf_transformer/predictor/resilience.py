@@ -243,7 +243,7 @@ class Resilience(Predictor):
             if not wanted():
                 raise error
         if self._metrics is not None:
-            self._metrics.count_retry(denied=not allowed)
+            (self._metrics.retries if allowed else self._metrics.retries_denied).add(1)
         if not allowed:
             raise error
 
