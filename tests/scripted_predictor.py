@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -11,23 +13,17 @@ from hf_transformer.predictor.base import Predictor, Reply
 from hf_transformer.types import ModelSpec, Tensor
 
 
+@dataclass
 class Call:
     """One call of ``infer``: what it was given, and the future that ends it."""
 
-    def __init__(
-        self,
-        ids: Tensor,
-        headers: Mapping[str, str],
-        sizes: Mapping[str, int],
-        wanted: Callable[[], bool] | None,
-    ) -> None:
-        self.ids = ids.data
-        self.headers = headers
-        self.sizes = sizes
-        self.wanted = wanted
-        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.cancelled = False
-        self.released = False
+    ids: Any
+    headers: Mapping[str, str]
+    sizes: Mapping[str, int]
+    wanted: Callable[[], bool] | None
+    end: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    cancelled: bool = False
+    released: bool = False
 
     def release(self) -> None:
         self.released = True
@@ -63,7 +59,7 @@ class ScriptedPredictor(Predictor):
         wanted: Callable[[], bool] | None = None,
         cancellable: bool = False,
     ) -> Reply:
-        call = Call(inputs[0], headers, sizes or {}, wanted)
+        call = Call(inputs[0].data, headers, sizes or {}, wanted)
         self.calls.append(call)
         try:
             await call.end
