@@ -57,32 +57,29 @@ def test_a_mistake_is_found(file: str, path: list[str | int], value: Any) -> Non
     assert str(path[-1]) in message
 
 
+def form_of(stem: str) -> Any:
+    """An InferenceService: the pod that our container runs in (the predictor's in the collocated form), that container,
+    and its flags."""
+    spec = load(f"kserve/{stem}.yaml")["spec"]
+    pod = spec.get("transformer", spec["predictor"])
+    (container,) = pod["containers"]
+    arguments = flags(container["args"])
+    return SimpleNamespace(
+        spec=spec, collocated="transformer" not in spec, pod=pod, container=container, arguments=arguments
+    )
+
+
 @pytest.fixture(params=FORMS)
-def manifest(request: pytest.FixtureRequest) -> dict[str, Any]:
-    document: dict[str, Any] = load(f"kserve/{request.param}.yaml")
-    return document
-
-
-def service_pod(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The pod that our container runs in: the transformer's, or the predictor's in the collocated form."""
-    spec: dict[str, Any] = manifest["spec"]
-    pod: dict[str, Any] = spec["transformer"] if "transformer" in spec else spec["predictor"]
-    return pod
-
-
-def service_container(manifest: dict[str, Any]) -> dict[str, Any]:
-    (container,) = service_pod(manifest)["containers"]
-    assert isinstance(container, dict)
-    return container
+def form(request: pytest.FixtureRequest) -> Any:
+    return form_of(request.param)
 
 
 def test_every_form_is_there() -> None:
     assert {path.stem for path in (DEPLOY / "kserve").glob("inferenceservice*.yaml")} == set(FORMS)
 
 
-def test_container_is_named_as_kserve_requires_and_small(manifest: dict[str, Any]) -> None:
-    container = service_container(manifest)
-    collocated = "transformer" not in manifest["spec"]
+def test_container_is_named_as_kserve_requires_and_small(form: Any) -> None:
+    container, collocated = form.container, form.collocated
     assert container["name"] == ("transformer-container" if collocated else "kserve-container")
     assert container["image"] == "hf-transformer:latest"
     assert "command" not in container, "the image's entrypoint takes the arguments"
@@ -91,9 +88,8 @@ def test_container_is_named_as_kserve_requires_and_small(manifest: dict[str, Any
     assert container["securityContext"] == RIGHTS
 
 
-def test_probes_ask_the_port_and_the_model_that_are_served(manifest: dict[str, Any]) -> None:
-    container = service_container(manifest)
-    arguments = flags(container["args"])
+def test_probes_ask_the_port_and_the_model_that_are_served(form: Any) -> None:
+    container, arguments = form.container, form.arguments
     port = int(arguments.get("--http_port", "8080"))
     assert container["ports"] == [{"containerPort": port, "protocol": "TCP"}]
     live = {"path": "/v2/health/live", "port": port}
@@ -104,18 +100,16 @@ def test_probes_ask_the_port_and_the_model_that_are_served(manifest: dict[str, A
     assert container["readinessProbe"]["timeoutSeconds"] > QUESTION_TIMEOUT, "the answer comes after the predictor's"
 
 
-def test_form_works_in_knative_mode_too_and_ends_in_time(manifest: dict[str, Any]) -> None:
+def test_form_works_in_knative_mode_too_and_ends_in_time(form: Any) -> None:
     # Knative refuses these; its own grace period, timeoutSeconds, is 300, Kubernetes' default 30.
-    assert not {"terminationGracePeriodSeconds", "initContainers", "automountServiceAccountToken"} & set(
-        service_pod(manifest)
-    )
-    assert "lifecycle" not in service_container(manifest)
-    config, _ = parse_config([*service_container(manifest)["args"], "--predictor_host=x"], {})
+    assert not {"terminationGracePeriodSeconds", "initContainers", "automountServiceAccountToken"} & set(form.pod)
+    assert "lifecycle" not in form.container
+    config, _ = parse_config([*form.container["args"], "--predictor_host=x"], {})
     assert config.grace_period_seconds < 30
 
 
-def test_cache_lies_on_a_writable_volume(manifest: dict[str, Any]) -> None:
-    pod, container = service_pod(manifest), service_container(manifest)
+def test_cache_lies_on_a_writable_volume(form: Any) -> None:
+    pod, container = form.pod, form.container
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -133,15 +127,14 @@ def test_rest_and_grpc_forms_differ_in_the_protocol_only() -> None:
     assert grpc["spec"]["predictor"]["model"]["protocolVersion"] == "grpc-v2"
     grpc["metadata"] = rest["metadata"]
     grpc["spec"]["predictor"]["model"]["protocolVersion"] = "v2"
-    arguments = service_container(grpc)["args"]
+    arguments = grpc["spec"]["transformer"]["containers"][0]["args"]
     arguments[arguments.index("--predictor_protocol=grpc-v2")] = "--predictor_protocol=v2"
     assert grpc == rest
 
 
 def test_collocated_containers_share_memory_and_no_port() -> None:
-    collocated = load("kserve/inferenceservice-collocated.yaml")
-    predictor, container = collocated["spec"]["predictor"], service_container(collocated)
-    arguments = flags(container["args"])
+    collocated = form_of("inferenceservice-collocated")
+    predictor, container, arguments = collocated.pod, collocated.container, collocated.arguments
     triton = {"v2": 8080, "grpc-v2": 9000}  # where KServe's Triton runtime listens
     assert arguments["--predictor_host"] == f"localhost:{triton[arguments['--predictor_protocol']]}"
     assert int(arguments["--http_port"]) not in {8080, 9000, 8002}
