@@ -125,13 +125,13 @@ class KeyPair:
             context.load_cert_chain(chain, key, password="")
 
 
-def read_key_pair(certificate: str, key: str, flags: tuple[str, str]) -> KeyPair:
+def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_certfile", "ssl_keyfile")) -> KeyPair:
     """Reads two files and checks that they can be used.
 
     Args:
         certificate: the PEM file of the certificate, and of those between it and the root.
         key: the PEM file of its private key.
-        flags: what the two files are called in the message.
+        flags: what the two files are called in the message; by default those that clients see.
 
     Raises:
         ConfigError: a file can't be read, is no PEM, or the two don't belong together.
@@ -145,11 +145,6 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str]) -> KeyPair
             "certificate and its key as PEM files"
         ) from error
     return pair
-
-
-def read_server_pair(certificate: str, key: str) -> KeyPair:
-    """The certificate that clients see, and its key. Raises ConfigError where they can't be used."""
-    return read_key_pair(certificate, key, ("ssl_certfile", "ssl_keyfile"))
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import select
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -58,6 +60,19 @@ def attributes(pairs: object) -> dict[str, object]:
 
 
 @contextmanager
+def serving(server: socketserver.BaseServer) -> Iterator[None]:
+    """Serves in a thread; at the end its connections are over."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
 def collecting() -> Iterator[Collector]:
     """A collector on a free port."""
 
@@ -74,68 +89,44 @@ def collecting() -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer((HOST, 0), Handler) as server:
-        collector = Collector(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield collector
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    collector = Collector(server.server_address[1])
+    with serving(server):
+        yield collector
 
 
 class Proxy:
-    """Passes connections on to an address, and keeps what clients send."""
+    """Passes connections on, and keeps what clients send."""
 
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = host, int(port)
-        self._listening = socket.create_server((HOST, 0))
-        self.address = f"{HOST}:{self._listening.getsockname()[1]}"
-        self._sent: list[bytearray] = []
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.sent: list[bytearray] = []
 
     @property
     def traceparents(self) -> list[str]:
         """Those of all requests so far, which have to be HTTP/1."""
-        return [found.decode() for sent in self._sent for found in TRACEPARENT.findall(bytes(sent))]
+        return [found.decode() for sent in self.sent for found in TRACEPARENT.findall(bytes(sent))]
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self._target)
-            self._open += [client, server]
-            self._sent.append(bytearray())
-            for source, sink, kept in ((client, server, self._sent[-1]), (server, client, None)):
-                self._threads.append(threading.Thread(target=self._pass_on, args=(source, sink, kept)))
-                self._threads[-1].start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, kept: bytearray | None) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if kept is not None:
-                    kept += data
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:  # one side is gone
-            pass
+@contextmanager
+def proxying(target: str) -> Iterator[Proxy]:
+    """A proxy in front of an address, for clients that end before it."""
+    host, _, port = target.rpartition(":")
 
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self._threads[0].join()
-        for one in self._open:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is already
-                pass
-        for thread in self._threads[1:]:
-            thread.join()
-        for one in self._open:
-            one.close()
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            proxy.sent.append(sent := bytearray())
+            with socket.create_connection((host, int(port))) as server, suppress(OSError):
+                while True:
+                    for source in select.select((self.request, server), (), ())[0]:
+                        data = source.recv(1 << 16)
+                        if not data:
+                            return
+                        if source is self.request:
+                            sent += data
+                        (server if source is self.request else self.request).sendall(data)
+
+    listening = socketserver.ThreadingTCPServer((HOST, 0), Handler)
+    proxy = Proxy(f"{HOST}:{listening.server_address[1]}")
+    with serving(listening):
+        yield proxy

@@ -22,7 +22,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
 
 
 def parse(*argv: str, **environ: str) -> tuple[Config, list[str]]:
-    return parse_config((HOST, *argv), environ)
+    """The configuration and its notes, with a host of the predictor unless a variable gives one."""
+    return parse_config(argv if "PREDICTOR_HOST" in environ else (HOST, *argv), environ)
 
 
 def config(*argv: str, **environ: str) -> Config:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -30,16 +29,7 @@ class Service:
         self._port = 0
         self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
-        command = [
-            python,
-            "-W",
-            "error",
-            "-m",
-            "hf_transformer",
-            f"--host={HOST}",
-            "--http_port=0",
-            "--grpc_port=0",
-        ]
+        command = [python, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", "--http_port=0", "--grpc_port=0"]
         self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
         # No pooling: a test that breaks a connection must not hand it to the next one.
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -49,23 +39,20 @@ class Service:
     def port(self) -> int:
         """The port that the system chose, once the service says it."""
         if not self._port:
-            assert poll(
-                lambda: LISTENING.search(self.log) is not None or self.process.exit_code is not None, START_SECONDS
-            )
-            found = LISTENING.search(self.log)
-            assert found is not None, f"the service ended with {self.process.exit_code}:\n{self.log}"
-            self._port = int(found[1])
+            self._port = self._announced(LISTENING)
             self.client.base_url = httpx.URL(self.url)
         return self._port
+
+    def _announced(self, pattern: re.Pattern[str]) -> int:
+        assert poll(lambda: bool(pattern.search(self.log)) or self.process.exit_code is not None, START_SECONDS)
+        found = pattern.search(self.log)
+        assert found is not None, f"the service ended with {self.process.exit_code}:\n{self.log}"
+        return int(found[1])
 
     @property
     def grpc_address(self) -> str:
         """Host and port of the gRPC server."""
-        assert self.port
-        assert poll(lambda: GRPC_LISTENING.search(self.log) is not None, START_SECONDS)
-        found = GRPC_LISTENING.search(self.log)
-        assert found is not None
-        return f"{HOST}:{found[1]}"
+        return f"{HOST}:{self._announced(GRPC_LISTENING)}"
 
     @property
     def url(self) -> str:
@@ -127,9 +114,7 @@ class Service:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.client.close()
         self.stop()
         self._folder.cleanup()

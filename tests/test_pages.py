@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hf_transformer.config.options import all_options
+
 ROOT = Path(__file__).parent.parent
 PATTERNS = ("*.md", ".github/*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md", "benchmarks/**/*.md")
 PAGES = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
@@ -125,3 +127,20 @@ def test_ci_tests_the_versions_that_are_declared() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared
     assert project["requires-python"] == f">={declared[0]}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["SECURITY.md", "deploy/README.md", "docs/coming_from_kserve.md", "docs/metrics.md", "docs/operations.md"],
+)
+def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
+    known = {name for option in all_options() for name in (option.name, *option.aliases)}
+    # Flags of one word are other programs' too, and theirs have hyphens where ours have underscores.
+    named = set(re.findall(r"--([a-z]+(?:_[a-z]+)+)\b", (ROOT / page).read_text()))
+    assert named and named <= known
+
+
+def test_metrics_that_operations_names_are_listed() -> None:
+    listed = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    named = set(re.findall(r"`(hf_transformer_\w+)`", (ROOT / "docs" / "operations.md").read_text()))
+    assert named and named <= listed

@@ -1,7 +1,8 @@
-"""What users get from `pip install`."""
+"""What users get from `pip install`, and without its extras."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -39,7 +40,37 @@ def test_the_wheel_carries_the_package_and_the_demo_models(tmp_path: Path) -> No
     assert {"hf_transformer/commands/cli.py", "hf_transformer/api/openapi.yaml"} <= names
     page = ("index.html", "start.js", "swagger-ui-bundle.js.gz", "swagger-ui.css.gz", "LICENSE", "NOTICE")
     assert {f"hf_transformer/api/ui/{name}" for name in page} <= names
-    assert {name.split("/")[0] for name in names} == {
-        "hf_transformer",
-        wheel.name.replace("-py3-none-any.whl", ".dist-info"),
-    }
+    information = wheel.name.replace("-py3-none-any.whl", ".dist-info")
+    assert {name.split("/")[0] for name in names} == {"hf_transformer", information}
+
+
+LOAD = """
+import sys
+sys.modules["transformers"] = None
+from hf_transformer.errors import LoadError
+from hf_transformer.tokenizer.tokenizer import load_tokenizer
+try:
+    print(len(load_tokenizer(sys.argv[1], {}).encode(["paris"])[0].ids))
+except LoadError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in (MODELS / "bert").glob("*.json"):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def load(folder: Path) -> str:
+    return subprocess.run([sys.executable, "-c", LOAD, folder], capture_output=True, text=True, cwd=ROOT).stdout
+
+
+def test_a_tokenizer_json_needs_no_transformers(folder: Path) -> None:
+    assert load(folder).strip() == "3"
+
+
+def test_without_one_the_error_names_the_extra(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert "pip install 'hf-transformer[transformers]'" in load(folder)

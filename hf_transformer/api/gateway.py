@@ -185,7 +185,6 @@ class Gateway:
             exchange.status, exchange.sent_headers, exchange.body_bytes = answer.status, answer.headers, sent
             if isinstance(answer, Response):
                 exchange.sent_headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-        exchange.finish()
         write_line(self._logger, self._log_format, exchange)
 
     def _before(self, request: Request) -> Response | None:

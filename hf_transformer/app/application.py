@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -19,7 +19,7 @@ from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.streaming import OpenStreams
-from hf_transformer.app.wiring import Diagnose, Parts, load_parts, no_diagnosis, pipeline_builder, predictor_settings
+from hf_transformer.app.wiring import Diagnose, Parts, PipelineBuilder, load_parts, no_diagnosis, predictor_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -29,10 +29,8 @@ from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import ACCESS_LOGGER, LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
-from hf_transformer.predictor.base import Predictor, parse_address
-from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
+from hf_transformer.predictor.base import parse_address
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
-from hf_transformer.types import Json
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
@@ -61,7 +59,6 @@ def build_app(
         board.claim()
     parts = parts or load_parts(config)
     metrics = Metrics(config.model_name)
-    beside: list[AbstractAsyncContextManager[object]] = [] if board is None else [metrics.share(board)]
     predictor = open_predictor(
         config.predictor_protocol,
         predictor_settings(config, warns=board is None or board.place == 0),
@@ -72,24 +69,27 @@ def build_app(
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
-    model = _served_model(config, parts, predictor, metrics, executor, latency_log, board, diagnose)
+    model = ServedModel(
+        config.model_name,
+        parts.task,
+        predictor,
+        PipelineBuilder(config, parts, predictor, metrics, executor, diagnose),
+        metrics,
+        check_health=config.enable_predictor_health_check,
+        check_seconds=config.predictor_check_seconds,
+        latency_log=latency_log,
+        board=board,
+        chat_template=parts.chat_template,
+    )
     tracing = open_tracing(config, infers=not isinstance(parts.task, TextGeneration))
-    if tracing is not None:
-        beside.append(tracing)
     service = _service(config, model, metrics, executor, tracing)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
-    inner = starlette_app(
-        config, service, lambda app: _lifespan(predictor, model, executor, grpc, latency_log, keys, beside, service)
-    )
-    settings = GatewaySettings(
-        keys=keys,
-        origins=config.cors_allow_origin,
-        access_log=config.access_log_format,
-        logger=logging.getLogger(ACCESS_LOGGER) if config.access_log_format else None,
-        open_paths=playground_paths(config),
-        **({} if trusted_proxies is None else {"trusted_proxies": trusted_proxies}),
-    )
+    shared = None if board is None else metrics.share(board)
+    renewing = None if keys is None else _running(keys.keep_renewing)
+    opened = shared, tracing, predictor, _running(model.run), renewing, grpc
+    inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, opened))
+    settings = gateway_settings(config, keys, trusted_proxies)
     # Once a signal ends the service, all that answers has the same grace period.
     ends: list[Callable[[], object]] = [
         model.begin_end,
@@ -98,35 +98,6 @@ def build_app(
     if grpc is not None:
         ends.append(grpc.begin_end)
     return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
-
-
-def clean_up() -> None:
-    """Removes what an application leaves on the machine if its process, this or another one, ends without a word."""
-    remove_own_and_leftovers()
-
-
-def _served_model(
-    config: Config,
-    parts: Parts,
-    predictor: Predictor,
-    metrics: Metrics,
-    executor: ThreadPoolExecutor,
-    latency_log: LatencyLog | None,
-    board: Board | None,
-    diagnose: Diagnose,
-) -> ServedModel:
-    return ServedModel(
-        config.model_name,
-        parts.task,
-        predictor,
-        pipeline_builder(config, parts, predictor, metrics, executor, diagnose),
-        metrics,
-        check_health=config.enable_predictor_health_check,
-        check_seconds=config.predictor_check_seconds,
-        latency_log=latency_log,
-        board=board,
-        chat_template=parts.chat_template,
-    )
 
 
 def _service(
@@ -157,21 +128,46 @@ def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
     if config.otlp_endpoint is None:
         return None
     try:
-        from hf_transformer.observability.tracing import Tracing, attributes_of_calls
+        from hf_transformer.observability.tracing import Tracing
     except ImportError as error:
         shown = without_userinfo(config.otlp_endpoint)
         raise ConfigError(
             f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
         ) from error
-    address = parse_address(predictor_settings(config))
-    calls = attributes_of_calls(
-        f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer",
-        address.host,
-        address.port,
-        grpc=config.predictor_protocol == "grpc-v2",
-        infers=infers,
+    return Tracing(
+        config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, _attributes_of_calls(config, infers)
     )
-    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, calls)
+
+
+def _attributes_of_calls(config: Config, infers: bool) -> dict[str, str | int]:
+    """Of the spans of calls to the predictor. A model that generates may be asked in several ways.
+
+    Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
+    """
+    address = parse_address(predictor_settings(config))
+    where: dict[str, str | int] = {"server.address": address.host, "server.port": address.port}
+    if config.predictor_protocol == "grpc-v2":
+        method = {"rpc.method": "ModelInfer"} if infers else {}
+        return {**where, "rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", **method}
+    url = f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer"
+    return {**where, "http.request.method": "POST", **({"url.full": url} if infers else {})}
+
+
+def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
+    """What happens around every request, by the flags."""
+    open_paths: list[str] = []
+    if config.enable_playground:  # which asks for a key itself
+        from hf_transformer.api import pages
+
+        open_paths = [path for path, _ in pages.PLAYGROUND.files]
+    return GatewaySettings(
+        keys=keys,
+        origins=config.cors_allow_origin,
+        access_log=config.access_log_format,
+        logger=logging.getLogger(ACCESS_LOGGER) if config.access_log_format else None,
+        open_paths=open_paths,
+        **({} if trusted_proxies is None else {"trusted_proxies": trusted_proxies}),
+    )
 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
@@ -200,85 +196,63 @@ def starlette_app(
     """All routes that are no endpoints."""
     prefix = config.openai_route_prefix
     document = openapi.document(service, prefix, keys=config.api_keys_file is not None)
-    routes = [
+    told = info.InfoSettings(
+        limits={name: getattr(config, name) for name in info.LIMITS},
+        model_id=config.model_id,
+        revision=config.model_revision,
+        openai_prefix=prefix,
+        grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
+        tokenizer_threads=config.max_asyncio_workers,
+        examples=openapi.predict_examples(document, service.models.names[0]),
+    )
+    routes: list[BaseRoute] = [
         *health.routes(service, "playground" if config.enable_playground else None),
         *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
-        *info.routes(service, info_settings(config, openapi.predict_examples(document, service.models.names[0]))),
+        *info.routes(service, told),
         *openapi.routes(document),
-        *page_routes(config),
     ]
+    if config.enable_docs_url or config.enable_playground:
+        from hf_transformer.api import pages  # nothing of them is loaded if they are off
+
+        wanted = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
+        routes += [route for page, enabled in wanted.items() if enabled for route in page.routes()]
     app = Starlette(routes=routes, exception_handlers=health.error_handlers(prefix), lifespan=lifespan)
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app.router.redirect_slashes = False
     return app
 
 
-def info_settings(config: Config, examples: Sequence[Json]) -> info.InfoSettings:
-    """What the routes about the model tell of the configuration."""
-    return info.InfoSettings(
-        limits={name: getattr(config, name) for name in info.LIMITS},
-        model_id=config.model_id,
-        revision=config.model_revision,
-        openai_prefix=config.openai_route_prefix,
-        grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
-        tokenizer_threads=config.max_asyncio_workers,
-        examples=examples,
-    )
-
-
-def page_routes(config: Config) -> list[BaseRoute]:
-    """The pages for browsers; nothing of them is loaded if they are off."""
-    if not (config.enable_docs_url or config.enable_playground):
-        return []
-    from hf_transformer.api import pages
-
-    wanted = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
-    return [route for page, enabled in wanted.items() if enabled for route in page.routes()]
-
-
-def playground_paths(config: Config) -> list[str]:
-    """The paths of the playground, which asks for a key itself."""
-    if not config.enable_playground:
-        return []
-    from hf_transformer.api import pages
-
-    return [path for path, _ in pages.PLAYGROUND.files]
-
-
 @asynccontextmanager
 async def _lifespan(
-    predictor: Predictor,
-    model: ServedModel,
-    executor: ThreadPoolExecutor,
-    grpc: GrpcServer | None,
-    latency_log: LatencyLog | None,
-    keys: ApiKeys | None,
-    beside: Sequence[AbstractAsyncContextManager[object]],
     service: Service,
+    executor: ThreadPoolExecutor,
+    latency_log: LatencyLog | None,
+    opened: Sequence[AbstractAsyncContextManager[object] | None],
 ) -> AsyncIterator[None]:
+    """Opens those that there are, in order, and closes them in reverse."""
     async with AsyncExitStack() as stack:
         stack.callback(service.streams.close)
-        for one in beside:
-            await stack.enter_async_context(one)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         if latency_log is not None:
             stack.callback(latency_log.flush)
-        await stack.enter_async_context(predictor)
-        connecting = asyncio.create_task(model.run())
-        stack.push_async_callback(_cancel, connecting)
-        if keys is not None:
-            stack.push_async_callback(_cancel, asyncio.create_task(keys.keep_renewing()))
-        if grpc is not None:
-            await stack.enter_async_context(grpc)
+        for one in opened:
+            if one is not None:
+                await stack.enter_async_context(one)
         yield
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+@asynccontextmanager
+async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs ``work`` meanwhile; at the end it is cancelled."""
+    task = asyncio.ensure_future(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:

@@ -1,7 +1,7 @@
 """The wiring of one model: what its files, the flags and the predictor say becomes a pipeline.
 
-``load_parts`` reads the model's files before anything is served. ``pipeline_builder`` gives a function that builds the
-pipeline for the model that the predictor describes; it is called again whenever the predictor has another model.
+``load_parts`` reads the model's files before anything is served. A ``PipelineBuilder`` builds the pipeline for the
+model that the predictor describes; it is called again whenever the predictor has another model.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_transformer.config.options import Config
 from hf_transformer.core.batch import EncodingForm, Filling, widths_of
@@ -59,9 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
-
-LogTexts = Callable[[Sequence[TextInput], Context], None]
-"""Logs the texts of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,95 +241,78 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
     )
 
 
-def pipeline_builder(
-    config: Config,
-    parts: Parts,
-    predictor: Predictor,
-    metrics: Metrics,
-    executor: ThreadPoolExecutor,
-    diagnose: Diagnose = no_diagnosis,
-) -> Callable[[ModelSpec], Pipeline | GenerationPipeline]:
-    """A function that builds the pipeline for a model, and has the pair diagnosed. It raises ContractError for a model
-    that does not fit. Requests under way keep the pipeline that they have, so all that it builds share what is the
-    predictor's: the concurrency limit and the budget of caches."""
-    task, places = parts.task, ConcurrencyLimit(0)
-    log_texts: LogTexts | None = None
-    if config.enable_log_requests and not config.disable_log_requests:
-        log_texts = partial(_log_texts, config.max_log_len)
-    common = _Common(config, parts.tokenizer, predictor, metrics, executor, diagnose, log_texts, places)
-    if isinstance(task, Task):
-        return partial(_build_pipeline, common, task)
-    if not isinstance(task, TextGeneration) or parts.generation is None:
-        raise AssertionError(f"{task.name} neither predicts nor generates")
-    return partial(_build_generation, common, task, parts.generation)
-
-
 @dataclass(frozen=True, slots=True)
-class _Common:
-    """What all pipelines of one predictor share."""
+class PipelineBuilder:
+    """Builds the pipeline for a model, and has the pair diagnosed. Requests under way keep the pipeline that they have,
+    so all that one builder makes share what is the predictor's: the concurrency limit and the budget of caches."""
 
     config: Config
-    tokenizer: Tokenizer
+    parts: Parts
     predictor: Predictor
     metrics: Metrics
     executor: ThreadPoolExecutor
-    diagnose: Diagnose
-    log_texts: LogTexts | None
-    places: ConcurrencyLimit
+    diagnose: Diagnose = no_diagnosis
+    places: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
+    def __call__(self, spec: ModelSpec) -> Pipeline | GenerationPipeline:
+        """The pipeline; raises ContractError for a model that does not fit."""
+        task, generation = self.parts.task, self.parts.generation
+        if isinstance(task, TextGeneration) and generation is not None:
+            return self._build_generation(task, generation, spec)
+        return self._build_pipeline(cast(Task[Any, Any, Any], task), spec)
 
-def _build_pipeline(common: _Common, task: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
-    config, tokenizer = common.config, common.tokenizer
-    reader, signature = fit_task(config, task, spec)
-    common.diagnose(BoundPair(config, tokenizer, reader, spec, signature))
-    if signature.length is not None:
-        tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
-    settings = scheduler_settings(config, spec.instances)
-    common.places.count = settings.max_batches_in_flight
-    form = EncodingForm(
-        signature,
-        filling(config, tokenizer, signature),
-        max_tokens=settings.max_batch_tokens,
-        max_output_bytes=settings.max_batch_output_bytes,
-        more=more_when_shared(config, common.predictor),
-        costs=BatchCosts(spec.instances),
-    )
-    scheduler = Scheduler(
-        common.predictor, form, settings, executor=common.executor, metrics=common.metrics, limit=common.places
-    )
-    return Pipeline(
-        reader,
-        tokenizer,
-        scheduler,
-        executor=common.executor,
-        limits=limits_of(config),
-        metrics=common.metrics,
-        log_texts=common.log_texts,
-    )
+    def _build_pipeline(self, task: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
+        config, tokenizer = self.config, self.parts.tokenizer
+        reader, signature = fit_task(config, task, spec)
+        self.diagnose(BoundPair(config, tokenizer, reader, spec, signature))
+        if signature.length is not None:
+            tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
+        settings = scheduler_settings(config, spec.instances)
+        self.places.count = settings.max_batches_in_flight
+        form = EncodingForm(
+            signature,
+            filling(config, tokenizer, signature),
+            max_tokens=settings.max_batch_tokens,
+            max_output_bytes=settings.max_batch_output_bytes,
+            more=more_when_shared(config, self.predictor),
+            costs=BatchCosts(spec.instances),
+        )
+        scheduler = Scheduler(
+            self.predictor, form, settings, executor=self.executor, metrics=self.metrics, limit=self.places
+        )
+        return Pipeline(reader, tokenizer, scheduler, **self._shared)
 
+    def _build_generation(
+        self, task: TextGeneration, generation: GeneratorSettings, spec: ModelSpec
+    ) -> GenerationPipeline:
+        config, tokenizer = self.config, self.parts.tokenizer
+        settings = replace(generation, scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
+        generator = make_generator(
+            spec, self.predictor, tokenizer, settings, executor=self.executor, metrics=self.metrics
+        )
+        if problems := _sampling_problems(config, task, generator):
+            raise ContractError(spec.name, problems)
+        self.diagnose(Pair(config, tokenizer, task, spec))
+        timeout = config.predictor_request_timeout_seconds
+        return GenerationPipeline(task, tokenizer, generator, settings, timeout=timeout, **self._shared)
 
-def _build_generation(
-    common: _Common, task: TextGeneration, generation: GeneratorSettings, spec: ModelSpec
-) -> GenerationPipeline:
-    config, tokenizer = common.config, common.tokenizer
-    settings = replace(generation, scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
-    generator = make_generator(
-        spec, common.predictor, tokenizer, settings, executor=common.executor, metrics=common.metrics
-    )
-    if problems := _sampling_problems(config, task, generator):
-        raise ContractError(spec.name, problems)
-    common.diagnose(Pair(config, tokenizer, task, spec))
-    return GenerationPipeline(
-        task,
-        tokenizer,
-        generator,
-        settings,
-        executor=common.executor,
-        limits=limits_of(config),
-        metrics=common.metrics,
-        timeout=config.predictor_request_timeout_seconds,
-        log_texts=common.log_texts,
-    )
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """What every pipeline gets."""
+        config = self.config
+        limits = Limits(
+            max_instances=config.max_instances,
+            max_text_length=config.max_text_length,
+            max_total_length=config.max_total_length,
+            max_sequences=config.max_sequences,
+            max_answer_values=config.max_answer_values,
+        )
+        return {
+            "executor": self.executor,
+            "limits": limits,
+            "metrics": self.metrics,
+            "log_texts": partial(_log_texts, config.max_log_len) if config.enable_log_requests else None,
+        }
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
@@ -381,17 +361,6 @@ def _sampling_problems(config: Config, task: TextGeneration, generator: Generato
 
 
 # Limits and sizes
-
-
-def limits_of(config: Config) -> Limits:
-    """How much one request may ask for."""
-    return Limits(
-        max_instances=config.max_instances,
-        max_text_length=config.max_text_length,
-        max_total_length=config.max_total_length,
-        max_sequences=config.max_sequences,
-        max_answer_values=config.max_answer_values,
-    )
 
 
 def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPUT_BYTES) -> SchedulerSettings:

@@ -12,14 +12,15 @@ from functools import partial
 
 from hf_transformer import __version__
 from hf_transformer.api.auth import read_keys
-from hf_transformer.app.application import build_app, clean_up
+from hf_transformer.app.application import build_app
 from hf_transformer.app.wiring import load_parts
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.credentials import read_server_pair
+from hf_transformer.credentials import read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import configure_logging
+from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig
@@ -86,7 +87,7 @@ def set_up_logging(config: Config) -> None:
 def check_files(config: Config) -> None:
     """Raises ConfigError for a certificate or keys that can't be used, before anything is started with them."""
     if config.ssl_certfile is not None and config.ssl_keyfile is not None:
-        read_server_pair(config.ssl_certfile, config.ssl_keyfile)
+        read_key_pair(config.ssl_certfile, config.ssl_keyfile)
     if config.api_keys_file is not None:
         read_keys(config.api_keys_file)
 
@@ -172,7 +173,7 @@ def server_config(config: Config, make: Callable[[], AsgiApplication]) -> Server
         ),
         grace=config.grace_period_seconds,
         certificate=None if files[0] is None or files[1] is None else (files[0], files[1]),
-        clean_up=clean_up,
+        clean_up=remove_own_and_leftovers,
         host=config.host,
         port=config.http_port,
         workers=config.workers,

@@ -1,4 +1,4 @@
-"""Renders the declared options: --help for a terminal and the reference page in Markdown."""
+"""Renders the declared options as --help; scripts/config_docs makes the reference page of them."""
 
 from __future__ import annotations
 
@@ -45,25 +45,6 @@ MOST_USED = {
     "workers": "processes that share the port (1)",
 }
 """The flags of the overview, and what it says of them."""
-PAGE = f"""\
-# Configuration
-
-This page is generated from the declarations in `hf_transformer/config/options.py` by
-`scripts/config_docs`.
-
-- Flags may be written with underscores or hyphens, as `--flag value` or `--flag=value`. If a flag is
-  repeated, the last one counts.
-- A true/false flag takes `true` or `false` (or 1/0, yes/no, on/off); bare, it is true.
-- A flag wins over its variable, a variable over the default. Of several variables the first one
-  listed wins. An empty variable counts as unset, except `KSERVE_OPENAI_ROUTE_PREFIX`.
-- Unknown flags, and unknown variables that begin with `{PREFIX}`, are ignored. A warning
-  names the most similar known one. With `--strict_flags` they end the start instead.
-- `hf-transformer --help=GROUP` explains the flags of one section below, named by one of its words
-  (`--help=limits`), `--help=FLAG` one flag, and `--help=all` all of them.
-- After a bad value the service exits with one line on stderr and exit code 2. The line ends with
-  where to look.
-- Colours and progress are for terminals. `NO_COLOR` switches colours off.
-"""
 
 
 def overview(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
@@ -157,39 +138,10 @@ def named_option(message: str, options: Sequence[Option]) -> Option | None:
 def option_help(option: Option, width: int) -> str:
     """A flag with its value, then indented its use, its default and its variables."""
     value = f"[={option.convert.metavar}]" if option.boolean else f" {option.convert.metavar}"
-    text = described(option)
     facts = [f"default: {option.shown_default}"] if option.shown_default else []
     facts.append("variable: " + ", ".join(variable.name for variable in option.all_variables))
     if option.aliases:
         facts.append("old name: " + ", ".join(f"--{alias}" for alias in option.aliases))
     margin = " " * 6
     indent = textwrap.TextWrapper(width, margin, margin, break_long_words=False, break_on_hyphens=False).fill
-    return "\n".join([f"  {option.flag}{value}", indent(text), indent(f"[{'; '.join(facts)}]")])
-
-
-def described(option: Option) -> str:
-    """What an option is for."""
-    return option.help + (f" It {option.no_effect}." if option.no_effect else "")
-
-
-def reference_page(options: Sequence[Option]) -> str:
-    """The reference page in Markdown: one table per group."""
-    parts = [PAGE]
-    for group, members in groupby(options, attrgetter("group")):
-        parts.append(f"## {group}\n")
-        parts.append("| flag | value | default | variables | |\n|---|---|---|---|---|")
-        parts += [table_row(option) for option in members]
-        parts.append("")
-    return "\n".join(parts)
-
-
-def table_row(option: Option) -> str:
-    flag = f"`{option.flag}`"
-    if option.aliases:
-        flag += " (old name: " + ", ".join(f"`--{alias}`" for alias in option.aliases) + ")"
-    variables = ", ".join(f"`{variable.name}`" for variable in option.all_variables)
-    default = option.shown_default
-    if default and not option.default_text:
-        default = f"`{default}`"
-    cells = (flag, f"`{option.convert.metavar}`", default, variables, described(option))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "\n".join([f"  {option.flag}{value}", indent(option.help), indent(f"[{'; '.join(facts)}]")])

@@ -5,11 +5,10 @@ The fields of ``Config`` are declarations. The parser, --help and the reference 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from hf_transformer.errors import ConfigError, without_userinfo
@@ -61,11 +60,6 @@ def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(
         return text
 
     return Converter(metavar, expects, read)
-
-
-def secret_text(metavar: str) -> Converter:
-    """A text that neither repr() nor an error message shows."""
-    return Converter(metavar, "a text", Secret, repr)
 
 
 def integer(least: int = 0, most: int = LARGEST_INT32) -> Converter:
@@ -132,15 +126,16 @@ def _read_level(text: str) -> int:
     return level
 
 
-def _show_level(value: int) -> str:
-    return next((name for name, level in LEVELS.items() if level == value), str(value))
-
-
 BOOLEAN = Converter(
     "true|false", "true or false (or 1/0, yes/no, on/off)", _read_boolean, lambda value: str(value).lower()
 )
+TOKEN = Converter("TOKEN", "a text", Secret, repr)
+"""A text that neither repr() nor an error message shows."""
 LOG_LEVEL = Converter(
-    "LEVEL", "debug, info, warning, error, critical or a number from 0 to 100", _read_level, _show_level
+    "LEVEL",
+    "debug, info, warning, error, critical or a number from 0 to 100",
+    _read_level,
+    lambda value: next((name for name, level in LEVELS.items() if level == value), str(value)),
 )
 
 
@@ -227,25 +222,18 @@ class Given:
         return ConfigError(f"{self.source}: expected {expected}{'' if self.option.convert.read is Secret else got}")
 
 
-def option(
-    group: str,
-    help: str,
-    convert: Converter,
-    default: Any = None,
-    *,
-    factory: Callable[[], Any] | None = None,
-    required: bool = False,
-    **more: Any,
-) -> Any:
-    """A dataclass field that is an option; its name is the flag. ``more`` are other attributes of Option."""
-    declared = {"group": group, "help": help, "convert": convert, "default": default, **more}
-    if required:
-        return field(metadata=declared)
-    if factory is not None:
-        return field(default_factory=factory, metadata=declared)
-    return field(default=default, metadata=declared)
+def option(group: str, help: str, convert: Converter, default: Any = None, **more: Any) -> Any:
+    """A dataclass field that is an option; its name is the flag. ``default`` may be a function that makes it, or
+    MISSING for a required option; ``more`` are other attributes of Option."""
+    metadata = {"group": group, "help": help, "convert": convert, **more}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options that a dataclass's fields declare, in order."""
-    return tuple(Option(name=one.name, **one.metadata) for one in dataclasses.fields(kind))
+    return tuple(
+        Option(name=one.name, default=None if one.default is MISSING else one.default, **one.metadata)
+        for one in fields(kind)
+    )

@@ -2,7 +2,7 @@
 
 Every flag also has a variable of its own, HF_TRANSFORMER_<FLAG IN CAPITALS>; ``variables`` are the further names that
 KServe and its users know. Bare names such as HTTP_PORT are not among them: Kubernetes sets variables of that form for
-its services. A flag wins over a variable, a variable over the default.
+its services.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from hf_transformer.config.option import (
     BOOLEAN,
     LOG_LEVEL,
+    TOKEN,
     Converter,
     Option,
     Variable,
@@ -27,7 +28,6 @@ from hf_transformer.config.option import (
     option,
     options_of,
     plain_text,
-    secret_text,
 )
 from hf_transformer.config.parser import collect
 from hf_transformer.config.rules import RULES, Draft
@@ -64,11 +64,6 @@ def scheme_as_switch(text: str) -> str | None:
     return {"https": "true", "http": "false"}.get(text.strip().lower())
 
 
-def unless_scheme(text: str) -> str | None:
-    """What PREDICTOR_PROTOCOL says about the protocol."""
-    return None if scheme_as_switch(text) else text
-
-
 def default_threads() -> int:
     """Threads for tokenizing, by the CPUs that this process may run on."""
     return min(32, len(os.sched_getaffinity(0)) + 4)
@@ -85,9 +80,7 @@ class Config:
         variables=["INFERENCE_SERVICE_NAME"])
     model_dir: str = option(
         MODEL, "Local folder with config.json and the tokenizer's files, also as file:///FOLDER. Ignored if "
-        "--model_id is given.",
-        LOCAL_FOLDER,
-        "/mnt/models")
+        "--model_id is given.", LOCAL_FOLDER, "/mnt/models")
     model_id: str | None = option(
         MODEL, "Model on the Hugging Face hub, such as bert-base-uncased.", plain_text("ID"))
     model_revision: str | None = option(
@@ -97,7 +90,7 @@ class Config:
         MODEL, "Revision of the tokenizer.", plain_text("REVISION"), default_text="that of the model")
     hf_token: str | None = option(
         MODEL, "Token for private models on the hub. Better set as a variable: flags show in process lists.",
-        secret_text("TOKEN"), variables=["HF_TOKEN"])
+        TOKEN, variables=["HF_TOKEN"])
     trust_remote_code: bool = option(
         MODEL, "Allow a tokenizer that brings Python code of its own.", BOOLEAN, False,
         variables=["TRUST_REMOTE_CODE"])
@@ -168,14 +161,14 @@ class Config:
 
     predictor_host: str = option(
         PREDICTOR, "Required. Where Triton listens: HOST or HOST:PORT, optionally after http:// or https://.",
-        plain_text("HOST[:PORT]"), required=True, variables=["PREDICTOR_HOST"])
+        plain_text("HOST[:PORT]"), MISSING, variables=["PREDICTOR_HOST"])
     predictor_port: int | None = option(
         PREDICTOR, "Port, if --predictor_host has none.", integer(1, 65535), variables=["PREDICTOR_PORT"],
         default_text="80, or 443 with TLS")
     predictor_protocol: Literal["v2", "grpc-v2"] = option(
         PREDICTOR, "Open inference protocol over REST (v2) or gRPC (grpc-v2).",
         one_of("v2", "grpc-v2", why="Triton has no v1"), "v2", aliases=("protocol",),
-        variables=[Variable("PREDICTOR_PROTOCOL", unless_scheme)])
+        variables=[Variable("PREDICTOR_PROTOCOL", lambda text: None if scheme_as_switch(text) else text)])
     predictor_use_ssl: bool = option(
         PREDICTOR, "Talk to the predictor over TLS. A scheme in --predictor_host decides; the variable "
         "PREDICTOR_PROTOCOL may be http or https.", BOOLEAN, False,
@@ -266,15 +259,13 @@ class Config:
         name_list("ORIGIN,...", "* or origins such as https://app.example.com", r"\*|[a-z][a-z0-9+.-]*://[^/\s*A-Z]+"),
         (), many=True, default_text="none")
     event_loop: Literal["auto", "asyncio", "uvloop"] = option(
-        SERVER, "Event loop; auto means uvloop if it is installed.", one_of("auto", "asyncio", "uvloop"),
-        "auto")
+        SERVER, "Event loop; auto means uvloop if it is installed.", one_of("auto", "asyncio", "uvloop"), "auto")
     max_asyncio_workers: int = option(
-        SERVER, "Threads for tokenizing.", integer(1, 1024), factory=default_threads,
+        SERVER, "Threads for tokenizing.", integer(1, 1024), default_threads,
         default_text="min(32, CPUs + 4)")
 
     strict_flags: bool = option(
-        SERVER, "Refuse to start with unknown flags or variables, instead of a warning about each.", BOOLEAN,
-        False)
+        SERVER, "Refuse to start with unknown flags or variables, instead of a warning about each.", BOOLEAN, False)
 
     max_connections: int = option(
         LIMITS, "Open connections per worker, over HTTP and over gRPC each. Further ones are closed, over "
@@ -317,8 +308,7 @@ class Config:
         "return logits use it, for whole texts.", integer(1), 1)
     max_batch_output_bytes: int | None = option(
         LIMITS, "Bytes of a batch's outputs. The logits of a vocabulary are megabytes, key-value caches more.",
-        integer(1),
-        default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")
+        integer(1), default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")
     max_cache_bytes: int = option(
         LIMITS, "Bytes of the key-value caches of all texts being generated, for models that take "
         "past_key_values. A text takes those of its prompt and max_tokens when it begins; one that finds no room "
@@ -356,7 +346,8 @@ class Config:
 
 def no_effect(name: str, help: str, why: str) -> Option:
     """An option of KServe's runtime that changes nothing here, whatever its value."""
-    return Option(name, "Accepted without effect", help, plain_text(), no_effect=f"has no effect here: {why}")
+    said = f"has no effect here: {why}"
+    return Option(name, "Accepted without effect", f"{help} It {said}.", plain_text(), no_effect=said)
 
 
 IGNORED: tuple[Option, ...] = (

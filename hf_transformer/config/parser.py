@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from hf_transformer.config.option import PREFIX, Given, Option
 from hf_transformer.errors import ConfigError
 
-STRICT = "strict_flags"
-"""The option that refuses what is unknown."""
 LEFTOVERS_SHOWN = 3
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 """How the values begin that Kubernetes gives <SERVICE>_PORT variables, for every service of the namespace."""
@@ -36,7 +34,7 @@ def collect(
     from_variables, variable_notes = read_variables(options, environ)
     given, notes = from_variables | from_flags, flag_notes + variable_notes
     unknown = [note for note in notes if isinstance(note, UnknownNote)]
-    if unknown and STRICT in given and given[STRICT].value():
+    if unknown and "strict_flags" in given and given["strict_flags"].value():
         raise ConfigError("; ".join(note.refusal for note in unknown))
     return given, notes
 

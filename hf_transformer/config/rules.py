@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,6 @@ def predictor_certificates(draft: Draft) -> None:
         raise draft.given["predictor_ca_path"].error("a folder that exists")
 
 
-def server_certificate(draft: Draft) -> None:
-    both_files(draft, ("ssl_certfile", "ssl_keyfile"), "HTTPS")
-
-
 def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
     """Checks that certificate and key are given together, and exist."""
     for name, other in (pair, pair[::-1]):
@@ -161,7 +158,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     hidden_token,
     predictor_address,
     predictor_certificates,
-    server_certificate,
+    partial(both_files, pair=("ssl_certfile", "ssl_keyfile"), what="HTTPS"),
     access_log,
     quiet_requests,
 )

@@ -43,8 +43,9 @@ class Admission:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self.max_bytes = max_bytes
-        metrics.watch_in_flight(lambda: self.requests, lambda: self.tokens)
-        self._refused = metrics.count_refused
+        metrics.requests_in_flight.set_function(lambda: self.requests)
+        metrics.tokens_in_flight.set_function(lambda: self.tokens)
+        self._refused = metrics.refused
 
     @property
     def has_room(self) -> bool:
@@ -54,12 +55,12 @@ class Admission:
     def require(self) -> None:
         """Raises TooManyRequests, and counts it, if the next request would be refused. Nothing is taken."""
         if self.requests >= self._max_requests:
-            self._refused("requests")
+            self._refused.add(1, "requests")
             raise TooManyRequests(
                 f"{self.requests} requests are in flight, as many as --max_concurrent_requests allows; try again"
             )
         if self.tokens >= self._max_tokens:
-            self._refused("tokens")
+            self._refused.add(1, "tokens")
             raise TooManyRequests(
                 f"the requests in flight have {self.tokens} tokens, --max_queued_tokens allows {self._max_tokens}; "
                 "try again"
@@ -68,7 +69,7 @@ class Admission:
     def require_bytes(self, size: int) -> None:
         """The same for so many bytes more."""
         if self.bytes + size > self.max_bytes and size > 0:
-            self._refused("bytes")
+            self._refused.add(1, "bytes")
             raise TooManyRequests(
                 f"the requests that are there or on their way have {self.bytes} bytes, --max_bytes_in_flight allows "
                 f"{self.max_bytes}; try again"

@@ -429,7 +429,7 @@ class ServedModel:
 
     def _show_ready(self) -> None:
         ready = not (self._problem or self._ending)
-        self._metrics.set_ready(ready)
+        self._metrics.ready.set(ready)
         if self._board is not None:
             self._board.say(ready=ready)
 

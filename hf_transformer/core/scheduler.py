@@ -368,7 +368,7 @@ class Scheduler(Generic[Item]):
             raise
         except Exception as error:
             if reply is not None and isinstance(error, PredictorError):
-                self._metrics.count_predictor_error(BAD_ANSWER)
+                self._metrics.predictor_errors.add(1, BAD_ANSWER)
             self._failed(entries, error)
         finally:
             if timing is not None and not timing.over:
@@ -405,7 +405,7 @@ class Scheduler(Generic[Item]):
             if not request.left:
                 request.future.set_result(None)
         if wrong:
-            self._metrics.count_predictor_error(BAD_ANSWER)
+            self._metrics.predictor_errors.add(1, BAD_ANSWER)
 
     def _failed(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
         """Fails the requests of a batch, or sends each again alone: one instance may have broken the model for all."""

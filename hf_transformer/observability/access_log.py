@@ -34,11 +34,6 @@ class Exchange:
         self.sent_headers: Iterable[tuple[bytes, bytes]] = ()
         self.body_bytes = 0
         self.started = time.perf_counter()
-        self.seconds = 0.0
-
-    def finish(self) -> None:
-        """Stops the clock."""
-        self.seconds = time.perf_counter() - self.started
 
     @property
     def client(self) -> str:
@@ -60,8 +55,8 @@ class Exchange:
         return "-"
 
     def atoms(self) -> Atoms:
-        """What a format may show."""
-        scope, client, seconds = self.scope, self.client, self.seconds
+        """What a format may show, with the time from the start until now."""
+        scope, client, seconds = self.scope, self.client, time.perf_counter() - self.started
         method, protocol = scope["method"], f"HTTP/{scope.get('http_version', '1.1')}"
         path = quote(scope.get("root_path", "") + scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
         query = printable(scope.get("query_string", b""))

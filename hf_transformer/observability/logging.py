@@ -67,9 +67,8 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
     """The service's own dictConfig."""
-    as_json = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__qualname__}"}
-    as_text = {"()": f"{LineFormatter.__module__}.{LineFormatter.__qualname__}", "fmt": FORMAT, "datefmt": TIME_FORMAT}
-    lines = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
+    as_json = {"()": f"{__name__}.JsonFormatter"}
+    as_text = {"()": f"{__name__}.LineFormatter", "fmt": FORMAT, "datefmt": TIME_FORMAT}
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -78,7 +77,7 @@ def default_logging(level: int, format: Literal["text", "json"] = "text") -> dic
             "bare": as_json if format == "json" else {"format": "%(message)s"},
         },
         "handlers": {
-            "stderr": {"class": lines, "formatter": "line", "stream": "ext://sys.stderr"},
+            "stderr": {"class": f"{__name__}.LineHandler", "formatter": "line", "stream": "ext://sys.stderr"},
             "stdout": {"class": "logging.StreamHandler", "formatter": "bare", "stream": "ext://sys.stdout"},
         },
         "root": {"level": level, "handlers": ["stderr"]},

@@ -10,7 +10,7 @@ import platform
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -44,7 +44,8 @@ LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 
 
 class Metrics:
-    """Counters and histograms of one served model; ``generation`` has those of text generation.
+    """Counters and histograms of one served model. ``generation`` has those of text generation. ``refused`` (by limit),
+    ``predictor_errors`` (by kind) and ``retries`` are added to directly, and gauges are set.
 
     The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that
     its dashboards work here. request_explain_seconds exists for them too and stays empty.
@@ -73,11 +74,11 @@ class Metrics:
         text = "Instances whose text was longer than the model takes and was cut off."
         self._truncated = self._counter("truncated_instances", text, "model_name")
         self._truncated.add(0, self._model_name)
-        self._in_flight = self._gauge("requests_in_flight", "Predict requests being worked on.")
+        self.requests_in_flight = self._gauge("requests_in_flight", "Predict requests being worked on.")
         text = "Tokens of the predict requests being worked on, guessed by the body's size until they are counted."
-        self._tokens_in_flight = self._gauge("tokens_in_flight", text)
+        self.tokens_in_flight = self._gauge("tokens_in_flight", text)
         text = "Predict requests that found no room, by which limit kept them out."
-        self._refused = self._counter("refused_requests", text, "limit")
+        self.refused = self._counter("refused_requests", text, "limit")
 
     def _add_predictor(self) -> None:
         text = "Instances in a batch, of one request or of several."
@@ -85,15 +86,15 @@ class Metrics:
         self._tokens = self._counter("batch_tokens", "Tokens in batches, by whether they are real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
-        self._retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
+        self.retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
         text = "Calls that were not made again because too many had been (--predictor_retry_budget)."
-        self._retries_denied = self._counter("predictor_retries_denied", text)
+        self.retries_denied = self._counter("predictor_retries_denied", text)
         text = "Calls to the predictor that failed, retries included, by what happened."
-        self._predictor_errors = self._counter("predictor_errors", text, "kind")
+        self.predictor_errors = self._counter("predictor_errors", text, "kind")
         text = "1 while the predictor counts as dead and no call is sent to it, else 0."
-        self._circuit_open = self._gauge("predictor_circuit_open", text)
+        self.circuit_open = self._gauge("predictor_circuit_open", text)
         text = "1 once the predictor was found and fits the tokenizer, else 0."
-        self._ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
+        self.ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
         versions = {"version": __version__, "python": platform.python_version(), **_versions()}
         self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
 
@@ -135,39 +136,9 @@ class Metrics:
         """Adds instances whose text was cut."""
         self._truncated.add(instances, self._model_name)
 
-    def count_refused(self, limit: str) -> None:
-        """Adds a request that found no room."""
-        self._refused.add(1, limit)
-
-    def count_retry(self, *, denied: bool = False) -> None:
-        """Adds a call that is made again, or one that would be if the budget allowed it."""
-        (self._retries_denied if denied else self._retries).add(1)
-
-    def show_predictor_errors(self, kinds: Iterable[str]) -> None:
-        """Shows these kinds of errors from the start, with 0."""
-        for kind in kinds:
-            self._predictor_errors.add(0, kind)
-
-    def count_predictor_error(self, kind: str) -> None:
-        """Adds a call to the predictor that has failed for good."""
-        self._predictor_errors.add(1, kind)
-
-    def watch_in_flight(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
-        """Shows how many requests, and tokens of theirs, are being worked on at the time of each scrape."""
-        self._in_flight.set_function(requests)
-        self._tokens_in_flight.set_function(tokens)
-
-    def watch_circuit(self, is_open: Callable[[], bool]) -> None:
-        """Shows whether the predictor counts as dead at the time of each scrape."""
-        self._circuit_open.set_function(is_open)
-
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Shows what ``use`` returns at the time of each scrape."""
         self._registry.register(_SharedMemoryCollector(use))
-
-    def set_ready(self, ready: bool) -> None:
-        """Shows whether the model can be asked."""
-        self._ready.set(1 if ready else 0)
 
     def share(self, board: Board) -> AbstractAsyncContextManager[None]:
         """Shows the metrics of all workers from now on. Within the returned context, the other workers see this

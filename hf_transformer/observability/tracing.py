@@ -71,22 +71,6 @@ def parse_traceparent(text: str) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-def attributes_of_calls(url: str, host: str, port: int, *, grpc: bool, infers: bool) -> dict[str, str | int]:
-    """Attributes of calls to the predictor, by the conventions for clients of gRPC and HTTP.
-
-    Args:
-        url: of an inference over REST.
-        infers: whether all calls are such; a model that generates may be asked in several ways.
-
-    Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
-    """
-    where: dict[str, str | int] = {"server.address": host, "server.port": port}
-    if grpc:
-        method = {"rpc.method": "ModelInfer"} if infers else {}
-        return {**where, "rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", **method}
-    return {**where, "http.request.method": "POST", **({"url.full": url} if infers else {})}
-
-
 @dataclass(slots=True)
 class Trace:
     """A traced request: the contexts of its spans, and its start in nanoseconds since 1970 and in seconds of
@@ -109,7 +93,7 @@ class Tracing:
         endpoint: the collector's URL; /v1/traces is added where it is not its end.
         model: the name of the model.
         ratio: how many of the requests are traced whose client does not say, from 0 to 1.
-        calls: attributes of the spans of calls to the predictor, see ``attributes_of_calls``.
+        calls: attributes of the spans of calls to the predictor.
 
     Raises:
         ConfigError: a variable of OpenTelemetry has a value that the exporter refuses.

@@ -130,8 +130,9 @@ class Resilience(Predictor):
         self._probe: asyncio.Task[None] | None = None
         self._probe_pause = FIRST_PROBE
         self._closed = False
-        metrics.watch_circuit(lambda: self.is_open)
-        metrics.show_predictor_errors(failures.ALL)
+        metrics.circuit_open.set_function(lambda: self.is_open)
+        for kind in failures.ALL:  # each is shown from the start
+            metrics.predictor_errors.add(0, kind)
 
     @property
     def is_open(self) -> bool:
@@ -221,12 +222,12 @@ class Resilience(Predictor):
         if asyncio.get_running_loop().time() + pause >= ends or not wanted():
             raise error
         if not self._withdraw_retry():
-            self._metrics.count_retry(denied=True)
+            self._metrics.retries_denied.add(1)
             raise error
         await self._sleep(pause)
         if not wanted():
             raise error
-        self._metrics.count_retry()
+        self._metrics.retries.add(1)
 
     def _withdraw_retry(self) -> bool:
         """Takes one retry out of the budget; False if there is none."""
@@ -241,12 +242,12 @@ class Resilience(Predictor):
 
     def _too_late(self) -> PredictorTimeout:
         """The error for a bound that has passed, counted."""
-        self._metrics.count_predictor_error(failures.TIMEOUT)
+        self._metrics.predictor_errors.add(1, failures.TIMEOUT)
         return failures.too_late(self._where, self._timeout)
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
         kind = failures.kind_of(error)
-        self._metrics.count_predictor_error(kind)
+        self._metrics.predictor_errors.add(1, kind)
         if kind in failures.NEUTRAL or generation != self._generation:
             return
         if kind not in failures.DEAD:
@@ -268,7 +269,7 @@ class Resilience(Predictor):
         """Raises for a call that is not sent."""
         if self._probe is None or self._probe.done():  # somebody has cancelled it
             self._start_probe()
-        self._metrics.count_predictor_error(failures.CIRCUIT_OPEN)
+        self._metrics.predictor_errors.add(1, failures.CIRCUIT_OPEN)
         raise PredictorUnavailable(
             f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says that "
             f"it is ready; the last reason: {reason}",

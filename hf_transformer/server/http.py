@@ -22,7 +22,7 @@ from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
@@ -48,9 +48,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus} | {
     499: b"HTTP/1.1 499 Client Closed Request"
 }
-_BODILESS: Final = frozenset((204, 304))
 _JOIN_FIELD: Final = b": ".join
-_END_OF_HEAD: Final = (b"", b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +83,6 @@ class _Refused(Exception):
     """Stops the parser after a refusal."""
 
 
-class Refusal(NamedTuple):
-    """The error response to a request that the server itself turns down."""
-
-    status: int
-    message: str
-
-
 class HttpRequest(Request):
     """A request on a connection.
 
@@ -103,7 +94,7 @@ class HttpRequest(Request):
         expects: whether the client waits for 100 Continue.
         begun: whether its task has started.
         answered: whether a response has started.
-        refusal: replaces the application's response.
+        refusal: status and message of the error response that replaces the application's.
         sent: bytes of the response's body that were written.
     """
 
@@ -139,7 +130,7 @@ class HttpRequest(Request):
         self.waiter: asyncio.Future[None] | None = None
         self.keep_alive = keep_alive
         self.complete = self.expects = self.begun = self.answered = False
-        self.refusal: Refusal | None = None
+        self.refusal: tuple[int, str] | None = None
         if b"expect" in self.headers and version == "1.1":  # older clients would take 100 for the response
             self.expects = self.headers[b"expect"].lower() == b"100-continue"
 
@@ -476,7 +467,7 @@ class HttpConnection(asyncio.Protocol):
     def _send(self, request: HttpRequest, response: Response) -> None:
         """Writes a whole response."""
         body = response.body
-        if response.status in _BODILESS:
+        if response.status in (204, 304):  # which have no body
             data, body = self._head(request, response.status, response.headers), b""
         else:
             length = (b"content-length", b"%d" % len(body))
@@ -531,7 +522,7 @@ class HttpConnection(asyncio.Protocol):
         lines = [STATUS_LINES[status], *map(_JOIN_FIELD, self._state.default_headers), *map(_JOIN_FIELD, headers)]
         if not request.keep_alive:
             lines.append(b"connection: close")
-        lines += _END_OF_HEAD
+        lines += (b"", b"")
         return b"\r\n".join(lines)
 
     def _answered(self, request: HttpRequest) -> None:
@@ -581,7 +572,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._deaf = True
         self._deadline = math.inf
-        refusal, first = Refusal(status, message), self._requests[0] if self._requests else None
+        first = self._requests[0] if self._requests else None
         culprit = first if status == 503 else self._incoming
         if culprit is None:
             path = self._url.partition(b"?")[0]
@@ -592,7 +583,7 @@ class HttpConnection(asyncio.Protocol):
         elif culprit.answered:
             self.transport.abort()  # its response has begun
             return
-        culprit.refusal, culprit.keep_alive = refusal, False
+        culprit.refusal, culprit.keep_alive = (status, message), False
         if culprit is first:
             self._cancel()
         self._fields = None

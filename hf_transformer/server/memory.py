@@ -12,7 +12,6 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -23,7 +22,6 @@ GROWN = 32 << 20
 """Bytes that are worth a trim."""
 IDLE = 0.2
 """The share of one core that an idle process uses at most."""
-STATM = Path("/proc/self/statm")
 
 
 def held_memory() -> int:
@@ -34,18 +32,8 @@ def held_memory() -> int:
     Raises:
         OSError: the system has no such file.
     """
-    _, resident, shared, *_ = map(int, STATM.read_bytes().split())
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
-def find_malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function; None with another C library, or where the system does not tell how much memory is held."""
-    if not STATM.exists():
-        return None
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
-        return None
 
 
 async def keep_trimmed() -> None:
@@ -54,10 +42,11 @@ async def keep_trimmed() -> None:
     What is still in use at a trim may be freed soon after it, so another one follows, and later ones more and more
     seldom while they give little back.
     """
-    trim = find_malloc_trim()
-    if trim is None:
+    try:
+        trim, least = ctypes.CDLL(None).malloc_trim, held_memory()
+    except (AttributeError, OSError):  # another C library, or another system
         return
-    pause, least, used = SHORTEST_PAUSE, held_memory(), time.process_time()
+    pause, used = SHORTEST_PAUSE, time.process_time()
     while True:
         await asyncio.sleep(pause)
         before, used = used, time.process_time()

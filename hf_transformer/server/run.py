@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from hf_transformer.credentials import KeyPair, Renewable, keep_renewing, read_server_pair
+from hf_transformer.credentials import KeyPair, Renewable, keep_renewing, read_key_pair
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection
 from hf_transformer.server.memory import keep_trimmed
@@ -101,7 +101,7 @@ class ServerConfig(uvicorn.Config):
         if self.certificate_files is None:
             return
         chain, key = self.certificate_files
-        self.certificate = Renewable("the certificate for HTTPS", (chain, key), lambda: read_server_pair(chain, key))
+        self.certificate = Renewable("the certificate for HTTPS", (chain, key), lambda: read_key_pair(chain, key))
         self.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.certificate.value.load_into(self.ssl)
 

@@ -64,8 +64,8 @@ async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response
         return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-async def document_of(app: AsgiApplication) -> dict[str, Any]:
-    response = await get(app, "/openapi.json")
+async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
+    response = await get(app, "/openapi.json", **headers)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     found: dict[str, Any] = response.json()

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.config.option import Option
-from hf_transformer.config.options import IGNORED, parse_config
-from hf_transformer.errors import ConfigError
+from hf_transformer.config.options import IGNORED, Config
 from tests.configuring import config, error, example, notes, parse
 
 
 def test_the_arguments_that_kserve_appends() -> None:
-    parsed, said = parse(
-        *("--model_name", "bert", "--predictor_host", "bert-predictor.default", "--http_port", "8080"),
-        *("--workers", "3"),
-    )
+    appended = "--model_name bert --predictor_host bert-predictor.default --http_port 8080 --workers 3"
+    parsed, said = parse(*appended.split())
     assert said == []
     assert (parsed.model_name, parsed.predictor_host) == ("bert", "bert-predictor.default")
     assert (parsed.http_port, parsed.workers, parsed.predictor_port) == (8080, 3, None)
@@ -157,12 +154,74 @@ def test_certificates_of_the_predictor(tmp_path: Path) -> None:
     ids=["flag", "argument", "variable"],
 )
 def test_strict_flags_refuse_what_is_unknown(argv: list[str], environ: dict[str, str], says: str) -> None:
-    given = [*argv, "--predictor_host=triton"]
-    with pytest.raises(ConfigError) as raised:
-        parse_config([*given, "--strict_flags"], environ)
-    assert says in str(raised.value)
-    parse_config(given, environ | {"HF_TRANSFORMER_STRICT_FLAGS": "false"})
-    with pytest.raises(ConfigError):
-        parse_config(given, environ | {"HF_TRANSFORMER_STRICT_FLAGS": "true"})
+    assert says in error(*argv, "--strict_flags", **environ)
+    assert says in error(*argv, HF_TRANSFORMER_STRICT_FLAGS="true", **environ)
+    assert config(*argv, HF_TRANSFORMER_STRICT_FLAGS="false", **environ) == config()
     known = notes("--strict_flags", "--dtype=auto", "--protocol=v2")
     assert len(known) == 2, "flags of KServe without effect, and deprecated names, stay notes"
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "tls"),
+    [
+        ("triton", "triton", False),
+        ("bert-predictor.default", "bert-predictor.default", False),
+        ("triton:8000", "triton:8000", False),
+        ("10.0.0.1:80", "10.0.0.1:80", False),
+        ("::1", "[::1]", False),
+        ("[::1]", "[::1]", False),
+        ("[fe80::1]:8001", "[fe80::1]:8001", False),
+        ("http://triton:8000", "triton:8000", False),
+        ("HTTPS://triton", "triton", True),
+        ("https://triton:8443/", "triton:8443", True),
+    ],
+)
+def test_addresses_of_the_predictor(text: str, host: str, tls: bool) -> None:
+    for parsed in (config(f"--predictor_host={text}"), config(PREDICTOR_HOST=text)):
+        assert (parsed.predictor_host, parsed.predictor_use_ssl) == (host, tls)
+
+
+NO_HOSTS = (
+    *("http://triton/v2", "triton/", "user@triton", "triton:http", "two words", "http://"),
+    *("[::1", "[::g]:80", "[1.2.3.4]", "triton:"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, "HOST or HOST:PORT without a path") for text in NO_HOSTS),
+        ("triton:0", "a port from 1 to 65535"),
+        ("triton:65536", "a port from 1 to 65535"),
+        ("grpc://triton", "a scheme of http or https"),
+    ],
+)
+def test_no_addresses_of_the_predictor(text: str, expected: str) -> None:
+    message = error("--predictor_host", text)
+    assert message.startswith(f"--predictor_host: expected {expected}") and message.endswith(f"got {text!r}")
+
+
+def test_the_port_is_appended_where_there_is_none() -> None:
+    parsed, said = parse(PREDICTOR_HOST="triton", PREDICTOR_PORT="8443")
+    assert (parsed.predictor_host, parsed.predictor_port, said) == ("triton:8443", 8443, [])
+    assert config("--predictor_host=::1", "--predictor_port=90").predictor_host == "[::1]:90"
+    parsed, said = parse(PREDICTOR_PORT="8443")
+    assert (parsed.predictor_host, parsed.predictor_port) == ("triton:8000", 8000)
+    assert said == ["PREDICTOR_PORT is ignored: --predictor_host has the port 8000"]
+    assert notes(PREDICTOR_PORT="8000") == []
+    openshift = {"PREDICTOR_HOST": "bert-predictor", "PREDICTOR_PORT": "8443", "PREDICTOR_PROTOCOL": "https"}
+    expected = Config(predictor_host="bert-predictor:8443", predictor_port=8443, predictor_use_ssl=True)
+    assert parse(**openshift) == (expected, [])
+    for text in ("0", "65536", "http"):
+        says = f"PREDICTOR_PORT: expected an integer from 1 to 65535, got '{text}'"
+        assert error("--predictor_host=triton", PREDICTOR_PORT=text) == says
+    message = error(PREDICTOR_HOST="")
+    assert message.startswith("--predictor_host is required: ")
+    assert message.endswith(" --predictor_host=localhost:8000")
+
+
+def test_the_scheme_decides_about_tls() -> None:
+    parsed, said = parse("--predictor_host=http://triton", "--predictor_use_ssl=true")
+    assert not parsed.predictor_use_ssl
+    assert said == ["--predictor_use_ssl is ignored: --predictor_host begins with http://"]
+    assert notes("--predictor_host=https://triton", "--predictor_use_ssl") == []

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hf_transformer.app.wiring import load_parts, more_when_shared, pipeline_builder, scheduler_settings
+from hf_transformer.app.wiring import PipelineBuilder, load_parts, more_when_shared, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.core.scheduler import OUTPUT_BYTES, SHARED_OUTPUT_BYTES
@@ -85,7 +85,7 @@ async def test_a_batch_has_what_its_way_allows(flag: int | None, inline: int, sh
     tokens = 2**20 // (4 * vocabulary)  # as many as have 1 MiB of outputs
     predictor = Sharing(0)
     with ThreadPoolExecutor(1) as executor:
-        build = pipeline_builder(options, parts, predictor, Metrics("bert"), executor)
+        build = PipelineBuilder(options, parts, predictor, Metrics("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 64))
     assert isinstance(pipeline, Pipeline)
     limits = pipeline._scheduler._form.limits(text(tokens))

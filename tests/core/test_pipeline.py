@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hf_transformer import types
-from hf_transformer.app.wiring import load_parts, pipeline_builder
+from hf_transformer.app.wiring import PipelineBuilder, load_parts
 from hf_transformer.core import pipeline
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import Pipeline
@@ -182,7 +182,7 @@ async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
     spec = ModelSpec("genes", "1", (TensorSpec("input_ids", "INT64", (-1,)),), (TensorSpec("logits", "FP32", (2,)),), 8)
     predictor = ScriptedPredictor()
     with ThreadPoolExecutor(1) as executor:
-        made = pipeline_builder(options, load_parts(options), predictor, Metrics("genes"), executor)(spec)
+        made = PipelineBuilder(options, load_parts(options), predictor, Metrics("genes"), executor)(spec)
         trial = asyncio.create_task(made.trial())
         async with asyncio.timeout(20):
             while not predictor.calls:  # noqa: ASYNC110 - nothing tells of it
@@ -198,7 +198,7 @@ async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit()
     ids = TensorSpec("input_ids", "INT64", (-1,))
     logits = TensorSpec("logits", "FP32", (-1, parts.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:
-        build = pipeline_builder(options, parts, ScriptedPredictor(), Metrics("bert"), executor)
+        build = PipelineBuilder(options, parts, ScriptedPredictor(), Metrics("bert"), executor)
         pipelines = [
             build(ModelSpec("bert", "1", (ids,), (logits,), rows, instances=instances))
             for rows, instances in ((8, 1), (16, 3))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,12 +13,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def audit() -> Any:
-    path = Path(__file__).parents[2] / "scripts" / "audit"
-    spec = spec_from_loader("audit", SourceFileLoader("audit", str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = ModuleType("audit")
+    module.__file__ = str(Path(__file__).parents[2] / "scripts" / "audit")
+    SourceFileLoader("audit", module.__file__).exec_module(module)
     return module
 
 
@@ -46,11 +43,10 @@ def test_a_service_that_says_nothing_is_not_taken_for_a_clean_bill(audit: Any) -
         audit.report_of("", "Traceback ...\nrequests.exceptions.ConnectionError: Failed to resolve")
 
 
-def test_any_other_failure_is_one(audit: Any) -> None:
-    with pytest.raises(RuntimeError, match="No module named pip_audit"):
-        audit.report_of("", "python: No module named pip_audit")
-    with pytest.raises(RuntimeError, match="said nothing"):
-        audit.report_of("", "")
+@pytest.mark.parametrize("said", ["No module named pip_audit", ""])
+def test_any_other_failure_is_one(audit: Any, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said or "said nothing"):
+        audit.report_of("", said)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +59,7 @@ def test_any_other_failure_is_one(audit: Any) -> None:
     ids=["no service", "strict", "findings"],
 )
 def test_exit_codes(
-    audit: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    found: Any,
-    arguments: list[str],
-    code: int,
-    says: str,
+    audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, found: Any, arguments: list[str], code: int, says: str
 ) -> None:
     def answer(service: str) -> Any:
         if found is None:

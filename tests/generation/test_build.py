@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import load_parts, pipeline_builder, scheduler_settings
+from hf_transformer.app.wiring import PipelineBuilder, load_parts, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
@@ -178,7 +178,7 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
     """The pipelines of one model after the other, as it is replaced."""
     settings, found = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = pipeline_builder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)
         for spec in specs:
             made = build(spec)
             assert isinstance(made, GenerationPipeline)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, poll
-from tests.collector import Collector, Proxy, attributes, collecting
+from tests.collector import Collector, Proxy, attributes, collecting, proxying
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub
 from tests.service import Service
@@ -56,7 +55,7 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def traced(triton: LocalTriton, serve: Serve, collector: Collector) -> Iterator[Traced]:
     form = '--access_log_format=%(m)s %(U)s %(s)s %(st)s "%(a)s"'
-    with closing(Proxy(triton.http_address)) as proxy:
+    with proxying(triton.http_address) as proxy:
         flags = (f"--predictor_host={proxy.address}", "--log_format=json", f"--otlp_endpoint={collector.url}", form)
         with serve.own("bert", "v2", *flags) as service:
             yield Traced(service.wait_until("/v1/models/bert"), proxy, collector)
@@ -197,7 +196,7 @@ def test_logs_and_spans_tell_no_texts_and_who_sends_them(traced: Traced) -> None
 
 def test_a_collector_that_is_down_costs_a_line(triton: LocalTriton, serve: Serve) -> None:
     nowhere = f"--otlp_endpoint=http://{HOST}:{free_ports(1)[0]}"
-    with closing(Proxy(triton.http_address)) as proxy:
+    with proxying(triton.http_address) as proxy:
         more = (f"--predictor_host={proxy.address}", "--otlp_sample_ratio=0", "--enable_server_timing=false")
         with serve.own("bert", "v2", nowhere, *more) as service:
             service.wait_until("/v1/models/bert")

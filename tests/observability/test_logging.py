@@ -39,14 +39,11 @@ LATENCY = "requestId: {}, preprocess_ms: 1.000, explain_ms: 0, predict_ms: 2.500
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
     # All there are: a configuration of the user's disables those that it does not name.
-    before = {}
-    for name in {*NAMES, *logging.root.manager.loggerDict}:
-        logger = logging.getLogger(name)
-        before[name] = logger.level, logger.handlers[:], logger.propagate, logger.disabled, logger.filters[:]
+    loggers = [logging.getLogger(name) for name in {*NAMES, *logging.root.manager.loggerDict}]
+    before = [(one.level, one.handlers[:], one.propagate, one.disabled, one.filters[:]) for one in loggers]
     yield
     logging.captureWarnings(False)
-    for name, (level, handlers, propagate, disabled, filters) in before.items():
-        logger = logging.getLogger(name)
+    for logger, (level, handlers, propagate, disabled, filters) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.handlers[:], logger.filters[:] = handlers, filters
         logger.propagate, logger.disabled = propagate, disabled
@@ -205,6 +202,12 @@ def latency() -> logging.Logger:
     return logger
 
 
+def log_by(handler: logging.Handler, logger: logging.Logger) -> LatencyLog:
+    """A log whose logger has no other handler, not even pytest's own."""
+    logger.handlers[:] = [handler]
+    return LatencyLog()
+
+
 def add(log: LatencyLog, request_id: str) -> None:
     log.add(measured(request_id, preprocess=0.001, queue=0.0005, predict=0.0025, postprocess=0.000125))
 
@@ -227,25 +230,27 @@ async def test_lines_are_written_together_and_look_like_records(capsys: pytest.C
     assert objects(capsys.readouterr().err) == [about | stages]
 
 
-@pytest.mark.parametrize("where", ["logger", "handler", ""])
-async def test_lines_are_written_without_a_flush_and_not_at_a_higher_level(latency: logging.Logger, where: str) -> None:
+async def test_lines_are_written_without_a_flush(latency: logging.Logger) -> None:
     written = asyncio.Event()
 
     class Stream(io.StringIO):
         def flush(self) -> None:
             written.set()
 
-    stream, log = Stream(), LatencyLog()
-    latency.handlers[:] = [LineHandler(stream)]
-    if where:
-        (latency if where == "logger" else latency.handlers[0]).setLevel(logging.WARNING)
-    add(log, "a")
-    if where:
-        log.flush()
-        assert stream.getvalue() == ""
-    else:
-        async with asyncio.timeout(10):
-            await written.wait()
+    add(log_by(LineHandler(stream := Stream()), latency), "a")
+    assert stream.getvalue() == ""
+    async with asyncio.timeout(10):
+        await written.wait()
+    assert LATENCY.format("a") in stream.getvalue()
+
+
+@pytest.mark.parametrize("where", ["logger", "handler"])
+async def test_no_lines_at_a_higher_level(latency: logging.Logger, where: str) -> None:
+    handler = LineHandler(stream := io.StringIO())
+    (latency if where == "logger" else handler).setLevel(logging.WARNING)
+    add(log := log_by(handler, latency), "a")
+    log.flush()
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["lines", "records"])
@@ -272,7 +277,7 @@ async def test_other_logging_gets_records(latency: logging.Logger, how: str) -> 
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record.getMessage())
 
-    latency.handlers[:] = []  # pytest has added its own
+    latency.handlers[:] = []
     if how != "another handler":
         latency.addHandler(LineHandler(io.StringIO()))
     if how != "a filter":
@@ -292,11 +297,9 @@ async def test_a_write_that_fails_loses_its_lines_and_no_others(latency: logging
                 raise BlockingIOError
             return super().write(text)
 
-    stream = Stream()
-    handler = LineHandler(stream)
+    handler = LineHandler(stream := Stream())
     handler.handleError = lambda record: None  # type: ignore[method-assign]
-    latency.handlers[:] = [handler]
-    log = LatencyLog()
+    log = log_by(handler, latency)
     add(log, "lost")
     log.flush()
     stream.full = False
@@ -306,9 +309,7 @@ async def test_a_write_that_fails_loses_its_lines_and_no_others(latency: logging
 
 
 async def test_lines_begin_with_their_own_time(latency: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    latency.handlers[:] = [LineHandler(stream)]
-    log = LatencyLog()
+    log = log_by(LineHandler(stream := io.StringIO()), latency)
     moments = [1_800_000_000.0, 1_800_000_000.0004, 1_800_000_000.25, 1_800_000_001.25, 1_800_003_600.999]
     for moment in moments:
         monkeypatch.setattr(time, "time", lambda moment=moment: moment)

@@ -1,26 +1,21 @@
-"""The supervisor of workers: signals that come at a bad time, workers that hang or die again and again."""
+"""The supervisor of workers: signals that come at a bad time, workers that hang or die again and again. The process's
+own limit of descriptors."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.server.http import ClientLimits
-from hf_transformer.server.run import Server, ServerConfig
-from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker, serves
+from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker
 from tests.integration.server.processes import SECONDS
 
 pytestmark = pytest.mark.slow
 
-NOBODY: Any = None
+NOTHING: Any = None
 PROGRAM = """
 import asyncio, logging, os, signal, socket, time
 from hf_transformer.server import workers
@@ -93,35 +88,33 @@ def test_a_worker_whose_event_loop_hangs_is_replaced_and_killed_late_at_the_end(
     assert f"worker {pids[0]} has died (exit code -9) and is replaced" in log
 
 
-def config() -> ServerConfig:
-    limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
-    return ServerConfig(
-        lambda: AsgiApplication(NOBODY, NOBODY), limits=limits, grace=1.0, certificate=None, clean_up=bool, host=HOST
-    )
-
-
-async def test_it_is_the_event_loop_that_says_that_a_worker_serves() -> None:
-    server, answers = Server(config()), list[bool]()
-    server.loop = asyncio.get_running_loop()
-    asking = threading.Thread(target=lambda: answers.append(serves(server)))
-    asking.start()
-    asking.join(0.1)
-    assert not answers  # the loop has not turned since
-    await asyncio.to_thread(asking.join)
-    assert answers == [True]
-
-
-def test_before_it_serves_a_worker_answers_without_an_event_loop() -> None:
-    assert not serves(Server(config()))
-
-
 def test_pauses_between_workers_that_die_young(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    worker = Worker(config(), [], lambda: None)
+    worker = Worker(NOTHING, [], lambda: None)
     assert worker.is_due()
     assert [worker.pause_after(1.0) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, LONGEST_PAUSE, LONGEST_PAUSE]
     assert not worker.is_due()
     now[0] += LONGEST_PAUSE
     assert worker.is_due()
     assert [worker.pause_after(lived) for lived in (STEADY, 1.0)] == [0.0, 0.5]
+
+
+LIMITING = """
+import logging, resource, sys
+from hf_transformer.commands.serve import OTHER_FILES, allow_descriptors
+logging.basicConfig(format="%(message)s")
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))
+allow_descriptors(int(sys.argv[1]) - OTHER_FILES)
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limits", "warns"),
+    [(90, "(100, 1000)", False), (900, "(900, 1000)", False), (2000, "(1000, 1000)", True)],
+)
+def test_the_limit_is_lifted_as_far_as_it_may(wanted: int, limits: str, warns: bool) -> None:
+    result = subprocess.run([sys.executable, "-c", LIMITING, str(wanted)], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == limits
+    assert ("only 1000 descriptors open" in result.stderr) is warns

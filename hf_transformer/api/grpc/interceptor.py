@@ -95,7 +95,6 @@ class CallGuard(Interceptor):
                 raise
             finally:
                 exchange.sent_headers = _as_headers(rpc.trailing_metadata() or ())
-                exchange.finish()
                 write_line(self._logger, log_format, exchange)
 
         return call

@@ -30,7 +30,7 @@ from hf_transformer.api.grpc.calls import CallsInProgress
 from hf_transformer.api.grpc.infer import Inference
 from hf_transformer.api.grpc.interceptor import CallGuard
 from hf_transformer.api.grpc.stream import stream_method
-from hf_transformer.credentials import KeyPair, Renewable, read_server_pair
+from hf_transformer.credentials import KeyPair, Renewable, read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.protocol.grpc import SERVICE
 
@@ -201,7 +201,7 @@ def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:
     """The certificate that HTTPS has too, and its private key. gRPC asks for them with each connection; looking whether
     the files have changed takes two calls of stat. Raises ConfigError."""
     files = certificate, private_key
-    pair = Renewable("the certificate for gRPC", files, lambda: read_server_pair(*files))
+    pair = Renewable("the certificate for gRPC", files, lambda: read_key_pair(*files))
 
     def configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
-from hf_transformer.app.wiring import Pair, load_parts, pipeline_builder, predictor_settings
+from hf_transformer.app.wiring import Pair, PipelineBuilder, load_parts, predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
 from hf_transformer.core.contract import ContractError
@@ -144,7 +144,7 @@ async def contract(subject: Subject) -> list[Finding]:
     config, executor = subject.config, subject.stack.enter_context(ThreadPoolExecutor(2))
     metrics = Metrics(config.model_name)  # not exposed anywhere
     try:
-        build = pipeline_builder(config, subject.parts, subject.predictor, metrics, executor, keep)
+        build = PipelineBuilder(config, subject.parts, subject.predictor, metrics, executor, keep)
         subject.pipeline = pipeline = build(subject.spec)
     except ContractError as error:
         return [_mismatch(problem) for problem in error.problems]

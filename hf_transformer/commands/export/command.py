@@ -22,7 +22,7 @@ from hf_transformer.commands.export.repository import fill, new_folder, require_
 from hf_transformer.commands.export.serving import commands, manifest
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
-from hf_transformer.config.option import BOOLEAN, integer, name_list, number, secret_text
+from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
 from hf_transformer.errors import ConfigError, LoadError
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
@@ -201,5 +201,5 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("tolerance", number(zero=True), help="largest difference that counts as the same [0.001, fp16 0.05]")
     add("force", action="store_true", help="replace the model's folder if it is there")
     add("trust_remote_code", action="store_true", help="allow a model that comes with Python code of its own")
-    add("token", secret_text("TOKEN"), default=environ.get("HF_TOKEN"), help="for private models; better: HF_TOKEN")
+    add("token", TOKEN, default=environ.get("HF_TOKEN"), help="for private models; better: HF_TOKEN")
     return parser

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Serve
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
-from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, others_are_served, peak
+from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, peak
+from tests.service import Service
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"
@@ -38,20 +38,12 @@ BAD = {
     "lists 20,000 deep": (PREDICT, nested("[", "", "]", 20_000), 400, NOT_JSON),
     "parameters 500 deep": (PREDICT, top_k("[" * 500 + "]" * 500), 400, "parameters.top_k: expected a whole number"),
     "NaN": (PREDICT, b'{"instances": [NaN]}', 400, NOT_JSON),
-    "Infinity": (PREDICT, b'{"instances": [Infinity]}', 400, NOT_JSON),
     "1e999 as a parameter": (PREDICT, top_k("1e999"), 400, NOT_JSON),
-    "400 digits": (PREDICT, b'{"instances": [' + b"9" * 400 + b"]}", 400, NOT_JSON),
     "2**70 as a parameter": (PREDICT, top_k(str(2**70)), 400, "parameters.top_k: expected a whole number"),
-    "minus 2**63 as a parameter": (PREDICT, top_k(str(-(2**63))), 400, "parameters.top_k"),
     "a NUL byte": (PREDICT, b'{"instances": ["a \0 b"]}', 400, NOT_JSON),
     "a NUL byte behind": (PREDICT, BODY + b"\0", 400, NOT_JSON),
     "a lone surrogate": (PREDICT, rb'{"instances": ["\ud800 [MASK]"]}', 400, NOT_JSON),
-    "a lone surrogate in a key": (PREDICT, rb'{"\udfff": 1}', 400, NOT_JSON),
     "surrogates as UTF-8": (PREDICT, b'{"instances": ["\xed\xa0\x80 [MASK]"]}', 400, NOT_JSON),
-    "overlong UTF-8": (PREDICT, b'{"instances": ["\xc0\xaf [MASK]"]}', 400, NOT_JSON),
-    "UTF-8 cut off": (PREDICT, b'{"instances": ["[MASK] \xe2\x82"]}', 400, NOT_JSON),
-    "two values": (PREDICT, BODY + BODY, 400, NOT_JSON),
-    "a comment": (PREDICT, b"/* */" + BODY, 400, NOT_JSON),
     "blanks": (PREDICT, b" \t\r\n", 400, NOT_JSON),
     "a mark and nothing": (PREDICT, b"\xef\xbb\xbf", 400, NOT_JSON),
     "a key of 60 kB": (PREDICT, json.dumps({"x" * 60_000: 1}).encode(), 400, "the keys x"),
@@ -68,15 +60,13 @@ BAD = {
 }
 
 
-def test_the_documented_answer(serve: Serve) -> None:
-    service = serve("bert")
+def test_the_documented_answer(service: Service) -> None:
     for name, (path, body, status, says) in BAD.items():
         response = service.client.post(path, content=body)
         assert response.status_code == status, (name, response.text[:500])
         assert list(response.json()) == ["error"]
         assert says in response.json()["error"], name
         assert len(response.content) < LONGEST_ERROR
-    others_are_served(service)
 
 
 ODD = {
@@ -90,9 +80,8 @@ ODD = {
 """NUL, a replacement character, a byte order mark, a switch of direction, a pair of surrogates, and no character."""
 
 
-def test_characters_that_are_odd_and_right(serve: Serve) -> None:
+def test_characters_that_are_odd_and_right(service: Service) -> None:
     """They are in a text like any other; escaped and as UTF-8 they are the same."""
-    service = serve("bert")
     for text, as_json in ODD.items():
         escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
         answer = service.client.post(PREDICT, content=escaped)
@@ -100,23 +89,21 @@ def test_characters_that_are_odd_and_right(serve: Serve) -> None:
         assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
 
 
-def test_of_a_key_that_comes_twice_the_last_counts(serve: Serve) -> None:
+def test_of_a_key_that_comes_twice_the_last_counts(service: Service) -> None:
     """As in most parsers of JSON (RFC 8259, 4)."""
     other = '"instances": ["[MASK] is the capital of italy."]'
     body = f'{{{other}, "instances": [{json.dumps(TEXT)}]}}'.encode()
-    assert serve("bert").client.post(PREDICT, content=body).content == ANSWER
+    assert service.client.post(PREDICT, content=body).content == ANSWER
 
 
 @pytest.mark.parametrize("api", ["v1", "v2", "openai"])
-def test_a_body_without_end_of_garbage(serve: Serve, api: str) -> None:
+def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
     """A megabyte of each of 256 bytes: no answer but 400, 413 and 415, in the form of the API."""
-    service = serve("bert")
     path = {"v1": PREDICT, "v2": INFER, "openai": "/openai/v1/embeddings"}[api]
     for byte in range(0, 256, 17):
         answer = service.client.post(path, content=bytes([byte]) * 2**20)
         assert answer.status_code in (400, 413), (byte, answer.text[:200])
         assert "error" in answer.json()
-    others_are_served(service)
 
 
 @pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,29 +27,14 @@ from tests.integration.api.bare_grpc import (
     field,
     frame,
 )
-from tests.integration.conftest import Serve
-from tests.integration.grpc_client import channel_to, fails, request, stub, values
+from tests.integration.grpc_client import channel_to, fails, request, stub
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
-from tests.integration.hostile.wire import MEGABYTE, SECONDS, TEXT, others_are_served, resident
+from tests.integration.hostile.wire import MEGABYTE, MOST_GROWTH, SECONDS, TEXT, resident
 from tests.service import Service
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 RESOURCE_EXHAUSTED = b"grpc-status\x018"
 """As a header's name and value, the length of the value between them."""
-MOST_GROWTH = 64 * MEGABYTE
-"""Bytes that the service may hold more after a message that is too large: four times --max_request_bytes."""
-
-
-@pytest.fixture
-def service(serve: Serve) -> Iterator[Service]:
-    """It holds no more than it did, and answers normal clients of both protocols, whatever a test does to it."""
-    service = serve("bert")
-    before = resident(service)
-    yield service
-    assert poll(lambda: resident(service) - before < MOST_GROWTH, 10.0)
-    with stub(service) as calls:
-        assert values(calls.ModelInfer(request("bert", {"text": [TEXT]}))) == ["paris"]
-    others_are_served(service)
 
 
 def raw(service: Service, body: bytes, method: str = "ModelInfer", **options: Any) -> bytes:

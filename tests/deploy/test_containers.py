@@ -1,0 +1,202 @@
+"""The Dockerfile and the Compose file, read as text: there is no engine in the tests."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_transformer.config.options import parse_config
+from tests.deploy.manifests import DEPLOY, flags, load
+
+ROOT = DEPLOY.parent
+MIB = 2**20
+
+
+@dataclass
+class Stage:
+    """What follows one FROM: its base, its alias, and (instruction, value) pairs."""
+
+    base: str
+    alias: str
+    instructions: list[tuple[str, str]] = field(default_factory=list)
+
+    def values(self, name: str) -> list[str]:
+        return [value for instruction, value in self.instructions if instruction == name]
+
+
+def stages() -> list[Stage]:
+    """The stages in order, each base with the defaults of the ARGs before the first FROM filled in."""
+    lines = [line.strip() for line in (DEPLOY / "Dockerfile").read_text().splitlines()]
+    text = "\n".join(line for line in lines if line and not line.startswith("#"))  # also between continuation lines
+    defaults: dict[str, str] = {}
+    found: list[Stage] = []
+    for line in re.sub(r"\s*\\\n", " ", text).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "FROM":
+            base, _, alias = value.partition(" AS ")
+            found.append(Stage(re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], base), alias))
+        elif found:
+            found[-1].instructions.append((name.upper(), value))
+        else:
+            assert name == "ARG", f"{name} before the first FROM"
+            argument, _, default = value.partition("=")
+            defaults[argument] = default
+    return found
+
+
+@pytest.fixture
+def builder() -> Stage:
+    return stages()[0]
+
+
+@pytest.fixture
+def image() -> Stage:
+    return stages()[-1]
+
+
+def test_two_stages_of_the_same_slim_python(builder: Stage, image: Stage) -> None:
+    # A virtual environment links to the interpreter it was made with.
+    assert len(stages()) == 2
+    assert builder.base == image.base == "python:3.11-slim"
+
+
+def test_builder_installs_wheels_only_and_without_torch(builder: Stage) -> None:
+    (run,) = builder.values("RUN")
+    steps = [step.strip() for step in run.split("&&")]
+    (install,) = (step for step in steps if " install " in step)
+    assert "--only-binary=:all:" in install
+    assert '"$(echo /wheels/*.whl)${EXTRAS}"' in install, "what was built is what is installed"
+    assert builder.values("ARG") == ["EXTRAS=[transformers]"]
+    assert all("--no-cache-dir" in step for step in steps if step.startswith("pip "))
+    assert "find_spec('torch') is not None" in steps[-1]
+
+
+def test_final_stage_installs_nothing(image: Stage) -> None:
+    for run in image.values("RUN"):
+        assert not re.search(r"\b(apt|apt-get|dpkg|apk|pip|conda|uv|curl|wget|gcc|make)\b", run), run
+    assert image.values("ADD") == []
+    assert image.values("COPY") == ["--from=builder /opt/venv /opt/venv"]
+
+
+def test_final_stage_runs_as_user_1000(image: Stage) -> None:
+    users = image.values("USER")
+    assert users == ["1000:1000"]
+    position = image.instructions.index(("USER", users[0]))
+    assert "useradd --uid 1000 " in image.values("RUN")[0]
+    after = [value for name, value in image.instructions[position:] if name == "RUN"]
+    tried = 'hf-transformer --help > /dev/null && python -c "import hf_transformer.app.application"'
+    assert after == [tried], "as the user that it will run as"
+
+
+def test_entrypoint_takes_the_arguments_that_kserve_gives(image: Stage) -> None:
+    (entrypoint,) = image.values("ENTRYPOINT")
+    assert json.loads(entrypoint) == ["hf-transformer"], "the exec form, so that SIGTERM arrives"
+    assert image.values("CMD") == []
+    assert image.values("EXPOSE") == ["8080 8081"]
+
+
+def test_environment_of_the_image(image: Stage) -> None:
+    environment = dict(pair.split("=", 1) for value in image.values("ENV") for pair in value.split())
+    assert environment["PATH"].split(":")[0] == "/opt/venv/bin"
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    assert Path(environment["HF_HOME"]).is_relative_to("/tmp")
+
+
+def test_context_holds_what_the_builder_copies_and_no_more(builder: Stage) -> None:
+    copied = {name.removeprefix("./") for value in builder.values("COPY") for name in value.split()[:-1]}
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*", "everything is left out unless it is named"
+    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == copied
+    for name in copied:
+        assert (ROOT / name).exists(), name
+
+
+# Compose: its two services fit each other, the image and the model repository beside it.
+
+
+@pytest.fixture
+def compose() -> Any:
+    document = load("compose.yaml")
+    assert set(document) == {"name", "services", "volumes"}
+    assert set(document["services"]) == {"triton", "hf-transformer"}
+    return document
+
+
+@pytest.fixture
+def triton(compose: Any) -> Any:
+    return compose["services"]["triton"]
+
+
+@pytest.fixture
+def service(compose: Any) -> Any:
+    return compose["services"]["hf-transformer"]
+
+
+def test_images(triton: Any, service: Any) -> None:
+    repository, _, tag = triton["image"].partition(":")
+    assert repository == "nvcr.io/nvidia/tritonserver"
+    assert tag.startswith("${TRITON_TAG:-") and tag.endswith("-py3}"), "a release that can be chosen"
+    for path in sorted((DEPLOY / "kserve").glob("inferenceservice*.yaml")):
+        model = load(f"kserve/{path.name}")["spec"]["predictor"]["model"]
+        assert tag == f"${{TRITON_TAG:-{model['runtimeVersion']}}}"
+    context = (DEPLOY / service["build"]["context"]).resolve()
+    assert (context / service["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+    assert service["image"] == "hf-transformer:latest"
+
+
+def test_both_read_the_same_model_repository(triton: Any, service: Any) -> None:
+    for one in (triton, service):
+        assert [volume for volume in one["volumes"] if isinstance(volume, str)] == ["./model_repository:/mnt/models:ro"]
+    assert "--model-repository=/mnt/models" in triton["command"]
+    arguments = flags(service["command"])
+    assert arguments["--model_dir"] == f"/mnt/models/{arguments['--model_name']}"
+    assert (DEPLOY / "model_repository" / arguments["--model_name"]).is_dir()
+
+
+def test_both_have_one_dev_shm_in_memory(compose: Any, triton: Any, service: Any) -> None:
+    shared = {"type": "volume", "source": "shared-memory", "target": "/dev/shm", "volume": {"nocopy": True}}
+    for one in (triton, service):
+        assert [volume for volume in one["volumes"] if not isinstance(volume, str)] == [shared]
+    options = compose["volumes"]["shared-memory"]["driver_opts"]
+    assert (options["type"], options["device"]) == ("tmpfs", "tmpfs")
+    assert "mode=1777" in options["o"].split(","), "the two containers run as different users"
+    (size,) = re.findall(r"(?:^|,)size=(\d+)m(?:,|$)", options["o"])
+    config, notes = parse_config(service["command"], {})
+    assert notes == [] and config.predictor_shared_memory == "auto"
+    taken = 2 * config.workers * config.predictor_shared_memory_bytes  # a region may be replaced
+    assert taken + 64 * MIB <= int(size) * MIB, "the rest is for Triton's Python backend"
+    assert taken < int(service["mem_limit"].removesuffix("m")) * MIB
+    assert int(service["stop_grace_period"].removesuffix("s")) > config.grace_period_seconds
+
+
+def test_ports(triton: Any, service: Any) -> None:
+    arguments = flags(service["command"])
+    options = dict(argument.split("=", 1) for argument in triton["command"] if "=" in argument)
+    assert arguments["--predictor_host"] == f"triton:{options.get('--http-port', '8000')}"
+    assert arguments["--predictor_protocol"] == "v2"
+    port = arguments["--http_port"]
+    assert "ports" not in triton
+    assert service["ports"] == [f"127.0.0.1:{port}:{port}"], "on this machine only"
+
+
+def test_health_checks_ask_for_the_model(triton: Any, service: Any) -> None:
+    name = flags(service["command"])["--model_name"]
+    assert triton["healthcheck"]["test"][-1] == f"http://127.0.0.1:8000/v2/models/{name}/ready"
+    asked = service["healthcheck"]["test"]
+    assert asked[:3] == ["CMD", "python", "-c"]
+    constants = {node.value for node in ast.walk(ast.parse(asked[3])) if isinstance(node, ast.Constant)}
+    assert {"127.0.0.1", 8080, f"/v1/models/{name}", 200} <= constants
+
+
+def test_service_needs_no_rights(service: Any) -> None:
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] == ["/tmp"], "where the image's HF_HOME lies"
