@@ -19,7 +19,7 @@ from hf_transformer.errors import ConfigError, LoadError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"numpy", "tokenizers", "transformers", "aiohttp", "grpc", "starlette", "uvicorn", "asyncio", "yaml"}
-COMMANDS = {name: command.does for name, command in cli.COMMANDS.items()}
+COMMANDS = {name: does for name, (_, does) in cli.COMMANDS.items()}
 
 
 class Recorder(ModuleType):
@@ -49,7 +49,7 @@ def signals() -> Iterator[None]:
 
 def install(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException, name: str = "serve") -> Recorder:
     recorder = Recorder(outcome)
-    monkeypatch.setitem(sys.modules, cli.COMMANDS[name].module, recorder)
+    monkeypatch.setitem(sys.modules, f"hf_transformer.commands.{cli.COMMANDS[name][0]}", recorder)
     return recorder
 
 
@@ -207,6 +207,26 @@ def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
     expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0' "
     expected += "(see hf-transformer --help=workers)\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "stream"),
+    [
+        (["--help=all"], "stdout"),
+        (["doctor", "--help"], "stdout"),
+        (["doctor", "--predictor_host=127.0.0.1:1"], "stdout"),
+        (["sreve"], "stderr"),
+    ],
+)
+def test_a_reader_that_leaves_gets_no_traceback(argv: list[str], stream: str) -> None:
+    """As ``head`` does."""
+    read, write = os.pipe()
+    os.close(read)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: write}
+    with subprocess.Popen([sys.executable, "-m", "hf_transformer", *argv], cwd=ROOT, text=True, **streams) as process:
+        os.close(write)
+        assert not any(process.communicate(timeout=60))
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 def test_the_reference_page_is_current() -> None:

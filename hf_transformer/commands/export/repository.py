@@ -50,6 +50,8 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
             finally:  # also when a signal arrives in between
                 if old.exists() and not target.exists():
                     os.rename(old, target)
+    except BrokenPipeError:
+        raise  # of what is printed meanwhile
     except OSError as exc:
         raise LoadError(f"--output: {target} can't be written: {exc.strerror or exc}") from exc
     finally:
