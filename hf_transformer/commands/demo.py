@@ -35,7 +35,6 @@ from hf_transformer.tasks import find_task
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
-PORTS_TRIED = 100
 ANSWER_SECONDS = 20.0
 PAUSE_SECONDS = 0.1
 
@@ -60,8 +59,7 @@ class Example:
     @property
     def body(self) -> str:
         """Of the request, in JSON."""
-        body = {"instances": [self.instance], "parameters": self.parameters}
-        return json.dumps(body if self.parameters else {"instances": [self.instance]})
+        return json.dumps({"instances": [self.instance]} | ({"parameters": self.parameters} if self.parameters else {}))
 
 
 PIPELINE = {"output_format": "pipeline"}
@@ -239,7 +237,7 @@ def free_port(wanted: int) -> int:
     """
     if wanted == 0:
         return free_ports(1)[0]
-    for port in range(wanted, min(wanted + PORTS_TRIED, 65536)):
+    for port in range(wanted, min(wanted + 100, 65536)):
         with socket.socket() as one:
             # As the service binds: a port whose last connections are only just closed counts as free.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,8 +254,7 @@ def ask(port: int, example: Example) -> None:
     """Send the request and print the answer. Raises LoadError for any answer but a 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:
-        connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)
-        status, answer = exchange(connection, "POST", example.path, example.body)
+        status, answer = exchange(port, example.path, example.body, seconds=ANSWER_SECONDS)
     except (OSError, http.client.HTTPException) as exc:
         raise LoadError(f"the service did not answer: {exc!r}") from exc
     say(f"Answer:\n{answer}")

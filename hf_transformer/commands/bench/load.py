@@ -29,8 +29,6 @@ ANSWER_SECONDS: Final = 60.0
 """How long after the end of a run its last answers may take."""
 PAUSE_SECONDS: Final = 0.05
 """After a request that failed, so that a server that refuses at once is not flooded."""
-TIMED: Final = 8
-"""One of so many answers has its Server-Timing read, which costs time."""
 LARGEST: Final = 2**30
 """Bytes of an answer."""
 ROWS: Final = "rows per run"
@@ -190,7 +188,8 @@ async def _ask(client: Client, request: bytes, figures: Figures) -> None:
     answer = await client.request(request)
     if answer.status != 200:
         raise LoadError(f"{answer.status} {bytes(answer.body).decode('utf-8', 'replace')}")
-    if len(figures.latencies) % TIMED == 0 and (timing := answer.headers.get(b"server-timing")):
+    # Reading it costs time, so only one of eight answers has it read.
+    if len(figures.latencies) % 8 == 0 and (timing := answer.headers.get(b"server-timing")):
         figures.timed += 1
         for part in timing.decode("latin-1").split(","):
             stage, _, duration = part.strip().partition(";dur=")

@@ -64,14 +64,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     require_free(target, force=settings.force)  # before the weights are loaded
     try:
         export(settings, target, Terminal(environ))
-    except (ConfigError, LoadError) as error:
-        raise type(error)(in_own_flags(str(error))) from error
+    except (ConfigError, LoadError) as error:  # of code that serve uses too
+        message = re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], str(error))
+        raise type(error)(message) from error
     return 0
-
-
-def in_own_flags(message: str) -> str:
-    """A message of code that serve uses too, with this command's flags."""
-    return re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], message)
 
 
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
@@ -79,8 +75,7 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
     with step(f"Loading {settings.model_id}", terminal) as results:
         from hf_transformer.commands.export.checkpoint import load_checkpoint
         from hf_transformer.commands.export.graph import build_graph
-        from hf_transformer.commands.export.verifying import take_samples, verify
-        from hf_transformer.commands.export.writers import write_model
+        from hf_transformer.commands.export.model_file import take_samples, verify, write_model
 
         checkpoint = load_checkpoint(settings)
         graph = build_graph(checkpoint, settings)
@@ -186,12 +181,7 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("format", choices=tuple(BACKENDS), default="onnx", help="format of the model file [onnx]")
     add("backend", choices=("onnxruntime", "pytorch", "python"), help="Triton's backend [that of the format]")
     add("revision", metavar="REVISION", help="a branch, tag or commit of --model_id [main]")
-    add(
-        "inputs",
-        INPUT_NAMES,
-        default=(),
-        help="the model's inputs, with commas [all that it takes]",
-    )
+    add("inputs", INPUT_NAMES, default=(), help="the model's inputs, with commas [all that it takes]")
     add("max_batch_size", count, default=32, help="texts in one batch [32]")
     add("precision", choices=tuple(TOLERANCES), default="fp32", help="of the weights and outputs [fp32]")
     add("instances", count, default=1, help="copies of the model in Triton [1]")
