@@ -1,6 +1,10 @@
+"""The command line: subcommands, help, errors, exit codes, and what a terminal gets."""
+
 from __future__ import annotations
 
+import io
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -13,6 +17,7 @@ import pytest
 
 from hf_transformer import __version__
 from hf_transformer.commands import cli
+from hf_transformer.commands.terminal import Terminal, bar, table
 from hf_transformer.config.manual import groups_of, help_about, option_help, overview
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
@@ -188,6 +193,16 @@ def test_help_about_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean max_batch_tokens?" in said
 
 
+@pytest.mark.parametrize("command", ["bench", "export"])
+def test_the_page_and_the_help_name_the_same_flags(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main([command, "--help"])
+    assert raised.value.code == 0
+    flags = set(re.findall(r"^  --([a-z]+(?:_[a-z]+)*)", capsys.readouterr().out, re.MULTILINE))
+    page = (ROOT / "docs" / f"{command}.md").read_text().partition("## Flags")[2]
+    assert set(re.findall(r"^\| `--(\w+)` \|", page, re.MULTILINE)) == flags - {"help"}
+
+
 def test_help_and_version_import_nothing_heavy() -> None:
     for argv in (["--help"], ["--version"]):
         code = f"import sys; from hf_transformer.commands.cli import main; main({argv}); print(*sys.modules, sep='\\n')"
@@ -232,3 +247,46 @@ def test_a_reader_that_leaves_gets_no_traceback(argv: list[str], stream: str) ->
 def test_the_reference_page_is_current() -> None:
     answer = python("scripts/config_docs", "--check")
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def printed(environ: Mapping[str, str], *, live: bool) -> str:
+    """What a styled line, a progress line and a last line look like."""
+    if not live:
+        stream = io.StringIO()
+        terminal = Terminal(environ, stream)
+        terminal.progress("half")
+        terminal.say(terminal.styled("done", "bold", "green"))
+        return stream.getvalue()
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as file:
+        terminal = Terminal(environ, file)
+        terminal.progress("half")
+        terminal.say(terminal.styled("done", "bold", "green"))
+        text = ""
+        while not text.endswith("done\x1b[0m\r\n" if terminal.coloured else "done\r\n"):
+            text += os.read(master, 1000).decode()
+    os.close(master)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("environ", "live", "expected"),
+    [
+        pytest.param({}, True, "\r\x1b[2mhalf\x1b[0m\x1b[K\r\x1b[K\x1b[1;32mdone\x1b[0m\r\n", id="a terminal"),
+        pytest.param({"NO_COLOR": "1"}, True, "\rhalf\x1b[K\r\x1b[Kdone\r\n", id="without colours"),
+        pytest.param({"TERM": "dumb"}, True, "done\r\n", id="a dumb terminal"),
+        pytest.param({}, False, "done\n", id="a file"),
+    ],
+)
+def test_what_a_terminal_gets(environ: Mapping[str, str], live: bool, expected: str) -> None:
+    assert printed(environ, live=live) == expected
+
+
+def test_a_table_is_aligned() -> None:
+    text = table(["load", "p50"], [["1", "9.5"], ["32", "123.0"]], Terminal({}, io.StringIO()))
+    assert text.splitlines() == ["load    p50", "1       9.5", "32    123.0"]
+
+
+@pytest.mark.parametrize(("done", "expected"), [(-1, "[....]"), (0.5, "[##..]"), (2, "[####]")])
+def test_bars(done: float, expected: str) -> None:
+    assert bar(done, 4) == expected

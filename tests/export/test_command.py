@@ -37,14 +37,6 @@ def test_defaults() -> None:
     assert found.token == "secret" and "secret" not in repr(found)
 
 
-def test_the_page_and_the_help_name_the_same_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["export", "--help"])
-    assert raised.value.code == 0
-    flags = set(re.findall(r"^  --([a-z]+(?:_[a-z]+)*)", capsys.readouterr().out, re.MULTILINE))
-    assert set(ROWS) == flags - {"help"}
-
-
 def test_flags_in_both_spellings() -> None:
     given = (
         "--model_name=capitals --format=torchscript --backend=python --inputs=input_ids,attention_mask "
