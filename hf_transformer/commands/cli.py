@@ -14,9 +14,6 @@ from typing import NoReturn
 from hf_transformer.errors import ConfigError, LoadError, TransformerError
 from hf_transformer.server.signals import handle_signals
 
-HELP = ("-h", "--help")
-
-
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "serve a model in front of Triton (the default)"),
     "doctor": ("doctor.command", "check tokenizer, flags and Triton's model against each other"),
@@ -115,7 +112,7 @@ def help_topic(argv: Sequence[str]) -> str | None:
     """What --help is asked about: a group of flags, a flag, "all", or "" for the overview; None without --help."""
     for word in argv:
         flag, equals, topic = word.partition("=")
-        if flag in HELP:
+        if flag in ("-h", "--help"):
             return topic if equals else ""
     return None
 

@@ -29,7 +29,7 @@ from types import FrameType
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, free_ports, service_running
 from hf_transformer.config.option import Converter, integer
-from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 
@@ -110,7 +110,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     parser = FlagParser(
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
-    add, task = parser.add, Converter("NAME", f"one of {', '.join(EXAMPLES)}", read_task)
+    add = parser.add
+    task = Converter("NAME", f"one of {', '.join(EXAMPLES)}", lambda text: find_task(text, {}, ALL_TASKS).name)
     add("task", task, default="fill_mask", help="what the model does, by the names of the service's --task")
     add("http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]")
     add("predictor_protocol", choices=("v2", "grpc-v2"), default="v2", help="how the service talks to Triton [v2]")
@@ -137,14 +138,6 @@ def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> No
         help=f"virtual environment with nvidia-pytriton and numpy<2; also variable {ENVIRONMENT_VARIABLE}; else that "
         "of make install, else the one that runs this, else tritonserver on PATH",
     )
-
-
-def read_task(text: str) -> str:
-    """A task's own name for one that --task takes. Raises ValueError for any other."""
-    try:
-        return find_task(text, {}, ALL_TASKS).name
-    except ConfigError as error:
-        raise ValueError(text) from error
 
 
 def default_model_repository() -> Path:

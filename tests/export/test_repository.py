@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_transformer.commands.export.command import parse
+from hf_transformer.commands.export.command import commands, manifest, parse
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE, GraphTensor, config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
-from hf_transformer.commands.export.serving import commands, manifest
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
