@@ -7,25 +7,28 @@ import io
 import json
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hf_transformer import __version__
 from hf_transformer.app.wiring import BoundPair, Pair, fit_task, load_parts, predictor_settings
 from hf_transformer.commands import cli
-from hf_transformer.commands.doctor import command, model
+from hf_transformer.commands.doctor import command, inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
 from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
-from hf_transformer.commands.doctor.inference import with_labels
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictor.base import Address, Reply
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.tasks.fill_mask import FillMask
-from hf_transformer.types import Json, ModelSpec, RepositoryEntry, TensorSpec
+from hf_transformer.types import Json, ModelSpec, RepositoryEntry, Tensor, TensorSpec
 from tests.predictor.fault_server import nobody
 from tests.triton_repository import DEMO_MODEL
 
@@ -249,7 +252,7 @@ async def test_other_models_that_are_not_ready_and_no_configuration_endpoint(sub
     ids=["index", "probabilities", "tokens", "word", "other"],
 )
 def test_labels_of_an_answer(answer: Json, expected: Json) -> None:
-    assert with_labels(answer, ("bad", "good")) == expected
+    assert inference.with_labels(answer, ("bad", "good")) == expected
 
 
 # Advice, which needs files and the model's description only.
@@ -352,3 +355,43 @@ async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
         "one after the other",
         "model 'bert': batch size: max_batch_size is 2, which is small",
     ]
+
+
+def test_the_batches_of_all_workers_keep_the_instances_busy() -> None:
+    two, few = replace(GOOD, instances=2), "--max_batches_in_flight=1"
+    assert list(said(pair_of(two, few), "warning")) == ["instances"]
+    assert said(pair_of(two, few, "--workers=2"), "warning") == {}
+
+
+class Elsewhere(Index):
+    """A predictor with another /dev/shm: what it writes into a region does not arrive."""
+
+    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+        pass
+
+    async def unregister_region(self, name: str) -> None:
+        pass
+
+    async def infer(self, inputs: Sequence[Tensor], *args: Any, destination: Any = None, **more: Any) -> Reply:
+        data = np.full((*inputs[0].shape, 1024), 0.0 if destination else 1.0, np.float32)
+        return Reply({"logits": Tensor("logits", "FP32", data)})
+
+
+async def test_outputs_that_do_not_arrive(subject: Subject) -> None:
+    subject.pair, subject.admin = pair_of(GOOD), Elsewhere(predictor_settings(subject.config))
+    [finding] = await inference.shared_memory(subject)
+    assert finding.status == "warning" and "does not arrive here" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("days", "change"), [(13, "renew the predictor's certificate: it ends in 13 days"), (15, "")], ids=["soon", "later"]
+)
+async def test_the_end_of_a_certificate(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, days: int, change: str
+) -> None:
+    until = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime(time.time() + days * 86400 + 60))
+    seen = network.Probe("understood", certificate={"notAfter": until}, version="TLSv1.3")
+    monkeypatch.setattr(network, "probe", lambda *given: seen)
+    subject.address = Address("localhost", 8000, True)
+    [finding] = await network.tls(subject)
+    assert (finding.status, finding.change) == ("warning" if change else "ok", change)
