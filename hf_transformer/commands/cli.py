@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader has left, as head does. Python flushes what is left at the process's end, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         return 128 + signal.SIGPIPE
 
 

@@ -1,9 +1,5 @@
 """``hf-transformer demo``: a real Triton with a demo model, the service in front of it, and one request.
 
-    hf-transformer demo [--task fill_mask] [--http_port 8080] [--predictor_protocol v2|grpc-v2] [--once]
-
-The service has its pages for a browser: the playground and /docs.
-
 Exit codes: 0 if it ended after the answer (Ctrl-C, SIGTERM, --once), 1 if something failed, 2 for a bad flag, 130 if it
 was interrupted before the answer. It leaves no process and no file in /dev/shm, however it ends.
 """

@@ -213,14 +213,10 @@ def test_help_and_version_import_nothing_heavy() -> None:
         assert modules & HEAVY == set()
 
 
-def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
+def test_a_bad_value_ends_the_process_with_one_line() -> None:
     answer = python("-m", "hf_transformer", "--http_port=abc")
     expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc' (see hf-transformer "
     expected += "--help=http_port)\n"
-    assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
-    answer = python("-m", "hf_transformer", "--predictor_host=triton", HF_TRANSFORMER_WORKERS="0")
-    expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0' "
-    expected += "(see hf-transformer --help=workers)\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
 
 
@@ -238,7 +234,9 @@ def test_a_reader_that_leaves_gets_no_traceback(argv: list[str], stream: str) ->
     read, write = os.pipe()
     os.close(read)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: write}
-    with subprocess.Popen([sys.executable, "-m", "hf_transformer", *argv], cwd=ROOT, text=True, **streams) as process:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "hf_transformer", *argv]
+    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams) as process:
         os.close(write)
         assert not any(process.communicate(timeout=60))
     assert process.returncode == 128 + signal.SIGPIPE

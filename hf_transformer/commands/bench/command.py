@@ -1,7 +1,5 @@
 """``hf-transformer bench``: measures a running service, or one that it starts.
 
-    hf-transformer bench [--url=http://HOST:PORT] [--concurrency=1,8,32] [--report=FILE] [--sweep]
-
 Exit codes: 0 if every request was answered, 1 if some were not or something failed, 2 for a bad flag, 130 after Ctrl-C,
 128 and the number of another signal that ended it.
 """

@@ -1,7 +1,4 @@
-"""hf-transformer doctor: what is wrong between the service, its model's files and the predictor.
-
-hf-transformer doctor [--json] [--strict] <the flags of serve>
-"""
+"""hf-transformer doctor: what is wrong between the service, its model's files and the predictor."""
 
 from __future__ import annotations
 

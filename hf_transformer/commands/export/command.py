@@ -1,7 +1,5 @@
 """``hf-transformer export``: a model's weights as a folder for Triton, with the tokenizer beside them.
 
-    hf-transformer export --model_id=bert-base-uncased --output=model_repository --model_name=bert
-
 Exit codes: 0 if the folder is there and gives the same as the model, 1 if something failed, 2 for a bad flag, 128 and
 the number of a signal that ended it. It leaves no part of a folder, however it ends.
 """
