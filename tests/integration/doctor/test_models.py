@@ -139,7 +139,7 @@ def fault(name: str) -> str:
 PLANTED = {
     "doctor_floats": {"data_type: TYPE_INT64": "data_type: TYPE_FP32"},
     "doctor_poor": {"max_batch_size: 8": "max_batch_size: 2", BATCHING: fault("ignores_mask")},
-    "doctor_small": {BATCHING: f"{BATCHING}\n{fault('small_batches')}"},
+    "doctor_small": {"max_batch_size: 8": "max_batch_size: 12", BATCHING: f"{BATCHING}\n{fault('small_batches')}"},
     "doctor_constant": {"max_batch_size: 8": "max_batch_size: 1", "count: 1": "count: 2", BATCHING: fault("constant")},
     "doctor_free": {"dims: [ -1, 1024 ]": "dims: [ -1, -1 ]"},
 }
@@ -244,7 +244,7 @@ doctor_poor --pad_to_multiple_of=64
   shared batch: attention_mask hides the padding
 
 doctor_small
-  shared batch: the model answers up to 2 texts in a batch, and 8 would be sent
+  shared batch: the model answers up to 2 texts in a batch, and 12 would be sent
     ... set "max_batch_size: 2" in config.pbtxt
 
 doctor_constant --max_batches_in_flight=1
