@@ -179,6 +179,8 @@ def demonstrate(
         settings.model_repository,
         environment=settings.triton_environment,
         models=[example.model],
+        # Ours are complete; Triton would start the model's process once more to ask for what is missing.
+        options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
         environ=environ,
         log=folder / "triton.log",
         interrupted=interrupted,
@@ -219,11 +221,7 @@ def demonstrate(
 
 
 def free_port(wanted: int) -> int:
-    """``wanted``, or the next port above it that nobody listens on; 0 gives any free port.
-
-    Raises:
-        LoadError: too many ports are taken, or one can't be used for another reason.
-    """
+    """``wanted``, or the next port above it that nobody listens on; 0 gives any free port. Raises LoadError."""
     if wanted == 0:
         return free_ports(1)[0]
     for port in range(wanted, min(wanted + 100, 65536)):

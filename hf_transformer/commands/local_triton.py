@@ -211,7 +211,8 @@ class LocalTriton:
         flags = [
             f"--model-repository={self.model_repository.absolute()}",
             *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
-            "--exit-timeout-secs=2",  # its wait for requests and idle connections after SIGTERM
+            # It looks once a second whether requests have ended; whoever asks it has ended before.
+            "--exit-timeout-secs=0",
             f"--backend-config=python,shm-region-prefix-name={self.prefix}",
         ]
         if self.models is not None:
@@ -479,12 +480,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:
-    """A GET, or with a body a POST: the status and the body of the response.
-
-    Raises:
-        OSError: there is no connection, or no response within ``seconds``.
-        http.client.HTTPException: the response is not HTTP.
-    """
+    """A GET, or with a body a POST: the status and the body of the response. Raises OSError without a connection or a
+    response within ``seconds``, and http.client.HTTPException."""
     with closing(http.client.HTTPConnection(HOST, port, timeout=seconds)) as connection:
         connection.request("GET" if body is None else "POST", path, body)
         response = connection.getresponse()

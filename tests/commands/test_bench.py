@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from html.parser import HTMLParser
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -207,7 +206,8 @@ def test_a_sweep_recommends_what_gains(gains: dict[str, float], verdict: str) ->
     told: list[float] = []
     trials, found = sweep(cast(Setup, setup), setup.measure, lambda share, line: told.append(share))
     assert re.match(verdict, found), found
-    assert len(trials) == len(told) and told[-1] <= 1.0
+    # What gains is compared once more.
+    assert len(trials) == len(told) == (9 if verdict.startswith("Use") else 7) and told[-1] <= 1.0
     [broken] = [figures for _, figures in trials if figures.errors]
     assert broken.errors == Counter(["it does not start"])
 
@@ -216,20 +216,6 @@ def test_a_sweep_of_a_service_that_fails_as_it_is() -> None:
     failing = Figures(errors=Counter({"503": 3}))
     with pytest.raises(LoadError, match="already fail: 503"):
         sweep(cast(Setup, PretendedSetup({}, {})), lambda server, title: failing, lambda share, line: None)
-
-
-class Page(HTMLParser):
-    """The texts of a page, and what it would load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.loads: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.loads += [str(value) for name, value in attrs if name in ("src", "href")]
 
 
 def test_the_page_is_whole_and_escapes_texts() -> None:
@@ -241,9 +227,8 @@ def test_the_page_is_whole_and_escapes_texts() -> None:
     trials = [("--a=<b>", Figures(last=1.0)), ("--c", Figures(errors=Counter(["no <start>"])))]
     tables = [speeds(runs, streamed=False), times(runs), errors(runs), tried(trials)]
     text = html({"model": "<m>"}, [warning(runs), "Use --a=<b>"], tables)
-    page = Page(text)
-    assert not page.loads and not page.tags["script"] and not page.tags["m"] and not page.tags["b>"]
-    assert page.tags["table"] == 4
+    assert not re.search(r"<(script|m|b|link|img)\b|\b(src|href|url)\b", text)
+    assert text.count("<table>") == 4
     for part in ("&lt;m&gt;", "500 &lt;script&gt;", "Use --a=&lt;b&gt;", "no &lt;start&gt;", "Triton: queue"):
         assert part in text
     assert "nan" not in text.lower() and "used 90% of a processor" in text

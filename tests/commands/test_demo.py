@@ -60,12 +60,6 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-@pytest.fixture
-def triton(repository: Path) -> Iterator[LocalTriton]:
-    with LocalTriton(repository, environment=ENVIRONMENT, models=["double"]) as started:
-        yield started
-
-
 def double(triton: LocalTriton) -> object:
     """What the model makes of 1 and 2."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
@@ -74,54 +68,43 @@ def double(triton: LocalTriton) -> object:
     return json.loads(body)["outputs"][0]["data"]
 
 
-def left_behind(prefix: str, session: int, folder: Path) -> list[object]:
-    """Processes of the session, files in /dev/shm and the temporary folder that are still there."""
-    return [*session_members(session), *SHARED_MEMORY.glob(f"{prefix}*"), *([folder] if folder.exists() else [])]
-
-
 def backend_folder(session: int) -> Path:
     """The temporary folder, found as the stub's program lies in it."""
     programs = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in session_members(session)]
     return next(Path(name).parents[2] for name in programs if name.endswith("stub"))
 
 
-def test_serves_the_wanted_model_and_leaves_nothing(repository: Path) -> None:
+def test_a_life_that_leaves_nothing(repository: Path) -> None:
+    """Serves the wanted model, hangs and goes on, is killed, restarts on its ports, and is ended while it hangs."""
     with LocalTriton(repository, environment=ENVIRONMENT, models=["double"]) as triton:
         assert double(triton) == [2.0, 4.0]
         assert exchange(triton.http_port, "/v2/models/broken/ready")[0] == 400, "only the wanted model is loaded"
         assert "nv_inference_count" in exchange(triton.metrics_port, "/metrics")[1]
-        session, folder = triton.child.pid, backend_folder(triton.child.pid)
+        session, ports = triton.child.pid, (triton.http_port, triton.grpc_port, triton.metrics_port)
         assert len(session_members(session)) == 2, "Triton and the model's stub"
         assert list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
-    assert left_behind(triton.prefix, session, folder) == []
 
+        triton.child.suspend()
+        with pytest.raises(TimeoutError):
+            exchange(triton.http_port, "/v2/health/live", seconds=0.2)
+        triton.child.resume()
+        assert double(triton) == [2.0, 4.0]
 
-def test_a_kill_leaves_nothing_and_a_restart_keeps_the_ports(triton: LocalTriton) -> None:
-    session, ports = triton.child.pid, (triton.http_port, triton.grpc_port, triton.metrics_port)
-    triton.kill()
-    assert triton.child.exit_code == -signal.SIGKILL
-    assert session_members(session) == []
-    assert list(SHARED_MEMORY.glob(f"{triton.prefix}*")) == []
-    with pytest.raises(ConnectionRefusedError):
-        exchange(triton.http_port, "/v2/health/live")
+        triton.kill()
+        assert triton.child.exit_code == -signal.SIGKILL
+        assert session_members(session) == []
+        assert list(SHARED_MEMORY.glob(f"{triton.prefix}*")) == []
+        with pytest.raises(ConnectionRefusedError):
+            exchange(triton.http_port, "/v2/health/live")
 
-    triton.restart()
-    assert (triton.http_port, triton.grpc_port, triton.metrics_port) == ports
-    assert triton.child.pid != session
-    assert double(triton) == [2.0, 4.0]
-
-
-def test_a_suspended_triton_goes_on_or_ends(triton: LocalTriton) -> None:
-    triton.child.suspend()
-    with pytest.raises(TimeoutError):
-        exchange(triton.http_port, "/v2/health/live", seconds=0.2)
-    triton.child.resume()
-    assert double(triton) == [2.0, 4.0]
-
-    triton.child.suspend()
-    session, folder = triton.child.pid, backend_folder(triton.child.pid)
-    triton.stop()
-    assert left_behind(triton.prefix, session, folder) == []
+        triton.restart()
+        assert (triton.http_port, triton.grpc_port, triton.metrics_port) == ports
+        assert triton.child.pid != session
+        assert double(triton) == [2.0, 4.0]
+        triton.child.suspend()
+        session, folder = triton.child.pid, backend_folder(triton.child.pid)
+    assert [*session_members(session), *SHARED_MEMORY.glob(f"{triton.prefix}*")] == []
+    assert not folder.exists()
 
 
 def test_a_model_that_fails_to_load(repository: Path) -> None:
@@ -271,19 +254,6 @@ def demo(folder: Path, *flags: str, cwd: Path = ROOT) -> Iterator[Demo]:
         running.process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("protocol", ["v2", "grpc-v2"])
-def test_once_prints_the_answer_and_leaves_nothing(tmp_path: Path, protocol: str) -> None:
-    with demo(tmp_path, "--once", f"--predictor-protocol={protocol}") as running:
-        running.read_until("The service is ready")
-        sessions = running.children
-        assert len(sessions) == 2
-        assert running.end() == 0, running.output
-        lines = running.output.splitlines()
-        assert lines[lines.index("Answer:") + 1] == ANSWER
-        assert [member for session in sessions for member in session_members(session)] == []
-        assert running.left_behind() == []
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as pip installs it."""
@@ -298,10 +268,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("task", ANSWERS)
 def test_every_task_answers_from_an_installed_package(tmp_path: Path, installed: Path, task: str) -> None:
-    with demo(tmp_path, f"--task={task}", "--once", cwd=installed) as running:
+    """It leaves nothing. Every second one asks Triton over gRPC, fill_mask over REST."""
+    protocol = ("v2", "grpc-v2")[list(ANSWERS).index(task) % 2]
+    with demo(tmp_path, f"--task={task}", "--once", f"--predictor-protocol={protocol}", cwd=installed) as running:
+        running.read_until("The service is ready")
+        sessions = running.children
+        assert len(sessions) == 2
         assert running.end() == 0, running.output
         lines = running.output.splitlines()
-        assert ANSWERS[task] in lines[lines.index("Answer:") + 1]
+        answer = lines[lines.index("Answer:") + 1]
+        assert answer == ANSWER if task == "fill_mask" else ANSWERS[task] in answer
+        assert [member for session in sessions for member in session_members(session)] == []
+        assert running.left_behind() == []
 
 
 def test_every_task_has_an_example() -> None:
@@ -309,7 +287,8 @@ def test_every_task_has_an_example() -> None:
 
 
 def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
-    with demo(tmp_path) as running:
+    """Out of the checkout, over gRPC to Triton."""
+    with demo(tmp_path, "--predictor-protocol=grpc-v2") as running:
         running.read_until("Serving until Ctrl-C")
         # The curl line works as printed.
         url, body = re.findall(r"^curl (\S+) -d '(.+)'$", running.output, re.MULTILINE)[0]

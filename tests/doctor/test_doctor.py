@@ -25,7 +25,7 @@ from hf_transformer.commands.doctor.examination import Check, Finding, Subject, 
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
-from hf_transformer.predictor.base import Address, Reply
+from hf_transformer.predictor.base import Address, Destination, Reply
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types import Json, ModelSpec, RepositoryEntry, Tensor, TensorSpec
@@ -366,15 +366,15 @@ def test_the_batches_of_all_workers_keep_the_instances_busy() -> None:
 class Elsewhere(Index):
     """A predictor with another /dev/shm: what it writes into a region does not arrive."""
 
-    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+    async def register_region(self, *given: Any) -> None:
         pass
 
     async def unregister_region(self, name: str) -> None:
         pass
 
-    async def infer(self, inputs: Sequence[Tensor], *args: Any, destination: Any = None, **more: Any) -> Reply:
-        data = np.full((*inputs[0].shape, 1024), 0.0 if destination else 1.0, np.float32)
-        return Reply({"logits": Tensor("logits", "FP32", data)})
+    async def infer(self, *given: Any, **more: Any) -> Reply:
+        there = any(isinstance(one, Destination) for one in (*given, *more.values()))
+        return Reply({"logits": Tensor("logits", "FP32", np.full((1, 9, 1024), float(there), np.float32))})
 
 
 async def test_outputs_that_do_not_arrive(subject: Subject) -> None:

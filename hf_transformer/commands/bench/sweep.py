@@ -40,9 +40,7 @@ Settings = Mapping[str, Any]
 
 
 class Setup:
-    """The service with --service_flags, and Triton where those have no --predictor_host.
-
-    ``restart`` starts the service.
+    """The service with --service_flags, and Triton where those have no --predictor_host; ``restart`` starts it anew.
 
     Args:
         stack: ends what was started.
@@ -158,8 +156,7 @@ def sweep(
         measure: one run against it; the text says which.
         say: gets the share that is over and a line about the trial, after each.
 
-    Raises:
-        LoadError: nothing can be measured with the settings as they are.
+    Raises LoadError where nothing can be measured with the settings as they are.
     """
     candidates = setup.settings()
     most = 4 + sum(map(len, candidates.values()))

@@ -78,11 +78,7 @@ CHECKS: Sequence[Check] = (
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Makes all checks and prints what they find; the exit code.
-
-    Raises:
-        ConfigError: a flag or variable has a bad value.
-    """
+    """Makes all checks and prints what they find; the exit code. Raises ConfigError for a bad flag or variable."""
     if "-h" in argv or "--help" in argv:
         print(HELP.format(checks=", ".join(check.name for check in CHECKS)), end="")
         return 0

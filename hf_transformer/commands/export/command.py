@@ -196,11 +196,8 @@ def megabytes(folder: Path) -> str:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
-    """Reads the flags. Exits with code 2 and a message for an unknown one or a value that is none.
-
-    Raises:
-        ConfigError: flags contradict each other.
-    """
+    """Reads the flags. Exits with code 2 and a message for an unknown one or a value that is none. Raises ConfigError
+    where flags contradict each other."""
     given = vars(_parser(environ).parse_args(argv))
     backends = BACKENDS[given["format"]]
     backend = given["backend"] or backends[0]

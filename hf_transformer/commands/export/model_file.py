@@ -109,10 +109,7 @@ def _sample(graph: Graph, checkpoint: Checkpoint, encodings: Sequence[Encoding])
 
 def write_model(graph: Graph, path: Path, form: str, inputs: Inputs) -> None:
     """Writes model.onnx or model.pt with its weights. The graph is traced with ``inputs``, a batch of several texts.
-
-    Raises:
-        LoadError: torch can't make such a file of this model.
-    """
+    Raises LoadError where torch can't make such a file of this model."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with explained(f"torch can't write this model as {form}"), warnings.catch_warnings(), torch.no_grad():
         # Tracing warns of every shape that it sees; the result is compared with the model.
@@ -173,10 +170,7 @@ def _free_devices(graph: Any) -> None:
 
 def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namespace) -> float:
     """Runs the samples through the file; the largest difference, relative to a text's largest value, 1 at least.
-
-    Raises:
-        LoadError: it can't be run, or an output differs by more than the tolerance or has another shape.
-    """
+    Raises LoadError if it can't be run, or an output differs by more than the tolerance or has another shape."""
     worst = 0.0
     with explained(f"{path.name} was written, but does not run"):
         run = _onnx_runner(path) if settings.format == "onnx" else _torch_runner(path)

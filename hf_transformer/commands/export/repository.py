@@ -95,11 +95,7 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> N
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
-    """Starts the tokenizer from the folder alone, as the service will.
-
-    Raises:
-        LoadError: files that the tokenizer needs were not copied.
-    """
+    """Starts the tokenizer from the folder alone, as the service will. Raises LoadError if files of it are missing."""
     trusting = settings.trust_remote_code
     files = find_model_files(None, str(folder), trust_remote_code=trusting)
     copied = load_tokenizer(files.tokenizer_folder, files.config, trust_remote_code=trusting)
