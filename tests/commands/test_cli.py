@@ -233,10 +233,10 @@ def test_a_reader_that_leaves_gets_no_traceback(argv: list[str], stream: str) ->
     """As ``head`` does."""
     read, write = os.pipe()
     os.close(read)
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: write}
+    out, err = (write if stream == one else subprocess.PIPE for one in ("stdout", "stderr"))
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "hf_transformer", *argv]
-    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stdout=out, stderr=err) as process:
         os.close(write)
         assert not any(process.communicate(timeout=60))
     assert process.returncode == 128 + signal.SIGPIPE

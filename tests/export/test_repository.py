@@ -197,7 +197,7 @@ print(json.dumps([parse(path) for path in sys.argv[1:]]))
 
 def parsed(paths: Iterable[Path]) -> list[Any]:
     """Each file as a dict of what it sets, or the parser's complaint."""
-    command = [sys.executable, "-c", PARSER, *paths]
+    command = [sys.executable, "-c", PARSER, *map(str, paths)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found: list[Any] = json.loads(result.stdout)
     return found
