@@ -130,7 +130,7 @@ def start(
             return probe.connect_ex((HOST, port)) == 0
 
     if not poll(listens, 60.0):
-        raise SystemExit(f"{BARE} did not get ready:\n{bare.output_tail()}")
+        raise SystemExit(f"{BARE} did not get ready:\n{bare.output()}")
     found = [Server(name, one.wait().child, one.grpc_port) for name, one in started.items()]
     return [*found, Server(BARE, bare, port)]
 

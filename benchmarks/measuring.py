@@ -95,7 +95,7 @@ def measure(
                     elif triton.child.exit_code is not None:
                         # On the same ports, so that all who use it find it again.
                         say(f"Triton ended with {triton.child.exit_code} and is started again; the end of its log:")
-                        say(triton.child.output_tail(15))
+                        say(triton.child.output()[-2000:])
                         triton.restart()
                     else:
                         failed[subject] += 1

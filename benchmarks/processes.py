@@ -74,7 +74,7 @@ class ServiceProcess:
         seconds = self._deadline - time.monotonic()
         over = poll(lambda: self.child.exit_code is not None or self._is_ready(), seconds)
         if not over or self.child.exit_code is not None:
-            raise LoadError(f"the service did not start:\n{self.child.output_tail()}")
+            raise LoadError(f"the service did not start:\n{self.child.output()[-4000:]}")
         return self
 
     def _is_ready(self) -> bool:
@@ -95,7 +95,7 @@ class ServiceProcess:
         if api not in self._ports:  # read once: the log becomes long
             found = re.search(LISTENING[api], self.child.output())
             if found is None:
-                raise LoadError(f"no port of {api} in the log:\n{self.child.output_tail()}")
+                raise LoadError(f"no port of {api} in the log:\n{self.child.output()[-4000:]}")
             self._ports[api] = int(found[1])
         return self._ports[api]
 

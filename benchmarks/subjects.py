@@ -238,7 +238,7 @@ class KServeTransformer(V1Server):
         assert self._child is not None
         while not is_ready(self.port, f"/v1/models/{self.model.name}"):
             if self._child.wait(0.05) or time.monotonic() > self._deadline:
-                raise LoadFailed(f"{self.name} did not get ready:\n{self._child.output_tail()}")
+                raise LoadFailed(f"{self.name} did not get ready:\n{self._child.output()[-4000:]}")
 
     def stop(self) -> None:
         if self._child is not None:

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -15,48 +14,44 @@ from typing import NoReturn
 from hf_transformer.errors import ConfigError, LoadError, TransformerError
 from hf_transformer.server.signals import handle_signals
 
-HELP = ("-h", "--help")
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand; its module has ``run(argv, environ) -> exit code`` and is imported only when called."""
-
-    module: str
-    does: str
-
-
-COMMANDS: Mapping[str, Command] = {
-    "serve": Command("hf_transformer.commands.serve", "serve a model in front of Triton (the default)"),
-    "doctor": Command(
-        "hf_transformer.commands.doctor.command", "check tokenizer, flags and Triton's model against each other"
-    ),
-    "export": Command("hf_transformer.commands.export.command", "write a model's weights as a folder for Triton"),
-    "bench": Command("hf_transformer.commands.bench.command", "measure a running service, and find its best settings"),
-    "demo": Command("hf_transformer.commands.demo", "start Triton with a tiny BERT, and the service in front"),
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "serve": ("serve", "serve a model in front of Triton (the default)"),
+    "doctor": ("doctor.command", "check tokenizer, flags and Triton's model against each other"),
+    "export": ("export.command", "write a model's weights as a folder for Triton"),
+    "bench": ("bench.command", "measure a running service, and find its best settings"),
+    "demo": ("demo", "start Triton with a tiny BERT, and the service in front"),
 }
+"""The module of each subcommand, with ``run(argv, environ) -> exit code``, and what it does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and gives the exit code.
 
     That is 2 for a bad flag or variable and 1 for anything else that the service knows to be wrong, each with
-    one line on stderr that ends with where to look; 130 after Ctrl-C.
+    one line on stderr that ends with where to look; 130 after Ctrl-C; 141 where nobody reads the output any more.
     """
     # gRPC's core would write lines of its own to stderr, such as one for each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return run(words, os.environ)
-    except TransformerError as exc:
-        from hf_transformer.commands.terminal import Terminal  # here, because few starts fail
+        try:
+            return run(words, os.environ)
+        except TransformerError as exc:
+            from hf_transformer.commands.terminal import Terminal  # here, because few starts fail
 
-        message = " ".join(str(exc).split())
-        error = Terminal(os.environ, sys.stderr).styled("error:", "bold", "red")
-        print(f"hf-transformer: {error} {message}{where_to_look(exc, message, command_of(words))}", file=sys.stderr)
-        return 2 if isinstance(exc, ConfigError) else 1
+            message = " ".join(str(exc).split())
+            error = Terminal(os.environ, sys.stderr).styled("error:", "bold", "red")
+            print(f"hf-transformer: {error} {message}{where_to_look(exc, message, command_of(words))}", file=sys.stderr)
+            return 2 if isinstance(exc, ConfigError) else 1
+        finally:
+            print(end="", flush=True)  # at the process's end it would be too late to handle the error
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader has left, as head does. Python flushes what is left at the process's end, and would fail again.
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        return 128 + signal.SIGPIPE
 
 
 def command_of(argv: Sequence[str]) -> str:
@@ -85,7 +80,7 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             return 0
         handle_signals()  # before the imports, which may take a second
     with unwinding_signals() if name != "serve" else nullcontext():
-        code: int = import_module(COMMANDS[name].module).run(argv, environ)
+        code: int = import_module(f"hf_transformer.commands.{COMMANDS[name][0]}").run(argv, environ)
     return code
 
 
@@ -118,7 +113,7 @@ def help_topic(argv: Sequence[str]) -> str | None:
     """What --help is asked about: a group of flags, a flag, "all", or "" for the overview; None without --help."""
     for word in argv:
         flag, equals, topic = word.partition("=")
-        if flag in HELP:
+        if flag in ("-h", "--help"):
             return topic if equals else ""
     return None
 
@@ -133,7 +128,7 @@ def print_help(topic: str, environ: Mapping[str, str]) -> None:
     if topic:
         text = help_about(topic, all_options(), terminal.columns)
     else:
-        text = overview(all_options(), {name: command.does for name, command in COMMANDS.items()}, terminal.columns)
+        text = overview(all_options(), {name: does for name, (_, does) in COMMANDS.items()}, terminal.columns)
     for line in text.splitlines():
         # Headings stand at the margin, in one or two words.
         heading = line[:1].isalpha() and not line.endswith(".") and len(line) < 40

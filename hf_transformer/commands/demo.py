@@ -1,9 +1,5 @@
 """``hf-transformer demo``: a real Triton with a demo model, the service in front of it, and one request.
 
-    hf-transformer demo [--task fill_mask] [--http_port 8080] [--predictor_protocol v2|grpc-v2] [--once]
-
-The service has its pages for a browser: the playground and /docs.
-
 Exit codes: 0 if it ended after the answer (Ctrl-C, SIGTERM, --once), 1 if something failed, 2 for a bad flag, 130 if it
 was interrupted before the answer. It leaves no process and no file in /dev/shm, however it ends.
 """
@@ -29,13 +25,12 @@ from types import FrameType
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, free_ports, service_running
 from hf_transformer.config.option import Converter, integer
-from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
-PORTS_TRIED = 100
 ANSWER_SECONDS = 20.0
 PAUSE_SECONDS = 0.1
 
@@ -60,8 +55,7 @@ class Example:
     @property
     def body(self) -> str:
         """Of the request, in JSON."""
-        body = {"instances": [self.instance], "parameters": self.parameters}
-        return json.dumps(body if self.parameters else {"instances": [self.instance]})
+        return json.dumps({"instances": [self.instance]} | ({"parameters": self.parameters} if self.parameters else {}))
 
 
 PIPELINE = {"output_format": "pipeline"}
@@ -112,7 +106,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     parser = FlagParser(
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
-    add, task = parser.add, Converter("NAME", f"one of {', '.join(EXAMPLES)}", read_task)
+    add = parser.add
+    task = Converter("NAME", f"one of {', '.join(EXAMPLES)}", lambda text: find_task(text, {}, ALL_TASKS).name)
     add("task", task, default="fill_mask", help="what the model does, by the names of the service's --task")
     add("http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]")
     add("predictor_protocol", choices=("v2", "grpc-v2"), default="v2", help="how the service talks to Triton [v2]")
@@ -139,14 +134,6 @@ def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> No
         help=f"virtual environment with nvidia-pytriton and numpy<2; also variable {ENVIRONMENT_VARIABLE}; else that "
         "of make install, else the one that runs this, else tritonserver on PATH",
     )
-
-
-def read_task(text: str) -> str:
-    """A task's own name for one that --task takes. Raises ValueError for any other."""
-    try:
-        return find_task(text, {}, ALL_TASKS).name
-    except ConfigError as error:
-        raise ValueError(text) from error
 
 
 def default_model_repository() -> Path:
@@ -192,6 +179,8 @@ def demonstrate(
         settings.model_repository,
         environment=settings.triton_environment,
         models=[example.model],
+        # Ours are complete; Triton would start the model's process once more to ask for what is missing.
+        options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
         environ=environ,
         log=folder / "triton.log",
         interrupted=interrupted,
@@ -232,14 +221,10 @@ def demonstrate(
 
 
 def free_port(wanted: int) -> int:
-    """``wanted``, or the next port above it that nobody listens on; 0 gives any free port.
-
-    Raises:
-        LoadError: too many ports are taken, or one can't be used for another reason.
-    """
+    """``wanted``, or the next port above it that nobody listens on; 0 gives any free port. Raises LoadError."""
     if wanted == 0:
         return free_ports(1)[0]
-    for port in range(wanted, min(wanted + PORTS_TRIED, 65536)):
+    for port in range(wanted, min(wanted + 100, 65536)):
         with socket.socket() as one:
             # As the service binds: a port whose last connections are only just closed counts as free.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,8 +241,7 @@ def ask(port: int, example: Example) -> None:
     """Send the request and print the answer. Raises LoadError for any answer but a 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:
-        connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)
-        status, answer = exchange(connection, "POST", example.path, example.body)
+        status, answer = exchange(port, example.path, example.body, seconds=ANSWER_SECONDS)
     except (OSError, http.client.HTTPException) as exc:
         raise LoadError(f"the service did not answer: {exc!r}") from exc
     say(f"Answer:\n{answer}")

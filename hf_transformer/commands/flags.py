@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hf_transformer.config.option import Converter
+from hf_transformer.errors import ConfigError
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -30,7 +31,7 @@ def _reader(convert: Converter) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return convert.read(text)
-        except ValueError:
+        except (ValueError, ConfigError):
             raise argparse.ArgumentTypeError(f"expected {convert.expects}, got {text!r}") from None
 
     return read

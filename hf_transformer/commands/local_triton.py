@@ -1,10 +1,5 @@
 """Triton and the service as child processes, for the demo, bench, the benchmarks and the tests.
 
-    with LocalTriton(Path("deploy/model_repository"), models=["bert"]) as triton:
-        ...  # triton.http_address, triton.grpc_address
-        with service_running(flags, environ, log, http_port=8080, grpc_port=8081):
-            ...
-
 Linux only, standard library only.
 """
 
@@ -24,10 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import LoadError
@@ -35,17 +29,8 @@ from hf_transformer.errors import LoadError
 HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
-EXIT_SECONDS = 2
-"""Triton's wait for requests and idle connections after SIGTERM."""
-GRACE_SECONDS = 15.0
-"""Of Triton and of the service, before they are killed."""
-SERVICE_SECONDS = 60.0
-"""How long the service may take to be ready."""
-MISFIT = "does not fit the service"
-"""In the service's log, for a model that will never be ready."""
-START_ATTEMPTS = 5
-"""Another process can take a port between our search and Triton's bind."""
-LINES_SHOWN = 20
+START_SECONDS = 60.0
+"""How long Triton and the service may take to be ready."""
 UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
 """How lines of Triton's log begin that are no complaints: information, and tables of settings."""
 HINTS = {
@@ -103,15 +88,13 @@ class LocalTriton:
     """Load and wait for these only; None: all of the repository."""
     config_name: str | None = "python"
     """Use ``<model>/configs/<config_name>.pbtxt`` where it exists, with a Triton that has the Python backend only."""
-    strict: bool = True
-    """A model that does not load is an error; else Triton serves the models that did load."""
     options: Sequence[str] = ()
     """More options for tritonserver. They come last, so they may repeat one of ours."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables for Triton and its models, PATH included."""
     log: Path | None = None
     """File for Triton's output; None: a temporary one, gone after ``stop``."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = START_SECONDS
     interrupted: Callable[[], bool] = lambda: False
     """Asked while Triton starts; True ends the wait, with an InterruptedError."""
 
@@ -156,15 +139,15 @@ class LocalTriton:
                 the end of Triton's log. No process and no file stays.
             InterruptedError: ``interrupted`` said so.
         """
-        installation = find_triton(self.environment, self.environ)
+        found = find_triton(self.environment, self.environ)
         if not self.model_repository.is_dir():
             raise LoadError(f"the model repository {self.model_repository} is not a folder")
-        self.description = installation.description
-        self._folder = Path(tempfile.mkdtemp(prefix="hf-transformer-triton-"))
-        self._log = self.log or self._folder / "triton.log"
-        self._variables = installation.variables
+        self.description = found.description
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="hf-transformer-triton-"))
+        self._log = self.log or folder / "triton.log"
+        self._variables = found.variables
         try:
-            self._command = self._build_command(installation, self._folder)
+            self._command = [*found.program, *self._flags(found.stub, folder)]
             self._launch(new_ports=True)
         except BaseException:
             self.stop()
@@ -193,33 +176,28 @@ class LocalTriton:
         self.child.kill()
         self._clear_shared_memory()
 
-    def suspend(self) -> None:
-        """Make Triton hang (SIGSTOP): it accepts connections and answers nothing, until ``resume``."""
-        self.child.suspend()
-
-    def resume(self) -> None:
-        """Let a suspended Triton go on."""
-        self.child.resume()
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _launch(self, *, new_ports: bool) -> None:
-        for attempts_left in reversed(range(START_ATTEMPTS)):
+        def ready() -> bool:
+            paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in self.models or ())]
+            return all(is_ready(self.http_port, path) for path in paths)
+
+        # Another process can take a port between our search and Triton's bind.
+        for attempts_left in reversed(range(5)):
             if new_ports:
                 self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
             ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
             flags = [f"--{api}-port={port}" for api, port in ports.items()]
             self._child = child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
             try:
-                # Triton opens its ports after it tried all models, and with ``strict`` ends if one has failed.
-                child.wait_until(self._is_ready, "Triton", self.timeout_seconds, self.interrupted)
+                # Triton opens its ports after it tried all models, and ends if one has failed.
+                child.wait_until(ready, "Triton", self.timeout_seconds, self.interrupted)
                 return
             except LoadError:
                 port_taken = "already in use" in child.output()
@@ -228,26 +206,27 @@ class LocalTriton:
                 if not (port_taken and attempts_left):
                     raise
 
-    def _is_ready(self) -> bool:
-        models = self.models if self.strict and self.models is not None else ()
-        paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in models)]
-        return all(is_ready(self.http_port, path) for path in paths)
-
-    def _build_command(self, installation: TritonInstallation, folder: Path) -> list[str]:
-        command = [
-            *installation.program,
+    def _flags(self, stub: Path | None, folder: Path) -> list[str]:
+        """All but the ports. With a stub ``folder`` gets the backend."""
+        flags = [
             f"--model-repository={self.model_repository.absolute()}",
             *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
-            f"--exit-timeout-secs={EXIT_SECONDS}",
-            f"--exit-on-error={str(self.strict).lower()}",
+            # It looks once a second whether requests have ended; whoever asks it has ended before.
+            "--exit-timeout-secs=0",
             f"--backend-config=python,shm-region-prefix-name={self.prefix}",
-            *installation.lay_out_backends(folder),
         ]
         if self.models is not None:
-            command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
-        if installation.stub is not None and self.config_name:
-            command.append(f"--model-config-name={self.config_name}")
-        return command
+            flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
+        if stub is not None:
+            # The wheel has one stub for each version of Python, and not in the backend's folder, where Triton looks.
+            target = folder / "backends" / "python"
+            backend = stub.parents[2] / "backends" / "python"
+            shutil.copytree(backend, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copy(stub, target / stub.name)
+            flags.append(f"--backend-directory={target.parent}")
+            if self.config_name:
+                flags.append(f"--model-config-name={self.config_name}")
+        return flags
 
     def _clear_shared_memory(self) -> None:
         for path in SHARED_MEMORY.glob(f"{self.prefix}*"):
@@ -263,19 +242,6 @@ class TritonInstallation:
     variables: Mapping[str, str] = field(repr=False)
     stub: Path | None = None
     """The stub program of pytriton's wheel for its Python; None: the backends lie beside the program."""
-
-    def lay_out_backends(self, folder: Path) -> list[str]:
-        """Put the wheel's Python backend and its stub together in ``folder``; returns the option that names it.
-
-        The wheel has one stub for each version of Python, and not in the backend's folder, where Triton looks.
-        """
-        if self.stub is None:
-            return []
-        target = folder / "backends" / "python"
-        backend = self.stub.parents[2] / "backends" / "python"
-        shutil.copytree(backend, target, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(self.stub, target / self.stub.name)
-        return [f"--backend-directory={target.parent}"]
 
 
 def find_triton(environment: Path | None, environ: Mapping[str, str]) -> TritonInstallation:
@@ -401,11 +367,9 @@ class ChildProcess:
         log = self.output()
         hints = [hint for sign, hint in HINTS.items() if sign in log]
         complaints = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
-        return LoadError(
-            "\n".join([" ".join([f"{message}.", *hints, "The end of its log:"]), *complaints[-LINES_SHOWN:]])
-        )
+        return LoadError("\n".join([" ".join([f"{message}.", *hints, "The end of its log:"]), *complaints[-20:]]))
 
-    def terminate(self, grace_seconds: float = GRACE_SECONDS) -> None:
+    def terminate(self, grace_seconds: float = 15.0) -> None:
         """SIGTERM, SIGKILL after ``grace_seconds``, then end everything that is left of its session."""
         try:
             self._process.terminate()
@@ -444,10 +408,6 @@ class ChildProcess:
             log.seek(self._start_of_log)
             return log.read().decode("utf-8", "replace")
 
-    def output_tail(self, lines: int = 30) -> str:
-        """The last lines that the child has written."""
-        return "\n".join(self.output().splitlines()[-lines:])
-
 
 @contextmanager
 def service_running(
@@ -470,12 +430,12 @@ def service_running(
     child = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, log)
 
     def ready() -> bool:
-        if MISFIT in child.output():
+        if "does not fit the service" in child.output():  # then its model will never be ready
             raise child.failure("the service is not ready")
         return is_ready(http_port, "/v2/health/ready")
 
     try:
-        child.wait_until(ready, "the service", SERVICE_SECONDS, interrupted)
+        child.wait_until(ready, "the service", START_SECONDS, interrupted)
         yield child
     finally:
         child.terminate()
@@ -512,31 +472,18 @@ def poll(condition: Callable[[], bool], seconds: float) -> bool:
 
 def free_ports(count: int) -> list[int]:
     """Different ports of HOST that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind((HOST, 0))
         return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
-def exchange(
-    connection: http.client.HTTPConnection,
-    method: str,
-    path: str,
-    body: str | bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> tuple[int, str]:
-    """One request over a connection of its own: the status and the body of the response.
-
-    Raises:
-        OSError: there is no connection, or no response within the connection's timeout.
-        http.client.HTTPException: the response is not HTTP.
-    """
-    with closing(connection):
-        connection.request(method, path, body, headers or {})
+def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:
+    """A GET, or with a body a POST: the status and the body of the response. Raises OSError without a connection or a
+    response within ``seconds``, and http.client.HTTPException."""
+    with closing(http.client.HTTPConnection(HOST, port, timeout=seconds)) as connection:
+        connection.request("GET" if body is None else "POST", path, body)
         response = connection.getresponse()
         return response.status, response.read().decode("utf-8", "replace")
 
@@ -544,6 +491,6 @@ def exchange(
 def is_ready(port: int, path: str) -> bool:
     """Whether a GET of ``path`` is answered with 200."""
     try:
-        return exchange(http.client.HTTPConnection(HOST, port, timeout=5.0), "GET", path)[0] == 200
+        return exchange(port, path)[0] == 200
     except (OSError, http.client.HTTPException):
         return False

@@ -110,11 +110,7 @@ def allow_descriptors(connections: int) -> None:
 
 
 def listen(config: Config) -> socket.socket:
-    """The socket that the service listens on, for HTTP.
-
-    Raises:
-        ConfigError: the address or the port can't be had.
-    """
+    """The socket that the service listens on, for HTTP. Raises ConfigError if the address or port can't be had."""
     try:
         listening = socket.create_server((config.host, config.http_port), family=_family(config), backlog=BACKLOG)
     except OSError as error:
@@ -130,13 +126,10 @@ def listen(config: Config) -> socket.socket:
 
 @contextmanager
 def grpc_port_reserved(config: Config) -> Iterator[int]:
-    """Keeps a port for the gRPC servers of all workers, and gives its number.
+    """Keeps a port for the gRPC servers of all workers, and gives its number. Raises ConfigError if it can't be had.
 
     gRPC binds its own sockets, with SO_REUSEPORT. The one here is bound beside them and never listens: the kernel
     hands connections to listening sockets only.
-
-    Raises:
-        ConfigError: the port can't be had.
     """
     with socket.socket(_family(config)) as reserved:
         try:

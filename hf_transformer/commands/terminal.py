@@ -8,12 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
-WIDTHS: Final = (72, 120)
-"""Columns of a text, at least and at most."""
 STYLES: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 """SGR parameters of ECMA-48, which every terminal understands."""
-REDRAW_SECONDS: Final = 0.1
-"""Between two updates of a progress line, so that showing it costs nothing."""
 
 
 class Terminal:
@@ -34,8 +30,8 @@ class Terminal:
 
     @property
     def columns(self) -> int:
-        """The width for texts."""
-        return min(WIDTHS[1], max(WIDTHS[0], shutil.get_terminal_size().columns))
+        """The width for texts, 72 to 120."""
+        return min(120, max(72, shutil.get_terminal_size().columns))
 
     def styled(self, text: str, *styles: str) -> str:
         """The text with ANSI styles, or as it is where colours are off."""
@@ -53,7 +49,7 @@ class Terminal:
         now = time.monotonic()
         if not self.live or text == self._drawn or now < self._next:
             return
-        self._next = now + REDRAW_SECONDS
+        self._next = now + 0.1  # so that showing it costs nothing
         self._drawn = text
         # One column stays free: some terminals go on to the next line as soon as the last one is filled.
         shown = text[: shutil.get_terminal_size().columns - 1]

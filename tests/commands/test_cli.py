@@ -1,6 +1,10 @@
+"""The command line: subcommands, help, errors, exit codes, and what a terminal gets."""
+
 from __future__ import annotations
 
+import io
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -13,13 +17,14 @@ import pytest
 
 from hf_transformer import __version__
 from hf_transformer.commands import cli
+from hf_transformer.commands.terminal import Terminal, bar, table
 from hf_transformer.config.manual import groups_of, help_about, option_help, overview
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"numpy", "tokenizers", "transformers", "aiohttp", "grpc", "starlette", "uvicorn", "asyncio", "yaml"}
-COMMANDS = {name: command.does for name, command in cli.COMMANDS.items()}
+COMMANDS = {name: does for name, (_, does) in cli.COMMANDS.items()}
 
 
 class Recorder(ModuleType):
@@ -49,7 +54,7 @@ def signals() -> Iterator[None]:
 
 def install(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException, name: str = "serve") -> Recorder:
     recorder = Recorder(outcome)
-    monkeypatch.setitem(sys.modules, cli.COMMANDS[name].module, recorder)
+    monkeypatch.setitem(sys.modules, f"hf_transformer.commands.{cli.COMMANDS[name][0]}", recorder)
     return recorder
 
 
@@ -188,6 +193,16 @@ def test_help_about_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean max_batch_tokens?" in said
 
 
+@pytest.mark.parametrize("command", ["bench", "export"])
+def test_the_page_and_the_help_name_the_same_flags(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main([command, "--help"])
+    assert raised.value.code == 0
+    flags = set(re.findall(r"^  --([a-z]+(?:_[a-z]+)*)", capsys.readouterr().out, re.MULTILINE))
+    page = (ROOT / "docs" / f"{command}.md").read_text().partition("## Flags")[2]
+    assert set(re.findall(r"^\| `--(\w+)` \|", page, re.MULTILINE)) == flags - {"help"}
+
+
 def test_help_and_version_import_nothing_heavy() -> None:
     for argv in (["--help"], ["--version"]):
         code = f"import sys; from hf_transformer.commands.cli import main; main({argv}); print(*sys.modules, sep='\\n')"
@@ -198,17 +213,78 @@ def test_help_and_version_import_nothing_heavy() -> None:
         assert modules & HEAVY == set()
 
 
-def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
+def test_a_bad_value_ends_the_process_with_one_line() -> None:
     answer = python("-m", "hf_transformer", "--http_port=abc")
     expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc' (see hf-transformer "
     expected += "--help=http_port)\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
-    answer = python("-m", "hf_transformer", "--predictor_host=triton", HF_TRANSFORMER_WORKERS="0")
-    expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0' "
-    expected += "(see hf-transformer --help=workers)\n"
-    assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "stream"),
+    [
+        (["--help=all"], "stdout"),
+        (["doctor", "--help"], "stdout"),
+        (["doctor", "--predictor_host=127.0.0.1:1"], "stdout"),
+        (["sreve"], "stderr"),
+    ],
+)
+def test_a_reader_that_leaves_gets_no_traceback(argv: list[str], stream: str) -> None:
+    """As ``head`` does."""
+    read, write = os.pipe()
+    os.close(read)
+    out, err = (write if stream == one else subprocess.PIPE for one in ("stdout", "stderr"))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "hf_transformer", *argv]
+    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stdout=out, stderr=err) as process:
+        os.close(write)
+        assert not any(process.communicate(timeout=60))
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 def test_the_reference_page_is_current() -> None:
     answer = python("scripts/config_docs", "--check")
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def printed(environ: Mapping[str, str], *, live: bool) -> str:
+    """What a styled line, a progress line and a last line look like."""
+    if not live:
+        stream = io.StringIO()
+        terminal = Terminal(environ, stream)
+        terminal.progress("half")
+        terminal.say(terminal.styled("done", "bold", "green"))
+        return stream.getvalue()
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as file:
+        terminal = Terminal(environ, file)
+        terminal.progress("half")
+        terminal.say(terminal.styled("done", "bold", "green"))
+        text = ""
+        while not text.endswith("done\x1b[0m\r\n" if terminal.coloured else "done\r\n"):
+            text += os.read(master, 1000).decode()
+    os.close(master)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("environ", "live", "expected"),
+    [
+        pytest.param({}, True, "\r\x1b[2mhalf\x1b[0m\x1b[K\r\x1b[K\x1b[1;32mdone\x1b[0m\r\n", id="a terminal"),
+        pytest.param({"NO_COLOR": "1"}, True, "\rhalf\x1b[K\r\x1b[Kdone\r\n", id="without colours"),
+        pytest.param({"TERM": "dumb"}, True, "done\r\n", id="a dumb terminal"),
+        pytest.param({}, False, "done\n", id="a file"),
+    ],
+)
+def test_what_a_terminal_gets(environ: Mapping[str, str], live: bool, expected: str) -> None:
+    assert printed(environ, live=live) == expected
+
+
+def test_a_table_is_aligned() -> None:
+    text = table(["load", "p50"], [["1", "9.5"], ["32", "123.0"]], Terminal({}, io.StringIO()))
+    assert text.splitlines() == ["load    p50", "1       9.5", "32    123.0"]
+
+
+@pytest.mark.parametrize(("done", "expected"), [(-1, "[....]"), (0.5, "[##..]"), (2, "[####]")])
+def test_bars(done: float, expected: str) -> None:
+    assert bar(done, 4) == expected

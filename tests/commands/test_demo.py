@@ -1,7 +1,8 @@
-"""The demo as a user runs it: a subprocess that starts a real Triton and the service, answers, and clears away."""
+"""The demo and its tritonserver, real ones: they get ready, say why they fail, and leave nothing behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,10 +18,171 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE, EXAMPLES, default_model_repository, free_port, parse
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, poll, session_members
+from hf_transformer.commands.local_triton import (
+    HOST,
+    SHARED_MEMORY,
+    LocalTriton,
+    exchange,
+    find_triton,
+    free_ports,
+    poll,
+    session_members,
+)
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from tests.triton_environment import ROOT, triton_environment
+
+ENVIRONMENT = triton_environment()
+
+CONFIG = """
+backend: "python"
+input [{ name: "x" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [-1] }]
+"""
+DOUBLE = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("y", 2 * x)]) for x in inputs]
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A model that doubles, and one that can't be loaded."""
+    for name, code in {"double": DOUBLE, "broken": "raise RuntimeError('no weights here')"}.items():
+        folder = tmp_path / "models" / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(CONFIG)
+        (folder / "1" / "model.py").write_text(code)
+    return tmp_path / "models"
+
+
+def double(triton: LocalTriton) -> object:
+    """What the model makes of 1 and 2."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+    status, body = exchange(triton.http_port, "/v2/models/double/infer", json.dumps({"inputs": [tensor]}), seconds=30)
+    assert status == 200, body
+    return json.loads(body)["outputs"][0]["data"]
+
+
+def backend_folder(session: int) -> Path:
+    """The temporary folder, found as the stub's program lies in it."""
+    programs = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in session_members(session)]
+    return next(Path(name).parents[2] for name in programs if name.endswith("stub"))
+
+
+def test_a_life_that_leaves_nothing(repository: Path) -> None:
+    """Serves the wanted model, hangs and goes on, is killed, restarts on its ports, and is ended while it hangs."""
+    with LocalTriton(repository, environment=ENVIRONMENT, models=["double"]) as triton:
+        assert double(triton) == [2.0, 4.0]
+        assert exchange(triton.http_port, "/v2/models/broken/ready")[0] == 400, "only the wanted model is loaded"
+        assert "nv_inference_count" in exchange(triton.metrics_port, "/metrics")[1]
+        session, ports = triton.child.pid, (triton.http_port, triton.grpc_port, triton.metrics_port)
+        assert len(session_members(session)) == 2, "Triton and the model's stub"
+        assert list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
+
+        triton.child.suspend()
+        with pytest.raises(TimeoutError):
+            exchange(triton.http_port, "/v2/health/live", seconds=0.2)
+        triton.child.resume()
+        assert double(triton) == [2.0, 4.0]
+
+        triton.kill()
+        assert triton.child.exit_code == -signal.SIGKILL
+        assert session_members(session) == []
+        assert list(SHARED_MEMORY.glob(f"{triton.prefix}*")) == []
+        with pytest.raises(ConnectionRefusedError):
+            exchange(triton.http_port, "/v2/health/live")
+
+        triton.restart()
+        assert (triton.http_port, triton.grpc_port, triton.metrics_port) == ports
+        assert triton.child.pid != session
+        assert double(triton) == [2.0, 4.0]
+        triton.child.suspend()
+        session, folder = triton.child.pid, backend_folder(triton.child.pid)
+    assert [*session_members(session), *SHARED_MEMORY.glob(f"{triton.prefix}*")] == []
+    assert not folder.exists()
+
+
+def test_a_model_that_fails_to_load(repository: Path) -> None:
+    triton = LocalTriton(repository, environment=ENVIRONMENT, models=["double", "broken"])
+    with pytest.raises(LoadError, match=r"(?s)exit code 1.*RuntimeError: no weights here"):
+        triton.start()
+    assert not list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
+
+
+def test_taken_ports_are_left_for_others(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when another process binds a port between our look and Triton's bind."""
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        offers = iter([[taken.getsockname()[1], *free_ports(2)], free_ports(3)])
+        monkeypatch.setattr("hf_transformer.commands.local_triton.free_ports", lambda count: next(offers))
+        with LocalTriton(repository, environment=ENVIRONMENT, models=[]) as triton:
+            assert triton.http_port != taken.getsockname()[1]
+            assert exchange(triton.http_port, "/v2/health/live")[0] == 200
+
+
+def test_triton_ends_when_its_parent_is_killed(repository: Path) -> None:
+    code = (
+        "import sys, pathlib, signal; from hf_transformer.commands.local_triton import LocalTriton\n"
+        "triton = LocalTriton(pathlib.Path(sys.argv[1]), models=['double'],\n"
+        "    environment=pathlib.Path(sys.argv[2]) if sys.argv[2] else None)\n"
+        "triton.start(); print(triton.child.pid, triton.prefix, flush=True); signal.pause()"
+    )
+    command = [sys.executable, "-c", code, str(repository), str(ENVIRONMENT or "")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout
+        session, prefix = parent.stdout.readline().split()
+        folder = backend_folder(int(session))
+        parent.kill()
+    assert poll(lambda: not session_members(int(session)), seconds=30), "Triton outlives its parent"
+    assert not list(SHARED_MEMORY.glob(f"{prefix}*"))
+    for path in sorted(folder.rglob("*"), reverse=True):  # nobody was left to do this
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def test_a_program_on_path_runs_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "tritonserver"
+    with pytest.raises(LoadError, match=r"there is no tritonserver.*pip install 'hf-transformer\[demo\]'"):
+        find_triton(None, {"PATH": str(tmp_path)})
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = find_triton(None, {"PATH": str(tmp_path), "PYTHONPATH": "/x"})
+    assert found.program == [str(program)] and found.stub is None
+    assert found.variables["PATH"] == str(tmp_path) and "PYTHONPATH" not in found.variables
+
+
+def test_the_python_of_an_environment_comes_first() -> None:
+    found = find_triton(ENVIRONMENT, {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib"})
+    assert re.fullmatch("/.+/bin:/bin", found.variables["PATH"])
+    assert found.program[1].startswith("LD_LIBRARY_PATH=") and found.program[1].endswith(":/lib")
+
+
+def test_unfit_environments(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"not a virtual environment.*pip install"):
+        find_triton(tmp_path / "missing", {})
+    made = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    with pytest.raises(LoadError, match=r"nvidia-pytriton is not installed in.*pip install"):
+        find_triton(made, {})
+    # With numpy 2 Triton's Python models would answer with empty tensors and status 200.
+    packages = next((made / "lib").glob("python*/site-packages"))
+    for folder, file, text in (
+        ("pytriton", "__init__.py", ""),
+        ("numpy-2.4.0.dist-info", "METADATA", "Metadata-Version: 2.1\nName: numpy\nVersion: 2.4.0\n"),
+    ):
+        (packages / folder).mkdir()
+        (packages / folder / file).write_text(text)
+    with pytest.raises(LoadError, match=r"numpy 2\.4\.0.*numpy<2"):
+        find_triton(made, {})
+
+
+# The demo as a user runs it, a subprocess.
 
 ANSWER = '{"predictions":["paris"]}'
 ANSWERS = {
@@ -43,10 +205,9 @@ class Demo:
 
     def __init__(self, folder: Path, *flags: str, cwd: Path = ROOT) -> None:
         self.folder = folder
-        environment = triton_environment()
         variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder)}
-        if environment is not None:
-            variables[ENVIRONMENT_VARIABLE] = str(environment)
+        if ENVIRONMENT is not None:
+            variables[ENVIRONMENT_VARIABLE] = str(ENVIRONMENT)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "hf_transformer", "demo", *flags],
             env=variables,
@@ -75,9 +236,8 @@ class Demo:
     @property
     def children(self) -> list[int]:
         """Triton and the service, each the leader of a session."""
-        return [
-            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ]
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in listed.split()]
 
     def left_behind(self) -> list[Path]:
         """Files in its temporary folder and in /dev/shm."""
@@ -94,19 +254,6 @@ def demo(folder: Path, *flags: str, cwd: Path = ROOT) -> Iterator[Demo]:
         running.process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("protocol", ["v2", "grpc-v2"])
-def test_once_prints_the_answer_and_leaves_nothing(tmp_path: Path, protocol: str) -> None:
-    with demo(tmp_path, "--once", f"--predictor-protocol={protocol}") as running:
-        running.read_until("The service is ready")
-        sessions = running.children
-        assert len(sessions) == 2
-        assert running.end() == 0, running.output
-        lines = running.output.splitlines()
-        assert lines[lines.index("Answer:") + 1] == ANSWER
-        assert [member for session in sessions for member in session_members(session)] == []
-        assert running.left_behind() == []
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as pip installs it."""
@@ -121,10 +268,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("task", ANSWERS)
 def test_every_task_answers_from_an_installed_package(tmp_path: Path, installed: Path, task: str) -> None:
-    with demo(tmp_path, f"--task={task}", "--once", cwd=installed) as running:
+    """It leaves nothing. Every second one asks Triton over gRPC, fill_mask over REST."""
+    protocol = ("v2", "grpc-v2")[list(ANSWERS).index(task) % 2]
+    with demo(tmp_path, f"--task={task}", "--once", f"--predictor-protocol={protocol}", cwd=installed) as running:
+        running.read_until("The service is ready")
+        sessions = running.children
+        assert len(sessions) == 2
         assert running.end() == 0, running.output
         lines = running.output.splitlines()
-        assert ANSWERS[task] in lines[lines.index("Answer:") + 1]
+        answer = lines[lines.index("Answer:") + 1]
+        assert answer == ANSWER if task == "fill_mask" else ANSWERS[task] in answer
+        assert [member for session in sessions for member in session_members(session)] == []
+        assert running.left_behind() == []
 
 
 def test_every_task_has_an_example() -> None:
@@ -132,7 +287,8 @@ def test_every_task_has_an_example() -> None:
 
 
 def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
-    with demo(tmp_path) as running:
+    """Out of the checkout, over gRPC to Triton."""
+    with demo(tmp_path, "--predictor-protocol=grpc-v2") as running:
         running.read_until("Serving until Ctrl-C")
         # The curl line works as printed.
         url, body = re.findall(r"^curl (\S+) -d '(.+)'$", running.output, re.MULTILINE)[0]
@@ -205,9 +361,7 @@ def test_flags() -> None:
         assert (default_model_repository() / example.model / "config.pbtxt").is_file()
 
 
-@pytest.mark.parametrize(
-    "flag", ["--http_port=x", "--http_port=65536", "--predictor_protocol=v1", "--task=x", "--other"]
-)
+@pytest.mark.parametrize("flag", "--http_port=x --http_port=65536 --predictor_protocol=v1 --task=x --other".split())
 def test_bad_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([flag], {})

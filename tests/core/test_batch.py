@@ -14,7 +14,7 @@ from hf_transformer.core.contract import ContractError, InputSignature, OutputSi
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor
-from tests.doctor.test_advice import GOOD, pair_of
+from tests.doctor.test_doctor import GOOD, pair_of
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")
 MASK = InputSignature("mask", "attention_mask", "INT64")

@@ -1,19 +1,36 @@
-"""The model's folder is there whole or not at all, and has what the service reads."""
+"""The model's folder is there whole or not at all, with the service's files and a config.pbtxt; how it is served."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from hf_transformer.commands.export.command import commands, manifest, parse
+from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE, GraphTensor, config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
+from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
-from tests.export.graphs import settings
+from tests.deploy.manifests import messages
+from tests.triton_environment import ROOT
 from tests.triton_repository import DEMO_MODEL, task_model_folder
+
+
+def settings(*flags: str) -> Namespace:
+    """Those of a model named bert."""
+    return parse(["--model_id=hub/bert", "--output=model_repository", *flags], {})
 
 
 def names(folder: Path) -> list[str]:
@@ -122,7 +139,14 @@ def test_the_service_starts_from_it(tmp_path: Path) -> None:
     filled(tmp_path / "minibert", source)
     of_triton = {name for name in listed(source) if name.startswith(("1/", "configs/"))}
     assert listed(source) - of_triton <= listed(tmp_path / "minibert")
-    require_loadable(tmp_path / "bert", load_tokenizer(files.tokenizer_folder, files.config), settings())
+    tokenizer = load_tokenizer(files.tokenizer_folder, files.config)
+    require_loadable(tmp_path / "bert", tokenizer, settings())
+    path = tmp_path / "bert" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"].pop("capital")
+    path.write_text(json.dumps(content))
+    with pytest.raises(LoadError, match="gives other tokens than that of hub/bert"):
+        require_loadable(tmp_path / "bert", tokenizer, settings())
 
 
 def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
@@ -138,12 +162,160 @@ def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
     assert listed(tmp_path / "trusted") - listed(tmp_path / "plain") == {"modeling_own.py", "1/model.py"}
 
 
-def test_a_tokenizer_that_is_not_the_same(tmp_path: Path) -> None:
-    files = filled(tmp_path / "bert", DEMO_MODEL)
-    tokenizer = load_tokenizer(files.tokenizer_folder, files.config)
-    path = tmp_path / "bert" / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["model"]["vocab"].pop("capital")
-    path.write_text(json.dumps(content))
-    with pytest.raises(LoadError, match="gives other tokens than that of hub/bert"):
-        require_loadable(tmp_path / "bert", tokenizer, settings())
+# config.pbtxt, field by field, by the ModelConfig of Triton's model_config.proto.
+
+ENCODER = [GraphTensor(name, (BATCH, SEQUENCE), "INT64") for name in ("input_ids", "attention_mask", "token_type_ids")]
+TOP_K = (BATCH, MASKS, 10)
+GRAPHS = {
+    "fill_mask": (ENCODER, [GraphTensor("logits", (BATCH, SEQUENCE, 1024))]),
+    "fill_mask reduced": (ENCODER, [GraphTensor("topk_ids", TOP_K, "INT64"), GraphTensor("topk_scores", TOP_K)]),
+    "sequence_classification": (ENCODER[:2], [GraphTensor("logits", (BATCH, 5), "FP16")]),
+    "text2text_generation": (
+        [ENCODER[0], GraphTensor("decoder_input_ids", (BATCH, SEQUENCE), "INT64")],
+        [GraphTensor("logits", (BATCH, DECODED, 600))],
+    ),
+}
+"""Inputs and outputs of a task's graph."""
+COMMENTED = re.compile(r"^( *)#   (.*)$", re.MULTILINE)
+"""Settings that are written down and switched off; sentences have one space behind the #."""
+PARSER = """
+import json, sys
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+def parse(path):
+    try:
+        config = text_format.Parse(open(path, encoding="utf-8").read(), model_config_pb2.ModelConfig())
+    except text_format.ParseError as exc:
+        return f"{path}: {exc}"
+    return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+print(json.dumps([parse(path) for path in sys.argv[1:]]))
+"""
+"""A program, because tritonclient's copy of the protocol can't share a process with the service's."""
+
+
+def parsed(paths: Iterable[Path]) -> list[Any]:
+    """Each file as a dict of what it sets, or the parser's complaint."""
+    command = [sys.executable, "-c", PARSER, *map(str, paths)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found: list[Any] = json.loads(result.stdout)
+    return found
+
+
+def parsed_texts(folder: Path, *texts: str) -> list[Any]:
+    paths = [folder / f"{number}.pbtxt" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return parsed(paths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "backend", "file"),
+    [
+        ("onnx", "onnxruntime", "model.onnx"),
+        ("onnx", "python", "model.py"),
+        ("torchscript", "pytorch", "model.pt"),
+        ("torchscript", "python", "model.py"),
+    ],
+)
+def test_every_field(tmp_path: Path, form: str, backend: str, file: str) -> None:
+    given = settings(f"--format={form}", f"--backend={backend}", "--max_batch_size=7", "--instances=3")
+    found = parsed_texts(tmp_path, *(config_pbtxt(*graph, given, "fill_mask") for graph in GRAPHS.values()))
+    for config, (inputs, outputs) in zip(found, GRAPHS.values(), strict=True):
+        tensors = [
+            [
+                {
+                    "name": f"{tensor.name}__{number}" if form == "torchscript" else tensor.name,
+                    "data_type": f"TYPE_{tensor.datatype}",
+                    "dims": [str(-1 if isinstance(axis, str) else axis) for axis in tensor.axes[1:]],
+                }
+                for number, tensor in enumerate(one)
+            ]
+            for one in (inputs, outputs)
+        ]
+        assert config == {
+            "name": "bert",
+            "backend": backend,
+            "default_model_filename": file,
+            "max_batch_size": 7,
+            "input": tensors[0],
+            "output": tensors[1],
+            "dynamic_batching": {},
+            "instance_group": [{"count": 3}],
+            **({"parameters": {"intra_op_thread_count": {"string_value": "1"}}} if backend == "python" else {}),
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+@pytest.mark.parametrize("batching", [True, False])
+def test_what_is_commented_fits_too(tmp_path: Path, form: str, batching: bool) -> None:
+    given = settings(f"--format={form}", f"--dynamic_batching={batching}")
+    text = config_pbtxt(*GRAPHS["fill_mask"], given, "fill_mask")
+    plain, switched_on = parsed_texts(tmp_path, text, COMMENTED.sub(r"\1\2", text))
+    assert "model_warmup" not in plain and ("dynamic_batching" in plain) is batching
+    (warmup,) = switched_on["model_warmup"]
+    assert set(warmup["inputs"]) == {tensor["name"] for tensor in plain["input"]} and warmup["batch_size"] == 1
+    assert {tuple(one["dims"]) for one in warmup["inputs"].values()} == {("16",)}
+    assert ("default_queue_policy" in switched_on["dynamic_batching"]) is batching
+
+
+@pytest.mark.slow
+def test_every_config_in_the_repository() -> None:
+    paths = sorted(path for folder in ("deploy", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.pbtxt"))
+    assert len(paths) > 20
+    for path, config in zip(paths, parsed(paths), strict=True):
+        assert isinstance(config, dict), config
+        assert config["input"] and config["output"], path
+
+
+# What export prints at its end.
+
+
+def document_of(*flags: str) -> Any:
+    """The manifest, which must be what KServe's own schema allows, and no field more."""
+    document = yaml.safe_load(manifest(settings(*flags), "fill_mask"))
+    assert messages(document) == []
+    return document
+
+
+@pytest.mark.parametrize(
+    ("name", "kubernetes"),
+    [("Bert_base.v2", "bert-base-v2"), ("4bit__model-", "model-4bit-model"), ("模型", "model"), ("{a}:b", "a-b")],
+)
+def test_the_manifest(name: str, kubernetes: str) -> None:
+    document = document_of(f"--model_name={name}", "--task=fill-mask")
+    assert document["metadata"]["name"] == kubernetes
+    predictor, (container,) = document["spec"]["predictor"]["model"], document["spec"]["transformer"]["containers"]
+    assert predictor["storageUri"] == "pvc://models/model_repository"
+    assert container["env"] == [{"name": "STORAGE_URI", "value": predictor["storageUri"]}]
+    config, _ = parse_config([*container["args"], "--predictor_host=x"], {})
+    assert (config.model_name, config.task, config.predictor_protocol) == (name, "fill_mask", "v2")
+    assert config.model_dir == "/mnt/models", "where KServe puts the storage"
+    assert config.enable_predictor_health_check
+
+
+def test_the_storage_is_named_where_the_output_is_a_dot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert document_of("--output=.")["spec"]["predictor"]["model"]["storageUri"] == f"pvc://models/{tmp_path.name}"
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    folder = tmp_path / "my models" / "bert"
+    server, service = map(shlex.split, commands(folder, settings(), "fill_mask").splitlines())
+    assert server == ["tritonserver", f"--model-repository={folder.parent}"]
+    assert service[0] == "hf-transformer"
+    config, _ = parse_config(service[1:], {})
+    assert (config.model_name, config.model_dir) == ("bert", str(folder))
+    assert (config.predictor_host, config.predictor_protocol) == ("localhost:8000", "v2")
+    assert config.task is None, "the model's files choose it"
+
+
+@pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxruntime"), ("torchscript", "torch")])
+def test_what_the_python_backend_needs(form: str, needs: str) -> None:
+    given = settings(f"--format={form}", "--backend=python")
+    printed = commands(Path("models/bert"), given, "fill_mask")
+    assert printed.startswith(f"  # Triton's Python needs {needs} and numpy<2.\n")
+    assert f"has no {needs} in its Python" in manifest(given, "fill_mask")

@@ -187,7 +187,7 @@ FAULTS = (
     Fault("too_slow", "model too slow: 4 s, beyond the timeout",
           *misbehaving(delay=4.0, every=1), hold=60, abandons=True),
     Fault("hang", "Triton hangs for 10 s (SIGSTOP, SIGCONT)",
-          lambda scene: scene.rig.triton.suspend(), lambda scene: scene.rig.triton.resume(),
+          lambda scene: scene.rig.triton.child.suspend(), lambda scene: scene.rig.triton.child.resume(),
           hold=0, hold_seconds=10.0, noticed=True, abandons=True),
     Fault("kill", "Triton killed (SIGKILL) and restarted", kill, restart, noticed=True),
     Fault("terminate", "Triton ended (SIGTERM, it drains) and restarted", terminate, restart, noticed=True),

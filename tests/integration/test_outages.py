@@ -146,9 +146,9 @@ def test_a_predictor_that_hangs_and_one_that_restarts(triton: LocalTriton) -> No
     with Service(*short) as service, Service(*patient) as retrying:
         service.wait_until("/v1/models/bert")
         retrying.wait_until("/v1/models/bert")
-        triton.suspend()
+        triton.child.suspend()
         assert service.post(BODY).status_code == 504
-        triton.resume()
+        triton.child.resume()
         assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
         assert service.predict([TEXT]) == ["paris"]
         triton.kill()

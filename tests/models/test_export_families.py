@@ -20,7 +20,7 @@ import transformers
 
 from hf_transformer.commands.export.config_pbtxt import BATCH, SEQUENCE, GraphTensor
 from hf_transformer.commands.export.graph import Head, TopTokens
-from hf_transformer.commands.export.writers import WEIGHTS, gather_weights
+from hf_transformer.commands.export.model_file import WEIGHTS, gather_weights
 from hf_transformer.errors import LoadError
 from tests.models.exporting import ROOT, printed_by
 

@@ -1,7 +1,5 @@
 """``hf-transformer bench``: measures a running service, or one that it starts.
 
-    hf-transformer bench [--url=http://HOST:PORT] [--concurrency=1,8,32] [--report=FILE] [--sweep]
-
 Exit codes: 0 if every request was answered, 1 if some were not or something failed, 2 for a bad flag, 130 after Ctrl-C,
 128 and the number of another signal that ended it.
 """
@@ -30,8 +28,6 @@ from hf_transformer.commands.terminal import Terminal, bar
 from hf_transformer.config.option import Converter, integer, name_list, number
 from hf_transformer.errors import ConfigError
 
-LENGTHS = Converter("WORDS", "numbers or ranges of words, such as 8 or 4-32 or 8,8,100-200", read_lengths)
-COUNTS = name_list("N,...", "different numbers of connections, such as 1,8,32", "[1-9][0-9]{0,4}")
 KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
 """Of its own: a key for OpenAI must not go to another server."""
 
@@ -113,16 +109,18 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
         "or what --service_flags and --model_repository say.",
     )
     add = parser.add
+    counts = name_list("N,...", "different numbers of connections, such as 1,8,32", "[1-9][0-9]{0,4}")
+    lengths = Converter("WORDS", "numbers or ranges of words, such as 8 or 4-32 or 8,8,100-200", read_lengths)
     add("url", metavar="URL", help="a running service, such as http://localhost:8080")
     add("service_flags", metavar="FLAGS", help="start the service with these flags of hf-transformer serve")
     add("model_repository", type=Path, metavar="PATH", help="start Triton too, with --model_name of this repository")
     add("model_name", metavar="NAME", help="the model [the first that the service has]")
     add("api", choices=("v1", "v2", "openai"), help="what is asked [v1; openai if the model generates text]")
-    add("concurrency", COUNTS, default=("1", "8", "32"), help="connections, with a run for each number [1,8,32]")
+    add("concurrency", counts, default=("1", "8", "32"), help="connections, with a run for each number [1,8,32]")
     add("seconds", number(0, 3600, metavar="SECONDS"), default=5.0, help="of each run [5]")
     add("warmup_seconds", number(0, 600, zero=True, metavar="SECONDS"), default=1.0, help="before each run [1]")
     add("texts", type=Path, metavar="FILE", help="a text per line, or an instance of the task as JSON")
-    add("words", LENGTHS, default=read_lengths("4-32"), help="lengths of texts that are made up [4-32]")
+    add("words", lengths, default=read_lengths("4-32"), help="lengths of texts that are made up [4-32]")
     add("max_tokens", integer(1), default=64, help="new ones of each text, where the model generates [64]")
     add("sweep", action="store_true", help="try the settings that matter, and recommend")
     add("report", type=Path, metavar="FILE", help="write a report as one HTML file")

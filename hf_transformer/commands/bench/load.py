@@ -27,16 +27,8 @@ from hf_transformer.types import Json
 
 ANSWER_SECONDS: Final = 60.0
 """How long after the end of a run its last answers may take."""
-PAUSE_SECONDS: Final = 0.05
-"""After a request that failed, so that a server that refuses at once is not flooded."""
-TIMED: Final = 8
-"""One of so many answers has its Server-Timing read, which costs time."""
-LARGEST: Final = 2**30
-"""Bytes of an answer."""
 ROWS: Final = "rows per run"
 """Of Triton's model, among its statistics: how many texts share a batch."""
-SHOWN: Final = 120
-"""Characters of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,8 @@ class Target:
     def client(self) -> Client:
         """For an event loop that runs."""
         tls = ssl.create_default_context() if self.address.use_ssl else None
-        return Client(self.address, tls, lambda size, headers: memoryview(bytearray(size)), LARGEST)
+        most = 2**30  # bytes of an answer
+        return Client(self.address, tls, lambda size, headers: memoryview(bytearray(size)), most)
 
     def request(self, path: str, body: Json = None) -> bytes:
         """A whole request: a GET, or with a body a POST."""
@@ -181,8 +174,8 @@ async def _keep_asking(ask: Ask, client: Client, requests: Iterator[bytes], figu
             await ask(client, next(requests), counting)
         except (LoadError, OSError, HttpError) as error:
             why = str(error) if isinstance(error, LoadError) else f"no answer: {error or type(error).__name__}"
-            counting.errors[why[:SHOWN]] += 1
-            await asyncio.sleep(PAUSE_SECONDS)
+            counting.errors[why[:120]] += 1
+            await asyncio.sleep(0.05)  # so that a server that refuses at once is not flooded
 
 
 async def _ask(client: Client, request: bytes, figures: Figures) -> None:
@@ -190,7 +183,8 @@ async def _ask(client: Client, request: bytes, figures: Figures) -> None:
     answer = await client.request(request)
     if answer.status != 200:
         raise LoadError(f"{answer.status} {bytes(answer.body).decode('utf-8', 'replace')}")
-    if len(figures.latencies) % TIMED == 0 and (timing := answer.headers.get(b"server-timing")):
+    # Reading it costs time, so only one of eight answers has it read.
+    if len(figures.latencies) % 8 == 0 and (timing := answer.headers.get(b"server-timing")):
         figures.timed += 1
         for part in timing.decode("latin-1").split(","):
             stage, _, duration = part.strip().partition(";dur=")

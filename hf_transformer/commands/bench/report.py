@@ -15,10 +15,6 @@ from hf_transformer.commands.bench.sweep import Trial
 from hf_transformer.commands.terminal import Terminal, table
 
 PERCENTILES: Final = (50, 90, 99, 99.9)
-BUSY: Final = 0.7
-"""Of a processor: a load generator that uses more may be what is measured."""
-REASONS: Final = 10
-"""Kinds of errors that are shown."""
 PAGE: Final = """\
 <!doctype html><html lang=en><meta charset=utf-8><title>hf-transformer bench</title><style>
 :root {{ color-scheme: light dark }} body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto }}
@@ -68,7 +64,7 @@ def times(runs: Sequence[Figures]) -> Table:
 def errors(runs: Sequence[Figures]) -> Table:
     """The most frequent reasons for failed requests."""
     found = sum((run.errors for run in runs), Counter())
-    return "Errors", ["requests"], [[f"{count} x {why}"] for why, count in found.most_common(REASONS)]
+    return "Errors", ["requests"], [[f"{count} x {why}"] for why, count in found.most_common(10)]
 
 
 def tried(trials: Sequence[Trial]) -> Table:
@@ -80,9 +76,9 @@ def tried(trials: Sequence[Trial]) -> Table:
 
 
 def warning(runs: Sequence[Figures]) -> str:
-    """Says where the load generator itself may have been too slow; else empty."""
+    """Says where the load generator uses so much of a processor that it may be what is measured; else empty."""
     busy = max(run.busy for run in runs)
-    return f"The load generator used {busy:.0%} of a processor: it may be the limit." if busy > BUSY else ""
+    return f"The load generator used {busy:.0%} of a processor: it may be the limit." if busy > 0.7 else ""
 
 
 def percentiles(times: Sequence[float], *percents: float) -> list[float]:

@@ -17,8 +17,6 @@ from hf_transformer.commands.bench.load import Target
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types import Json
 
-TEXTS: Final = 512
-"""Different texts that are made up."""
 WORDS: Final = (
     "the of and to in a is that for it was on with as be at by this had not are but from or have an they which one you "
     "were all her she there would their we him been has when who will more no if out so said what up its about into "
@@ -117,9 +115,9 @@ def read_texts(path: Path) -> list[Json]:
 
 
 def made_up(lengths: Sequence[range]) -> list[str]:
-    """Texts of frequent words, always the same ones. Each range of lengths, in words, is equally frequent."""
+    """512 texts of frequent words, always the same ones. Each range of lengths, in words, is equally frequent."""
     chance = random.Random(0)  # noqa: S311 - no secret
-    sizes = [chance.choice(lengths[number % len(lengths)]) for number in range(TEXTS)]
+    sizes = [chance.choice(lengths[number % len(lengths)]) for number in range(512)]
     return [" ".join(chance.choices(WORDS, k=size)) for size in sizes]
 
 

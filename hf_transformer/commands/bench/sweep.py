@@ -24,10 +24,6 @@ from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, 
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
 
-LEAST_GAIN: Final = 0.03
-"""Of the throughput. Smaller gains are not worth a setting."""
-SHOWN: Final = 300
-"""Characters of the reason why a trial fails."""
 FLAGS: Final = {
     "--max_batches_in_flight": (1, 2, 4),
     "--max_batch_tokens": (4096, 16384, 65536),
@@ -44,9 +40,7 @@ Settings = Mapping[str, Any]
 
 
 class Setup:
-    """The service with --service_flags, and Triton where those have no --predictor_host.
-
-    ``restart`` starts the service.
+    """The service with --service_flags, and Triton where those have no --predictor_host; ``restart`` starts it anew.
 
     Args:
         stack: ends what was started.
@@ -162,8 +156,7 @@ def sweep(
         measure: one run against it; the text says which.
         say: gets the share that is over and a line about the trial, after each.
 
-    Raises:
-        LoadError: nothing can be measured with the settings as they are.
+    Raises LoadError where nothing can be measured with the settings as they are.
     """
     candidates = setup.settings()
     most = 4 + sum(map(len, candidates.values()))
@@ -175,7 +168,7 @@ def sweep(
         try:
             figures = measure(setup.restart(settings), title)
         except LoadError as error:
-            figures = Figures(errors=Counter({" ".join(str(error).split())[:SHOWN]: 1}))
+            figures = Figures(errors=Counter({" ".join(str(error).split())[:300]: 1}))
         trials.append((title, figures))
         found = 0.0 if figures.errors else figures.throughput
         say(len(trials) / most, f"{f'{found:,.1f}/s' if found else 'fails':>12}  {title}")
@@ -186,7 +179,7 @@ def sweep(
     if not (first and second):
         raise LoadError(f"--sweep: the settings as they are already fail: {', '.join(trials[-1][1].errors)}")
     highest = (first + second) / 2
-    noise = max(LEAST_GAIN, abs(first - second) / highest)
+    noise = max(0.03, abs(first - second) / highest)  # smaller gains are not worth a setting
     for name, values in candidates.items():
         base = best
         for settings in ({**base, name: value} for value in values):

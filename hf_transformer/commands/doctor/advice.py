@@ -16,13 +16,6 @@ from hf_transformer.tokenizer.load import model_limit
 
 logger = logging.getLogger(__name__)
 
-SMALL_BATCH = 8
-"""Rows. Up to there most encoders answer more texts in hardly more time."""
-
-LEAST_PART = 0.9
-"""Of config.json's vocab_size, what the model's own tokenizer has at least. Models round theirs up: phi-2's tokenizer
-fills 98 % of it, mT5's all but 12 of 250,112."""
-
 
 def batch_size(pair: BoundPair) -> list[Finding]:
     """Whether several texts can go to the model at once."""
@@ -30,7 +23,7 @@ def batch_size(pair: BoundPair) -> list[Finding]:
     if size is None:
         return ok(f"the predictor does not tell max_batch_size; batches of up to {signature.max_rows} are sent")
     change = 'set "max_batch_size: 32" in config.pbtxt'
-    if size >= SMALL_BATCH:
+    if size >= 8:  # up to there most encoders answer more texts in hardly more time
         return ok(f"max_batch_size is {size}")
     if size > 1:
         return warning(f"max_batch_size is {size}, which is small", change)
@@ -123,7 +116,8 @@ def vocabulary(pair: Pair) -> list[Finding]:
     declared, size = pair.model_config.get("vocab_size"), pair.tokenizer.vocab_size
     if type(declared) is not int:
         return skipped(f"config.json names no vocab_size; the tokenizer has {size} tokens")
-    if LEAST_PART * declared <= size <= declared:
+    # Models round theirs up: phi-2's tokenizer fills 98 % of it, mT5's all but 12 of 250,112.
+    if 0.9 * declared <= size <= declared:
         return ok(f"{size} tokens, config.json says {declared}")
     return warning(
         f"the tokenizer has {size} tokens, {'more' if size > declared else 'far fewer'} than config.json's vocab_size "

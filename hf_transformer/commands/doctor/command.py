@@ -1,7 +1,4 @@
-"""hf-transformer doctor: what is wrong between the service, its model's files and the predictor.
-
-hf-transformer doctor [--json] [--strict] <the flags of serve>
-"""
+"""hf-transformer doctor: what is wrong between the service, its model's files and the predictor."""
 
 from __future__ import annotations
 
@@ -39,6 +36,7 @@ Checks: {checks}.
 """
 
 COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
+_ONE_ROW = 'set "max_batch_size: 1" in config.pbtxt if the model can\'t batch'
 _NAME, _STATUS = 18, 9
 """Columns of a check's name and of its status."""
 
@@ -50,8 +48,6 @@ def _advice(check: Callable[[Any], list[Finding]]) -> Callable[[Subject], Awaita
     return run
 
 
-_CERTIFICATES = "see --predictor_ca_file, --predictor_cert_file and --predictor_key_file"
-_ONE_ROW = 'set "max_batch_size: 1" in config.pbtxt if the model can\'t batch'
 _SAME_MODEL = (
     "serve the model with the tokenizer and the config.json that it was exported from (--model_dir, --model_id), or "
     "set --task; the predictor's log may say more"
@@ -63,7 +59,7 @@ CHECKS: Sequence[Check] = (
     Check("address", network.address, hint="correct --predictor_host"),
     Check("connection", network.connection, ("address",)),
     Check("protocol", network.protocol, ("connection",)),
-    Check("TLS", network.tls, ("protocol",), _CERTIFICATES),
+    Check("TLS", network.tls, ("protocol",), "see --predictor_ca_file, --predictor_cert_file and --predictor_key_file"),
     Check("server", model.server, ("TLS",)),
     Check("server ready", model.server_ready, ("server",)),
     Check("model", model.model, ("server",)),
@@ -82,11 +78,7 @@ CHECKS: Sequence[Check] = (
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Makes all checks and prints what they find; the exit code.
-
-    Raises:
-        ConfigError: a flag or variable has a bad value.
-    """
+    """Makes all checks and prints what they find; the exit code. Raises ConfigError for a bad flag or variable."""
     if "-h" in argv or "--help" in argv:
         print(HELP.format(checks=", ".join(check.name for check in CHECKS)), end="")
         return 0

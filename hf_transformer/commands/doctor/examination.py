@@ -24,9 +24,6 @@ Status = Literal["ok", "warning", "failed", "skipped"]
 checked."""
 
 
-GENERATES = "does not apply to generated text"
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """``found`` is what there is, ``change`` what to do about it (a flag, an entry of config.pbtxt), empty where
@@ -125,7 +122,7 @@ async def examine(
 async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
     try:
         if check.predictive and not isinstance(subject.pair, BoundPair):
-            return skipped(GENERATES)
+            return skipped("does not apply to generated text")
         return await check.run(subject)
     except TransformerError as error:
         return failed(str(error), check.hint)

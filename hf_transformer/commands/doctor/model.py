@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 
@@ -23,9 +24,6 @@ from hf_transformer.types import RepositoryEntry
 
 CALL_SECONDS = 60.0
 """For one call, unless --predictor_request_timeout_seconds is less: the first inference of some models takes long."""
-
-SHOWN = 12
-"""Models that are named at most, if the wanted one is missing."""
 
 
 async def flags(subject: Subject) -> list[Finding]:
@@ -93,15 +91,13 @@ async def model(subject: Subject) -> list[Finding]:
     name = subject.config.model_name
     if await subject.admin.model_ready():
         return ok(f"{name!r} is ready")
-    index: Sequence[RepositoryEntry] | None
-    try:
-        index = await subject.admin.repository_index()
-    except RequestError:
-        index = None
-    if mine := [one for one in index or () if one.name == name]:
+    index: Sequence[RepositoryEntry] = ()
+    with suppress(RequestError):
+        index = await subject.admin.repository_index() or ()
+    if mine := [one for one in index if one.name == name]:
         return _not_ready(mine[-1])
-    names = sorted({one.name for one in index or ()})
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    names = sorted({one.name for one in index})
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return failed(
         f"the predictor has no model {name!r}" + (f"; it has {shown}" if names else ""),
         "set --model_name to the name of the model's folder in Triton's repository, or put the model there",

@@ -28,7 +28,6 @@ SOON_DAYS = 14
 PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics, unless told otherwise"
 
 # From OpenSSL's x509_vfy.h; the ssl module has them as numbers only.
-_OTHER_NAME = (62, 64)
 _CHANGES = {
     9: "compare the clocks of the two machines, or issue the predictor's certificate anew",  # not yet valid
     10: "renew the predictor's certificate",  # expired
@@ -55,9 +54,8 @@ class Wire(NamedTuple):
         return f"{self.name} ({self.carrier}) {'over TLS' if tls else 'in plain text'}"
 
 
-_GET = b"GET /v2/health/live HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-_METRICS = b"GET /metrics HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-METRICS_BYTES = 2**20
+_GET = b"GET %b HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
+_METRICS_BYTES = 2**20
 """Of metrics that are read at most."""
 ITSELF = "a service of hf-transformer, and not Triton"
 OTHER_SERVERS = {b"\nhf_transformer_": ITSELF, b"\nnv_": "Triton's port for metrics"}
@@ -68,7 +66,7 @@ _HTTP1 = re.compile(rb"HTTP/1\.\d (?!400.*HTTPS)", re.DOTALL)
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _SETTINGS = re.compile(rb".{3}\x04.\0{4}", re.DOTALL)
 WIRES = {
-    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET, _HTTP1, 4096),
+    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET % b"/v2/health/live", _HTTP1, 4096),
     "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE, _SETTINGS, 9),
 }
 """By --predictor_protocol."""
@@ -100,11 +98,10 @@ async def connection(subject: Subject) -> list[Finding]:
     try:
         async with asyncio.timeout(SECONDS):
             _, writer = await asyncio.open_connection(where.host, where.port)
-    except OSError as exc:  # TimeoutError is one
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
         if isinstance(exc, TimeoutError):
             reason = f"no connection within {SECONDS:g} s, as behind a firewall or NetworkPolicy"
-        else:
-            reason = (exc.strerror or str(exc)).lower()
         return failed(f"{where}: {reason}{assumed}", f"correct --predictor_host or --predictor_port ({PORTS})")
     writer.close()
     return ok(f"{where} is reached")
@@ -150,8 +147,8 @@ async def other_server(where: Address, context: ssl.SSLContext | None) -> str:
     def read() -> bytes:
         answer = b""
         with suppress(OSError), _connected(where, context) as connection:
-            connection.sendall(_METRICS)
-            while len(answer) < METRICS_BYTES and (more := connection.recv(METRICS_BYTES)):
+            connection.sendall(_GET % b"/metrics")
+            while len(answer) < _METRICS_BYTES and (more := connection.recv(_METRICS_BYTES)):
                 answer += more
         return answer
 
@@ -184,7 +181,7 @@ async def tls(subject: Subject) -> list[Finding]:
     error = seen.error
     if isinstance(error, ssl.SSLCertVerificationError):
         change = _CHANGES.get(error.verify_code, "see --predictor_ca_file and --predictor_ca_path")
-        if error.verify_code in _OTHER_NAME:
+        if error.verify_code in (62, 64):  # another host's name or address
             context.check_hostname = False  # the chain is verified all the same
             names = _names((await asyncio.to_thread(probe, where, wire, context)).certificate, "it has none")
             change = f"use one of its names in --predictor_host ({names}), or issue it for {where.host}"

@@ -1,14 +1,14 @@
 """``hf-transformer export``: a model's weights as a folder for Triton, with the tokenizer beside them.
 
-    hf-transformer export --model_id=bert-base-uncased --output=model_repository --model_name=bert
-
 Exit codes: 0 if the folder is there and gives the same as the model, 1 if something failed, 2 for a bad flag, 128 and
 the number of a signal that ended it. It leaves no part of a folder, however it ends.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import threading
 import time
 from argparse import Namespace
@@ -19,19 +19,17 @@ from pathlib import Path
 
 from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
-from hf_transformer.commands.export.serving import commands, manifest
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
 from hf_transformer.errors import ConfigError, LoadError
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
-"""What each format needs beside the service's own libraries."""
+"""What each format needs beside the service's own libraries; the last one is what the Python backend runs it with."""
 BACKENDS: Mapping[str, tuple[str, ...]] = {"onnx": ("onnxruntime", "python"), "torchscript": ("pytorch", "python")}
 """Triton's backends that run each format, the default first."""
 TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
 """The default of --tolerance by precision."""
-INPUT_NAMES = name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask")
 SERVES_FLAGS = {
     "--model_dir or --model_id": "--model_id",
     "--model_revision, --tokenizer_revision": "--revision",
@@ -41,6 +39,33 @@ SERVES_FLAGS = {
     "--hf_token": "--token",
 }
 """Flags of serve in messages of shared code, and those of export that mean the same."""
+MANIFEST = """\
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata:
+  name: {name}
+spec:
+  predictor:
+    model:
+      modelFormat:
+        name: triton
+      protocolVersion: v2
+      storageUri: {storage}
+{image}\
+  transformer:
+    containers:
+      - name: kserve-container
+        image: hf-transformer:latest
+        args:
+{arguments}\
+          - --predictor_protocol=v2
+          # Not ready while Triton is not, so that no request is sent to a pod that can't answer it.
+          - --enable_predictor_health_check=true
+        env:
+          # Filled with the same folder: the tokenizer is in it.
+          - name: STORAGE_URI
+            value: {storage}
+"""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -64,14 +89,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     require_free(target, force=settings.force)  # before the weights are loaded
     try:
         export(settings, target, Terminal(environ))
-    except (ConfigError, LoadError) as error:
-        raise type(error)(in_own_flags(str(error))) from error
+    except (ConfigError, LoadError) as error:  # of code that serve uses too
+        message = re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], str(error))
+        raise type(error)(message) from error
     return 0
-
-
-def in_own_flags(message: str) -> str:
-    """A message of code that serve uses too, with this command's flags."""
-    return re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], message)
 
 
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
@@ -79,8 +100,7 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
     with step(f"Loading {settings.model_id}", terminal) as results:
         from hf_transformer.commands.export.checkpoint import load_checkpoint
         from hf_transformer.commands.export.graph import build_graph
-        from hf_transformer.commands.export.verifying import take_samples, verify
-        from hf_transformer.commands.export.writers import write_model
+        from hf_transformer.commands.export.model_file import take_samples, verify, write_model
 
         checkpoint = load_checkpoint(settings)
         graph = build_graph(checkpoint, settings)
@@ -137,17 +157,47 @@ def step(what: str, terminal: Terminal, folder: Path | None = None) -> Iterator[
     terminal.say(f"  {results[0]} ({time.monotonic() - began:.1f} s)")
 
 
+def _flags(settings: Namespace, task: str) -> list[str]:
+    """The service's flags for this model, without the place of its folder."""
+    return [f"--model_name={settings.model_name}", *([] if settings.task is None else [f"--task={task}"])]
+
+
+def commands(folder: Path, settings: Namespace, task: str) -> str:
+    """Triton on this machine, and the service in front of it."""
+    repository = folder.parent.resolve()
+    places = [f"--model_dir={repository / folder.name}", "--predictor_host=localhost:8000"]
+    note = ""
+    if settings.backend == "python":
+        note = f"  # Triton's Python needs {LIBRARIES[settings.format][-1]} and numpy<2.\n"
+    service = shlex.join(["hf-transformer", *_flags(settings, task), *places])
+    return f"{note}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {service}\n"
+
+
+def manifest(settings: Namespace, task: str) -> str:
+    """An InferenceService; its storage has the model repository with the model's folder."""
+    image = ""
+    if settings.backend == "python":
+        image = (
+            f"      # Triton's own image has no {LIBRARIES[settings.format][-1]} in its Python: name one that has.\n"
+        )
+    # Kubernetes wants lower-case letters, digits and hyphens, a letter first.
+    name = re.sub(r"[^a-z0-9]+", "-", settings.model_name.lower()).strip("-")
+    return MANIFEST.format(
+        name=name if name[:1].isalpha() else f"model-{name}".rstrip("-"),
+        storage=json.dumps(f"pvc://models/{settings.output.resolve().name}"),
+        image=image,
+        arguments="".join(f"          - {json.dumps(flag)}\n" for flag in _flags(settings, task)),
+    )
+
+
 def megabytes(folder: Path) -> str:
     """Of all files in the folder."""
     return f"{sum(one.stat().st_size for one in folder.rglob('*') if one.is_file()) / 1e6:.1f} MB"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
-    """Reads the flags. Exits with code 2 and a message for an unknown one or a value that is none.
-
-    Raises:
-        ConfigError: flags contradict each other.
-    """
+    """Reads the flags. Exits with code 2 and a message for an unknown one or a value that is none. Raises ConfigError
+    where flags contradict each other."""
     given = vars(_parser(environ).parse_args(argv))
     backends = BACKENDS[given["format"]]
     backend = given["backend"] or backends[0]
@@ -186,12 +236,8 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("format", choices=tuple(BACKENDS), default="onnx", help="format of the model file [onnx]")
     add("backend", choices=("onnxruntime", "pytorch", "python"), help="Triton's backend [that of the format]")
     add("revision", metavar="REVISION", help="a branch, tag or commit of --model_id [main]")
-    add(
-        "inputs",
-        INPUT_NAMES,
-        default=(),
-        help="the model's inputs, with commas [all that it takes]",
-    )
+    names = name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask")
+    add("inputs", names, default=(), help="the model's inputs, with commas [all that it takes]")
     add("max_batch_size", count, default=32, help="texts in one batch [32]")
     add("precision", choices=tuple(TOLERANCES), default="fp32", help="of the weights and outputs [fp32]")
     add("instances", count, default=1, help="copies of the model in Triton [1]")

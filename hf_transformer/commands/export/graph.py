@@ -178,11 +178,8 @@ class SentenceVector(Graph):
 
 
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
-    """The graph of the task, with its reduction if --reduce is set.
-
-    Raises:
-        ConfigError: --inputs names an input that the model does not take, or the task has no exact reduction.
-    """
+    """The graph of the task, with its reduction if --reduce is set. Raises ConfigError if --inputs names an input that
+    the model does not take, or the task has no exact reduction."""
     inputs = [
         GraphTensor(name, (BATCH, DECODED if name == "decoder_input_ids" else SEQUENCE), "INT64")
         for name in _inputs(checkpoint, settings)

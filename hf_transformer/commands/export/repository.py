@@ -50,6 +50,8 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
             finally:  # also when a signal arrives in between
                 if old.exists() and not target.exists():
                     os.rename(old, target)
+    except BrokenPipeError:
+        raise  # of what is printed meanwhile
     except OSError as exc:
         raise LoadError(f"--output: {target} can't be written: {exc.strerror or exc}") from exc
     finally:
@@ -93,11 +95,7 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> N
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
-    """Starts the tokenizer from the folder alone, as the service will.
-
-    Raises:
-        LoadError: files that the tokenizer needs were not copied.
-    """
+    """Starts the tokenizer from the folder alone, as the service will. Raises LoadError if files of it are missing."""
     trusting = settings.trust_remote_code
     files = find_model_files(None, str(folder), trust_remote_code=trusting)
     copied = load_tokenizer(files.tokenizer_folder, files.config, trust_remote_code=trusting)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from hf_transformer.commands.doctor.command import CHECKS
@@ -52,41 +48,3 @@ def diagnose(triton: LocalTriton, load: Callable[[str], None]) -> Diagnose:
         return troubles(results)
 
     return run
-
-
-@pytest.fixture
-def folder_with(tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a model's folder with other values in config.json, and perhaps another model's tokenizer."""
-
-    def copied(model: str, changes: Mapping[str, Any], tokenizer_of: str | None = None) -> Path:
-        source = task_model_folder(model)
-        settings = json.loads((source / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**settings, **changes}))
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(task_model_folder(tokenizer_of or model) / name, tmp_path / name)
-        return tmp_path
-
-    return copied
-
-
-@pytest.fixture(scope="session")
-def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
-    """Puts a copy of a model into Triton's repository, with other words in its config.pbtxt, and loads it."""
-    planted: set[str] = set()
-
-    def make(name: str, changes: Mapping[str, str], *, of: str = "bert_masked", load: bool = True) -> None:
-        if name in planted:
-            return
-        shutil.copytree(repository / of, repository / name, symlinks=True)
-        config = repository / name / "config.pbtxt"
-        text = config.read_text()
-        for old, new in {f'name: "{of}"': f'name: "{name}"', **changes}.items():
-            assert old in text
-            text = text.replace(old, new)
-        config.write_text(text)
-        if load:
-            url = f"http://{triton.http_address}/v2/repository/models/{name}/load"
-            httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
-        planted.add(name)
-
-    return make

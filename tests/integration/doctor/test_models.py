@@ -1,19 +1,133 @@
-"""Each planted mismatch is found, named, and told how to mend."""
+"""The doctor has nothing to say of a pair that fits, and finds, names and mends each planted mismatch."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from hf_transformer.commands.doctor import inference
-from tests.integration.doctor.conftest import Diagnose
+from hf_transformer.commands.doctor import command, inference
+from hf_transformer.commands.local_triton import LocalTriton
+from tests.integration.conftest import Serve
+from tests.integration.doctor.conftest import Diagnose, results_of
+from tests.service import flags_for
 from tests.triton_repository import DEMO_MODEL as DEMO
+from tests.triton_repository import task_model_folder
 
 Plant = Callable[..., None]
 FolderWith = Callable[..., Path]
+
+
+@pytest.fixture
+def folder_with(tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a model's folder with other values in config.json, and perhaps another model's tokenizer."""
+
+    def copied(model: str, changes: Mapping[str, Any], tokenizer_of: str | None = None) -> Path:
+        source = task_model_folder(model)
+        settings = json.loads((source / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**settings, **changes}))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(task_model_folder(tokenizer_of or model) / name, tmp_path / name)
+        return tmp_path
+
+    return copied
+
+
+@pytest.fixture(scope="session")
+def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
+    """Puts a copy of a model into Triton's repository, with other words in its config.pbtxt, and loads it."""
+
+    def make(name: str, changes: Mapping[str, str], *, load: bool = True) -> None:
+        if (repository / name).exists():
+            return
+        shutil.copytree(repository / "bert_masked", repository / name, symlinks=True)
+        config = repository / name / "config.pbtxt"
+        text = config.read_text()
+        for old, new in {'name: "bert_masked"': f'name: "{name}"', **changes}.items():
+            assert old in text
+            text = text.replace(old, new)
+        config.write_text(text)
+        if load:
+            url = f"http://{triton.http_address}/v2/repository/models/{name}/load"
+            httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("model", "protocol"),
+    [
+        *((one, "v2") for one in ("bert_masked", "bert_int32", "sentiment", "ner_roberta", "minibert_mean")),
+        *((one, "grpc-v2") for one in ("squad", "gpt2_logits", "gpt2_tokens")),
+        ("cross --task=rerank", "v2"),
+        ("nli --task=zero_shot_classification", "v2"),
+        ("t5_logits", "v2"),
+    ],
+)
+def test_nothing_is_wrong(diagnose: Diagnose, model: str, protocol: str) -> None:
+    assert diagnose(*model.split(), protocol=protocol) == {}
+
+
+def test_the_command(
+    triton: LocalTriton, diagnose: Diagnose, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diagnose("bert_masked") == {}
+    address = triton.http_address if protocol == "v2" else triton.grpc_address
+    flags = flags_for("bert_masked", task_model_folder("bert_masked"), address, protocol)
+    assert command.run(flags, {}) == 0
+    table = capsys.readouterr().out
+    assert f"predictor {address} over {protocol}" in table
+    inferred, shared = "9 tokens -> logits [9, 1024]", "36864 bytes came through /dev/shm"
+    for said in ("triton 2.", inferred, shared, '-> "paris"; tokenize'):
+        assert said in " ".join(table.split())
+    assert table.endswith("24 ok, 1 skipped; exit code 0\n")
+    assert command.run([*flags, "--json"], {}) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["model"], document["exit_code"]) == ("bert_masked", 0)
+    found = {one["name"]: one for one in document["results"]}
+    assert found["highest token id"]["found"] == "id 1023 is answered"
+    assert found["longest text"]["found"] == "128 tokens are answered"
+    assert all(one["change"] == "" and one["seconds"] >= 0 for one in document["results"])
+
+
+def test_warnings_count_with_strict_only(triton: LocalTriton, diagnose: Diagnose) -> None:
+    assert list(diagnose("bert")) == ["attention mask"]
+    flags = flags_for("bert", task_model_folder("bert"), triton.http_address, "v2")
+    assert [command.run([*flags, *strict], {}) for strict in ((), ("--strict",), ("--strict", "--json"))] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        ("--max_batch_tokens=160", 5),
+        ("--max_batch_output_bytes=500000", 4),
+        ("--max_predictor_response_bytes=700000 --predictor_shared_memory=off", 6),
+    ],
+)
+async def test_a_full_batch_is_as_large_as_the_service_makes_it(
+    triton: LocalTriton, load: Callable[[str], None], flags: str, rows: int
+) -> None:
+    await asyncio.to_thread(load, "bert_masked")
+    folder = task_model_folder("bert_masked")
+    results = await results_of(flags_for("bert_masked", folder, triton.http_address, "v2", flags.split()))
+    [found] = [one.found for one in results if one.name == "shared batch"]
+    assert f"in a batch with {rows - 1} longer ones" in found  # of 27 tokens
+
+
+def test_the_service_warns_at_its_start_once_where_there_is_need(serve: Serve) -> None:
+    service = serve("bert_batch0", "v2", "--predictor_check_seconds=1")
+    warnings = [line for line in service.log.splitlines() if "hf_transformer.commands.doctor" in line]
+    assert len(warnings) == 2
+    assert "model 'bert_batch0': batch size: max_batch_size is 0" in warnings[0]
+    assert "attention mask: without attention_mask" in warnings[1]
+    assert "hf_transformer.commands.doctor" not in serve("bert_masked").log
+
 
 BATCHING = "dynamic_batching { }"
 
@@ -25,12 +139,8 @@ def fault(name: str) -> str:
 PLANTED = {
     "doctor_floats": {"data_type: TYPE_INT64": "data_type: TYPE_FP32"},
     "doctor_poor": {"max_batch_size: 8": "max_batch_size: 2", BATCHING: fault("ignores_mask")},
-    "doctor_small": {BATCHING: f"{BATCHING}\n{fault('small_batches')}"},
-    "doctor_constant": {
-        "max_batch_size: 8": "max_batch_size: 1",
-        "count: 1": "count: 2",
-        BATCHING: fault("constant"),
-    },
+    "doctor_small": {"max_batch_size: 8": "max_batch_size: 12", BATCHING: f"{BATCHING}\n{fault('small_batches')}"},
+    "doctor_constant": {"max_batch_size: 8": "max_batch_size: 1", "count: 1": "count: 2", BATCHING: fault("constant")},
     "doctor_free": {"dims: [ -1, 1024 ]": "dims: [ -1, -1 ]"},
 }
 """What is changed in the demo's config.pbtxt."""
@@ -134,7 +244,7 @@ doctor_poor --pad_to_multiple_of=64
   shared batch: attention_mask hides the padding
 
 doctor_small
-  shared batch: the model answers up to 2 texts in a batch, and 8 would be sent
+  shared batch: the model answers up to 2 texts in a batch, and 12 would be sent
     ... set "max_batch_size: 2" in config.pbtxt
 
 doctor_constant --max_batches_in_flight=1

@@ -1,0 +1,397 @@
+"""hf-transformer doctor without a predictor: what it prints, how checks follow each other, the advice, rare states."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer import __version__
+from hf_transformer.app.wiring import BoundPair, Pair, fit_task, load_parts, predictor_settings
+from hf_transformer.commands import cli
+from hf_transformer.commands.doctor import command, inference, model, network
+from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
+from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
+from hf_transformer.commands.terminal import Terminal
+from hf_transformer.config.options import parse_config
+from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictor.base import Address, Destination, Reply
+from hf_transformer.predictor.rest import RestPredictor
+from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.types import Json, ModelSpec, RepositoryEntry, Tensor, TensorSpec
+from tests.predictor.fault_server import nobody
+from tests.triton_repository import DEMO_MODEL
+
+ROOT = Path(__file__).parents[2]
+NAMES = [check.name for check in command.CHECKS]
+
+FINE = Finding("ok", "127.0.0.1", name="address", seconds=0.00123)
+DOUBT = Finding("warning", "max_batch_size is 1", 'set "max_batch_size: 32" in its config.pbtxt', name="batch size")
+WRONG = Finding("failed", "Its input 'x' is FP32", "export it as INT64", name="contract")
+BLOCKED = Finding("skipped", "not made: contract comes first", name="inference", blocked=True)
+UNUSED = Finding("skipped", "not asked for", name="TLS")
+
+
+def test_help_and_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Usage: hf-transformer doctor")
+    assert all(name in text for name in ("--strict", *NAMES))
+    assert cli.main(["doctor", "--predictor_host=triton", "--workers=0"]) == 2
+    assert "--workers: expected an integer" in capsys.readouterr().err
+
+
+def test_no_predictor(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [f"--predictor_host={nobody()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
+    handlers = list(logging.getLogger("hf_transformer").handlers)
+    assert command.run(flags, {}) == 2
+    table = capsys.readouterr()
+    assert "failed   connection" in table.out
+    assert "not made, since others come first: protocol, TLS, server," in " ".join(table.out.split())
+    assert table.err == ""
+    assert command.run([*flags, "--json", "--strict"], {}) == 2
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert list(dict.fromkeys(one["name"] for one in results)) == NAMES
+    bad = [(one["name"], one["status"]) for one in results if one["status"] not in ("ok", "skipped")]
+    assert bad == [("model files", "warning"), ("connection", "failed")]
+    # What the service would log while it loads.
+    [found] = [one["found"] for one in results if one["status"] == "warning"]
+    assert found == "--return_offsets_mapping has no effect for fill_mask"
+    assert logging.getLogger("hf_transformer").handlers == handlers
+
+
+def test_the_page_names_every_check() -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    assert re.findall(r"^\| ([^|]+) \| [^|]+ \| (?:warning|failed|failed, warning) \|$", page, re.MULTILINE) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("results", "codes", "says"),
+    [
+        pytest.param([FINE, UNUSED], (0, 0), "1 ok, 1 skipped", id="well"),
+        pytest.param([FINE, DOUBT], (0, 1), "1 ok, 1 warning", id="a warning"),
+        pytest.param([DOUBT, DOUBT, WRONG, UNUSED], (2, 2), "2 warnings, 1 failed, 1 skipped", id="a failure"),
+    ],
+)
+def test_the_exit_code(results: list[Finding], codes: tuple[int, int], says: str) -> None:
+    assert tuple(command.exit_code(results, strict=strict) for strict in (False, True)) == codes
+    assert command.summary(results, codes[0]) == f"{says}; exit code {codes[0]}"
+
+
+def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    terminal = Terminal({}, io.StringIO())
+    assert command.row(FINE, terminal) == "ok       address           127.0.0.1"
+    assert command.row(DOUBT, terminal).splitlines() == [
+        "warning  batch size        max_batch_size is 1",
+        '                           -> set "max_batch_size: 32" in its',
+        "                              config.pbtxt",
+    ]
+    assert command.rest([FINE, UNUSED], terminal) == ""
+    rest = command.rest([WRONG, BLOCKED, BLOCKED, UNUSED], terminal)
+    assert rest.splitlines() == [
+        "skipped  2 checks          not made, since others come first: inference,",
+        "                           inference",
+    ]
+
+
+def test_colours_of_a_row() -> None:
+    terminal = Terminal({}, io.StringIO())
+    terminal.coloured = True
+    status, change = command.row(DOUBT, terminal).splitlines()
+    assert status.startswith("\x1b[33mwarning\x1b[0m  batch size ")
+    assert change.lstrip().startswith("\x1b[1m-> set") and change.endswith("config.pbtxt\x1b[0m")
+
+
+def test_json() -> None:
+    assert json.loads(command.json_text("bert", [FINE], 0)) == {
+        "version": __version__,
+        "model": "bert",
+        "exit_code": 0,
+        "results": [{"name": "address", "status": "ok", "found": "127.0.0.1", "change": "", "seconds": 0.0012}],
+    }
+
+
+class Index(RestPredictor):
+    """A predictor with these models, of which none is ready. An error is raised."""
+
+    index: Sequence[RepositoryEntry] | RequestError | None = None
+
+    async def server_ready(self) -> bool:
+        return False
+
+    async def model_ready(self) -> bool:
+        return False
+
+    async def repository_index(self) -> Sequence[RepositoryEntry] | None:
+        if isinstance(self.index, RequestError):
+            raise self.index
+        return self.index
+
+    async def model_spec(self) -> ModelSpec:
+        return ModelSpec("m", "1", (), (), max_batch_size=None)
+
+
+@pytest.fixture
+def subject() -> Subject:
+    config, notes = parse_config(["--model_name=bert", "--predictor_host=triton:8000"], {})
+    subject = Subject(config, notes)
+    subject.admin = Index(predictor_settings(config))
+    return subject
+
+
+def giving(*outcomes: Finding | Exception) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
+    """A check that finds this, or fails so."""
+
+    async def run(subject: Subject) -> Sequence[Finding]:
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return [one for one in outcomes if isinstance(one, Finding)]
+
+    return run
+
+
+WELL = giving(Finding("ok", "fine"))
+BUG = giving(ZeroDivisionError())
+
+
+async def test_a_failed_check_blocks_what_needs_it(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+    checks = [
+        Check("a", giving(Finding("failed", "broken", "mend it"), Finding("failed", "broken twice", "mend it again"))),
+        Check("b", BUG, ("a",)),
+        Check("c", BUG, ("b",)),
+        Check("d", giving(Finding("warning", "doubtful", "change it"))),
+        Check("e", WELL, ("d",)),
+        Check("f", giving(PredictorTimeout("too slow")), hint="wait"),
+    ]
+    results = [(one.name, one.status, one.found, one.change, one.blocked) async for one in examine(subject, checks)]
+    assert results == [
+        ("a", "failed", "broken", "mend it", False),
+        ("a", "failed", "broken twice", "mend it again", False),
+        ("b", "skipped", "not made: a comes first", "", True),
+        ("c", "skipped", "not made: b comes first", "", True),
+        ("d", "warning", "doubtful", "change it", False),
+        ("e", "ok", "fine", "", False),
+        ("f", "failed", "too slow", "wait", False),
+    ]
+    assert caplog.records == []
+
+
+async def test_after_a_bug_in_a_check_others_are_made(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        results = [one async for one in examine(subject, [Check("a", BUG), Check("b", WELL)])]
+    assert [one.status for one in results] == ["failed", "ok"]
+    assert results[0].found == "the check itself failed: ZeroDivisionError"
+    assert caplog.records[0].exc_info is not None
+
+
+def test_a_check_comes_after_those_that_it_needs() -> None:
+    seen: set[str] = set()
+    for check in command.CHECKS:
+        assert check.name not in seen
+        assert seen.issuperset(check.needs)
+        seen.add(check.name)
+
+
+def entry(state: str, reason: str = "", name: str = "bert") -> RepositoryEntry:
+    return RepositoryEntry(name, "1", state, reason)
+
+
+MANY = [entry("READY", name=f"model_{number:02}") for number in range(14)]
+
+
+@pytest.mark.parametrize(
+    ("index", "found", "change"),
+    [
+        ([entry("UNAVAILABLE", "no model.onnx")], "is UNAVAILABLE: no model.onnx", "config.pbtxt"),
+        ([entry("LOADING")], "is being loaded", "wait"),
+        ([entry("UNAVAILABLE", "unloaded")], "but UNAVAILABLE", "--load-model=bert"),
+        (MANY, "it has model_00, model_01,", "--model_name"),
+        (None, "has no model 'bert'", "--model_name"),
+        (PredictorUnavailable("gone"), "has no model 'bert'", "--model_name"),
+    ],
+    ids=["bad", "loading", "unloaded", "others", "no index", "gone"],
+)
+async def test_a_model_that_is_not_ready(
+    subject: Subject, index: Sequence[RepositoryEntry] | RequestError | None, found: str, change: str
+) -> None:
+    assert isinstance(subject.admin, Index)
+    subject.admin.index = index
+    [finding] = await model.model(subject)
+    assert finding.status == "failed"
+    assert found in finding.found and change in finding.change and "model_13" not in finding.found
+
+
+async def test_other_models_that_are_not_ready_and_no_configuration_endpoint(subject: Subject) -> None:
+    [finding] = await model.server_ready(subject)
+    assert finding.status == "warning" and "--strict-readiness=false" in finding.change
+    [finding] = await model.description(subject)
+    assert finding.status == "ok" and "nothing -> nothing (metadata alone" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (1, "good"),
+        ({"0": 0.2, "1": 0.8}, {"bad": 0.2, "good": 0.8}),
+        ([0, 1], ["bad", "good"]),
+        ("paris", "paris"),
+        ({"answer": "here", "score": 1.0}, {"answer": "here", "score": 1.0}),
+    ],
+    ids=["index", "probabilities", "tokens", "word", "other"],
+)
+def test_labels_of_an_answer(answer: Json, expected: Json) -> None:
+    assert inference.with_labels(answer, ("bad", "good")) == expected
+
+
+# Advice, which needs files and the model's description only.
+
+IDS, MASK = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,))
+LOGITS = TensorSpec("logits", "FP32", (-1, 1024))
+GOOD = ModelSpec("bert", "1", (IDS, MASK), (LOGITS,), 8, dynamic_batching=True)
+LARGER = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 1200)),))
+
+
+def pair_of(spec: ModelSpec, *flags: str, **model_config: Json) -> BoundPair:
+    """The demo's files and a model, with other values in config.json."""
+    config, _ = parse_config([f"--model_dir={DEMO_MODEL}", "--predictor_host=triton:8000", *flags], {})
+    parts = load_parts(config)
+    task = FillMask(replace(parts.task.settings, model_config={**parts.task.settings.model_config, **model_config}))
+    reader, signature = fit_task(config, task, spec)
+    return BoundPair(config, parts.tokenizer, reader, spec, signature)
+
+
+def shaped(spec: ModelSpec, *leading: int, length: int = -1) -> ModelSpec:
+    """The spec with more axes in front, and this sequence length."""
+    inputs = tuple(replace(one, shape=(*leading, length)) for one in spec.inputs)
+    outputs = tuple(replace(one, shape=(*leading, length, 1024)) for one in spec.outputs)
+    return replace(spec, inputs=inputs, outputs=outputs)
+
+
+def said(pair: Pair, *statuses: str) -> dict[str, str]:
+    """What the checks find, by name, of those with one of these statuses."""
+    fitting = ((name, check(pair)) for name, check, kind in ADVICE if isinstance(pair, kind))
+    return {name: one.found for name, found in fitting for one in found if one.status in statuses}
+
+
+ONE = replace(GOOD, inputs=(IDS,), max_batch_size=1)
+BLIND = shaped(replace(GOOD, inputs=(IDS,)), length=128)
+
+
+@pytest.mark.parametrize(
+    ("spec", "vocab_size", "name", "says"),
+    [
+        pytest.param(replace(shaped(GOOD, 4), max_batch_size=0), 1024, "batch size", "the dims say 4 rows", id="rows"),
+        pytest.param(ONE, 1024, "batch size", "one text at a time", id="no mask is needed for one text"),
+        pytest.param(BLIND, 1024, "attention mask", "takes the padding for text", id="visible padding"),
+        pytest.param(LARGER, 1200, "vocabulary", "far fewer than config.json's vocab_size 1200", id="other tokenizer"),
+    ],
+)
+def test_a_warning(spec: ModelSpec, vocab_size: int, name: str, says: str) -> None:
+    found = said(pair_of(spec, vocab_size=vocab_size), "warning")
+    assert list(found) == [name]
+    assert says in found[name]
+
+
+LITTLE: dict[str, Json] = {"vocab_size": None, "pad_token_id": None, "max_position_embeddings": None}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "name", "says"),
+    [
+        (GOOD, {}, "instances", "1 of the model, and up to 2 batches in flight"),
+        (replace(shaped(GOOD, -1), max_batch_size=None), {}, "batch size", "batches of up to 32 are sent"),
+        (replace(shaped(GOOD, -1), max_batch_size=None), {}, "dynamic batching", "the predictor does not tell"),
+        (shaped(GOOD, length=512), {}, "text length", "128 tokens, padded to the 512 that the model always takes"),
+        (GOOD, LITTLE, "vocabulary", "config.json names no vocab_size; the tokenizer has 1024 tokens"),
+        (GOOD, LITTLE, "padding token", "config.json names none; id 0 is used"),
+        (GOOD, LITTLE, "text length", "texts are cut at 128 tokens (config.json names no limit)"),
+    ],
+)
+def test_no_warning(spec: ModelSpec, changes: dict[str, Json], name: str, says: str) -> None:
+    pair = pair_of(spec, **changes)
+    assert said(pair, "warning") == {}
+    assert says in said(pair, "ok", "skipped")[name]
+
+
+async def test_a_model_that_generates_and_is_decoupled() -> None:
+    pair = pair_of(GOOD)
+    other = Pair(pair.config, pair.tokenizer, pair.task, replace(GOOD, decoupled=True, dynamic_batching=False))
+    assert list(said(other, "skipped")) == ["dynamic batching"]
+    assert said(other, "warning") == {}
+    subject = Subject(pair.config, [])
+    subject.pair = other
+    results = [
+        one async for one in examine(subject, [replace(one, needs=()) for one in command.CHECKS if one.predictive])
+    ]
+    assert [one.name for one in results] == [
+        *("batch size", "attention mask", "text length", "other text", "shared batch", "shared memory"),
+    ]
+    assert {one.found for one in results} == {"does not apply to generated text"}
+
+
+async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    advice, slow = StartAdvice(), replace(GOOD, dynamic_batching=False)
+    with caplog.at_level(logging.WARNING):
+        advice(pair_of(slow))
+        assert caplog.messages == []  # requests that wait come first
+        await asyncio.sleep(0)
+        advice(pair_of(slow))
+        advice(pair_of(replace(slow, max_batch_size=2)))
+        await asyncio.sleep(0)
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        "model 'bert': dynamic batching: off: Triton merges no requests, so batches of several workers or services run "
+        "one after the other",
+        "model 'bert': batch size: max_batch_size is 2, which is small",
+    ]
+
+
+def test_the_batches_of_all_workers_keep_the_instances_busy() -> None:
+    two, few = replace(GOOD, instances=2), "--max_batches_in_flight=1"
+    assert list(said(pair_of(two, few), "warning")) == ["instances"]
+    assert said(pair_of(two, few, "--workers=2"), "warning") == {}
+
+
+class Elsewhere(Index):
+    """A predictor with another /dev/shm: what it writes into a region does not arrive."""
+
+    async def register_region(self, *given: Any) -> None:
+        pass
+
+    async def unregister_region(self, name: str) -> None:
+        pass
+
+    async def infer(self, *given: Any, **more: Any) -> Reply:
+        there = any(isinstance(one, Destination) for one in (*given, *more.values()))
+        return Reply({"logits": Tensor("logits", "FP32", np.full((1, 9, 1024), float(there), np.float32))})
+
+
+async def test_outputs_that_do_not_arrive(subject: Subject) -> None:
+    subject.pair, subject.admin = pair_of(GOOD), Elsewhere(predictor_settings(subject.config))
+    [finding] = await inference.shared_memory(subject)
+    assert finding.status == "warning" and "does not arrive here" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("days", "change"), [(13, "renew the predictor's certificate: it ends in 13 days"), (15, "")], ids=["soon", "later"]
+)
+async def test_the_end_of_a_certificate(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, days: int, change: str
+) -> None:
+    until = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime(time.time() + days * 86400 + 60))
+    seen = network.Probe("understood", certificate={"notAfter": until}, version="TLSv1.3")
+    monkeypatch.setattr(network, "probe", lambda *given: seen)
+    subject.address = Address("localhost", 8000, True)
+    [finding] = await network.tls(subject)
+    assert (finding.status, finding.change) == ("warning" if change else "ok", change)
