@@ -35,8 +35,9 @@ from hf_transformer.errors import LoadError
 HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
-EXIT_SECONDS = 2
-"""Triton's wait for requests and idle connections after SIGTERM."""
+EXIT_SECONDS = 0
+"""Triton's wait for requests after SIGTERM: whoever asks it has ended before. It looks once a second, so that any other
+value costs seconds at every end."""
 GRACE_SECONDS = 15.0
 """Of Triton and of the service, before they are killed."""
 SERVICE_SECONDS = 60.0

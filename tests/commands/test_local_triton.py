@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,12 +53,6 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-@pytest.fixture
-def triton(repository: Path) -> Iterator[LocalTriton]:
-    with LocalTriton(repository, environment=ENVIRONMENT, models=["double"]) as started:
-        yield started
-
-
 def get(address: str, path: str, body: str | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(address, timeout=30)
     try:
@@ -93,45 +86,38 @@ def backend_folder(session: int) -> Path:
     return next(Path(name).parents[2] for name in programs if name.endswith("stub"))
 
 
-def test_serves_the_wanted_model_and_leaves_nothing(repository: Path) -> None:
+def test_a_life_that_leaves_nothing(repository: Path) -> None:
+    """Serves the wanted model, hangs and goes on, is killed, restarts on its ports, and is ended while it hangs."""
     with LocalTriton(repository, environment=ENVIRONMENT, models=["double"]) as triton:
         assert double(triton) == [2.0, 4.0]
         assert get(triton.http_address, "/v2/models/broken/ready")[0] == 400, "only the wanted model is loaded"
         assert b"nv_inference_count" in get(triton.metrics_address, "/metrics")[1]
-        session, folder = triton.child.pid, backend_folder(triton.child.pid)
+        session, ports = triton.child.pid, (triton.http_port, triton.grpc_port, triton.metrics_port)
         assert len(session_members(session)) == 2, "Triton and the model's stub"
         assert list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
-    assert left_behind(triton, session, folder) == []
 
+        triton.suspend()
+        connection = http.client.HTTPConnection(triton.http_address, timeout=0.2)
+        connection.request("GET", "/v2/health/live")
+        with pytest.raises(TimeoutError):
+            connection.getresponse()
+        connection.close()
+        triton.resume()
+        assert double(triton) == [2.0, 4.0]
 
-def test_a_kill_leaves_nothing_and_a_restart_keeps_the_ports(triton: LocalTriton) -> None:
-    session, ports = triton.child.pid, (triton.http_port, triton.grpc_port, triton.metrics_port)
-    triton.kill()
-    assert triton.child.exit_code == -signal.SIGKILL
-    assert session_members(session) == []
-    assert list(SHARED_MEMORY.glob(f"{triton.prefix}*")) == []
-    with pytest.raises(ConnectionRefusedError):
-        get(triton.http_address, "/v2/health/live")
+        triton.kill()
+        assert triton.child.exit_code == -signal.SIGKILL
+        assert session_members(session) == []
+        assert list(SHARED_MEMORY.glob(f"{triton.prefix}*")) == []
+        with pytest.raises(ConnectionRefusedError):
+            get(triton.http_address, "/v2/health/live")
 
-    triton.restart()
-    assert (triton.http_port, triton.grpc_port, triton.metrics_port) == ports
-    assert triton.child.pid != session
-    assert double(triton) == [2.0, 4.0]
-
-
-def test_a_suspended_triton_goes_on_or_ends(triton: LocalTriton) -> None:
-    triton.suspend()
-    connection = http.client.HTTPConnection(triton.http_address, timeout=0.2)
-    connection.request("GET", "/v2/health/live")
-    with pytest.raises(TimeoutError):
-        connection.getresponse()
-    connection.close()
-    triton.resume()
-    assert double(triton) == [2.0, 4.0]
-
-    triton.suspend()
-    session, folder = triton.child.pid, backend_folder(triton.child.pid)
-    triton.stop()
+        triton.restart()
+        assert (triton.http_port, triton.grpc_port, triton.metrics_port) == ports
+        assert triton.child.pid != session
+        assert double(triton) == [2.0, 4.0]
+        triton.suspend()
+        session, folder = triton.child.pid, backend_folder(triton.child.pid)
     assert left_behind(triton, session, folder) == []
 
 
@@ -143,6 +129,8 @@ def test_a_model_that_fails_to_load(repository: Path) -> None:
     with LocalTriton(repository, environment=ENVIRONMENT, strict=False) as triton:
         assert double(triton) == [2.0, 4.0]
         assert get(triton.http_address, "/v2/models/broken/ready")[0] == 400
+        session, folder = triton.child.pid, backend_folder(triton.child.pid)
+    assert left_behind(triton, session, folder) == []
 
 
 def test_taken_ports_are_left_for_others(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,7 @@ UNTIL_TOLD = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one under nohup this
 from hf_transformer.commands.export import command
 from hf_transformer.commands.export.repository import new_folder
 

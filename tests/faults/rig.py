@@ -88,13 +88,14 @@ class Rig:
             environment=triton_environment(),
             models=[MODEL],
             config_name=None,
-            options=["--disable-auto-complete-config"],
+            options=["--disable-auto-complete-config", "--exit-timeout-secs=2"],  # one fault lets it drain
         )
         self._stack = ExitStack()
         self._loads = 0
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self.triton)
+        self._stack.callback(self.triton.kill)  # quicker than its end; the services end before
         return self
 
     def __exit__(

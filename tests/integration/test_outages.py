@@ -31,6 +31,7 @@ def triton(repository: Path) -> Iterator[LocalTriton]:
         repository, environment=triton_environment(), models=["bert"], config_name=None, options=OPTIONS
     ) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture
