@@ -13,8 +13,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import hf_transformer
+from hf_transformer.api.base import CLIENTS_OWN
 from hf_transformer.generation.task import ALL_TASKS
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import ROOT, Serve, refused
 from tests.service import Service
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", "api", "text_generation")}
@@ -220,6 +221,36 @@ def test_answers_in_every_form_are_described(service: Service, document: dict[st
         response = service.post(body)
         assert response.status_code == 200, response.text
         validate(document, operation, response)
+
+
+WRONG_VALUES: dict[str, tuple[list[Any], str]] = {
+    "boolean": ([1, "yes"], "expected true or false, got a "),
+    "integer": ([True, 1.5, "1"], "expected a whole number, got a "),
+    "string": ([1, ["x"]], "..., got a "),
+}
+"""By the type of a parameter: values that it does not take, and what is said."""
+
+
+@pytest.mark.parametrize("task", [task for task in MODELS if task not in GENERATIVE])
+def test_parameters_that_the_document_does_not_describe_are_refused(
+    service: Service, document: dict[str, Any], task: str
+) -> None:
+    """tests/api/test_openapi.py has that it describes all of them."""
+    instances = examples(document["paths"][f"/v1/models/{service.model}:predict"]["post"])[0]["instances"]
+    [form] = document["components"]["schemas"]["Parameters"]["anyOf"]
+    wrong: list[tuple[str, Any, str]] = [("none", 1, "unknown, expected one of output_format")]
+    for name, schema in form["properties"].items():
+        if name in {*CLIENTS_OWN, "stride"}:  # which only windows have
+            continue
+        for kind in {*schema.get("type", ())} - {"null"}:
+            values, says = WRONG_VALUES[kind]
+            if "enum" in schema:
+                values, says = [*values, "xml"], f"... is not one of {', '.join(schema['enum'][:-1])}"
+            wrong += [(name, value, says) for value in values]
+            if "minimum" in schema:
+                wrong.append((name, schema["minimum"] - 1, f"{schema['minimum'] - 1} is too small"))
+    for name, value, says in wrong:
+        refused(service, instances, {"output_format": "pipeline", name: value}, f"parameters.{name}: {says}")
 
 
 def test_errors_are_described(service: Service, document: dict[str, Any]) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton, poll, session_members
-from tests.faults.rig import regions
+from hf_transformer.commands.local_triton import LocalTriton, poll
+from tests.faults.rig import kill, members, regions
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment
@@ -50,11 +47,6 @@ def services(triton: LocalTriton) -> Iterator[list[Service]]:
             stack.enter_context(Service(*flags_for("bert", MODEL_FOLDER, address, protocol, flags)))
             for protocol, address in (("v2", triton.http_address), ("grpc-v2", triton.grpc_address))
         ]
-
-
-def stubs_of(pid: int) -> list[int]:
-    """The processes of Triton's Python backend."""
-    return [one for one in session_members(pid) if "backend_stub" in " ".join(psutil.Process(one).cmdline())]
 
 
 def reload(triton: LocalTriton) -> None:
@@ -105,8 +97,8 @@ def check_an_outage(triton: LocalTriton, services: list[Service]) -> None:
 
 def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
     """Triton says for ever that it is ready, and answers every inference with 500, after a second or two."""
-    for pid in stubs_of(triton.child.pid):
-        os.kill(pid, signal.SIGKILL)
+    for pid in members(triton.child.pid, "backend_stub"):
+        kill(pid)
     for service in services:
         assert poll(lambda one=service: one.post(BODY).status_code == 502, 20.0)  # type: ignore[misc]
         assert [service.post(BODY).status_code for _ in range(2)] == [502] * 2
