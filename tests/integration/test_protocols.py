@@ -445,11 +445,13 @@ def test_sigterm_finishes_what_is_in_flight(serve: Serve) -> None:
 
 
 def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
-    """tests/tokenizer/test_model_files.py has folders that are missing."""
     broken = tmp_path / "no PEM"
     broken.write_text("no PEM")
-    flags = [f"--ssl_certfile={broken}", f"--ssl_keyfile={broken}", "--predictor_host=x"]
-    command = [sys.executable, "-W", "error", "-m", "hf_transformer", *flags]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 2
-    assert "--ssl_certfile" in result.stderr and result.stderr.count("\n") == 1
+    for flags, code, says in (
+        (["--model_dir=/no/such/folder"], 1, "/no/such/folder"),
+        ([f"--ssl_certfile={broken}", f"--ssl_keyfile={broken}"], 2, "--ssl_certfile"),
+    ):
+        command = [sys.executable, "-W", "error", "-m", "hf_transformer", "--predictor_host=x", *flags]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert result.returncode == code
+        assert says in result.stderr and result.stderr.count("\n") == 1

@@ -68,7 +68,9 @@ def test_goldens(serve: Serve, model: str) -> None:
 @each_model
 def test_functions_and_top_k(serve: Serve, model: str) -> None:
     service = serve(model)
-    asked = [(name, {"top_k": None, "function_to_apply": name}) for name in ("softmax", "sigmoid", "none")]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (name, {"top_k": None, "function_to_apply": name}) for name in ("softmax", "sigmoid", "none")
+    ]
     if model in ("sentiment", "emotions"):
         asked += [("top_2", {"top_k": 2}), ("all", {"top_k": 10**6})]
     for key, parameters in asked:
