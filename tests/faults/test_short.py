@@ -61,8 +61,11 @@ def test_a_foreign_answer_is_seen(rig: Rig) -> None:
     assert seen["right"] == 0
 
 
-def test_a_triton_that_ends_by_itself(rig: Rig) -> None:
-    """Where a fault may do that, it is done again to the next one; elsewhere it is told."""
+def test_a_triton_that_ends_by_itself(model_folder: Path, texts: list[Text]) -> None:
+    """Where a fault may do that, it is done again to the next one; elsewhere it is told.
+
+    Without shared memory, for which each fault would wait ten seconds, under load.
+    """
     ends = [signal.SIGKILL] * 2
 
     def begin(scene: Scene) -> None:
@@ -73,11 +76,12 @@ def test_a_triton_that_ends_by_itself(rig: Rig) -> None:
             raise OSError("it is gone")
 
     fault = Fault("stub", "a process of a model's is killed, and Triton with it", begin, hold=0, abandons=True)
-    suite = Suite(rig, 0)
-    first, second = suite.run(fault).problems
-    assert first == "it could not be done: it is gone"
-    assert second.startswith("Triton has ended by itself with -9")
-    result = suite.run(replace(fault, may_end_triton=True))
-    assert result.problems == [] and not ends
-    assert kinds(result.records)["right"] > 0
-    assert suite.close() == []
+    with Rig(SETUPS[1], model_folder.parent / "ending", model_folder, texts) as rig:
+        suite = Suite(rig, 0)
+        first, second = suite.run(fault).problems
+        assert first == "it could not be done: it is gone"
+        assert second.startswith("Triton has ended by itself with -9")
+        result = suite.run(replace(fault, may_end_triton=True))
+        assert result.problems == [] and not ends
+        assert kinds(result.records)["right"] > 0
+        assert suite.close() == []

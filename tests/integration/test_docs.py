@@ -1,16 +1,22 @@
-"""Every request in docs/, run by curl as it stands there, gives the answer below it."""
+"""What docs/, /openapi.json and the info routes say is so: every request that they show, and the answers to it."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
+from jsonschema import Draft202012Validator
 
+import hf_transformer
+from hf_transformer.api.base import CLIENTS_OWN
 from hf_transformer.generation.task import ALL_TASKS
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import ROOT, Serve, refused
+from tests.service import Service
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", "api", "text_generation")}
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^\n]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)
@@ -58,13 +64,17 @@ def test_the_values_of_a_whole_vocabulary(serve: Serve, parameter: str) -> None:
     assert_answered(serve, "fill_mask", with_parameter, row[1])
 
 
+def serve_for(serve: Serve, task: str, model: str) -> Service:
+    """Services that the tests of this file share."""
+    protocol = "grpc-v2" if model.startswith(("gpt2", "t5")) else "v2"
+    return serve(model, protocol, *(("--task=feature_extraction",) if task == "feature_extraction" else ()))
+
+
 def assert_answered(serve: Serve, task: str, command: str, answer: str) -> None:
     """By the model that the command names."""
     found = re.search(r"/models/(\w+)[:/]|\"model\": \"(\w+)\"", command)
     assert found is not None
-    model = found[1] or found[2]
-    protocol = "grpc-v2" if model.startswith(("gpt2", "t5")) else "v2"
-    service = serve(model, protocol, *(("--task=feature_extraction",) if task == "feature_extraction" else ()))
+    service = serve_for(serve, task, found[1] or found[2])
     line = command.replace(ADDRESS, service.url)
     assert line != command
     output = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=60).stdout
@@ -93,3 +103,235 @@ def shape(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: "a time" if key == "created" else shape(one) for key, one in value.items()}
+
+
+MODELS = {
+    "fill_mask": "bert",
+    "sequence_classification": "sentiment",
+    "token_classification": "ner",
+    "question_answering": "squad",
+    "zero_shot_classification": "nli",
+    "rerank": "cross",
+    "text_embedding": "minibert_mean",
+    "feature_extraction": "minibert_mean",
+    "text_generation": "gpt2_past",
+    "text2text_generation": "t5_logits",
+}
+GENERATIVE = ("text_generation", "text2text_generation")
+NEEDS = {
+    "openaiEmbeddings": ("text_embedding",),
+    "openaiRerank": ("rerank",),
+    "openaiCompletions": GENERATIVE,
+    "openaiChat": ("text_generation",),  # t5_logits has no chat template
+    "generate": GENERATIVE,
+    "generateVersion": GENERATIVE,
+    "generateStream": GENERATIVE,
+    "generateStreamVersion": GENERATIVE,
+}
+"""The tasks of operations that not every model answers."""
+FORMS: dict[str, list[Any]] = {
+    "fill_mask": [
+        {"output_format": "pipeline"},
+        {"output_format": "pipeline", "top_k": None, "targets": "paris"},
+        {"return_probabilities": True},
+        {"return_raw_logits": True, "truncation": False},
+    ],
+    "token_classification": [
+        {"output_format": "pipeline"},
+        {"output_format": "pipeline", "aggregation_strategy": "first", "ignore_labels": []},
+        {"return_probabilities": True, "return_offsets_mapping": True},
+        {"return_raw_logits": True, "stride": 2},
+    ],
+    "text_embedding": [{"normalize": False, "dimensions": 3}, {"prompt": "query: ", "output_format": "pipeline"}],
+    "sequence_classification": [{"return_probabilities": True}, {"return_raw_logits": True}],
+    "question_answering": [{"handle_impossible_answer": True, "max_seq_len": 20, "doc_stride": 4}],
+    "rerank": [{"top_n": 1, "return_documents": True}, {"output_format": "pipeline", "raw_scores": True}],
+    "text_generation": [{"max_new_tokens": 3}, {"do_sample": True, "seed": 1, "num_return_sequences": 2, "top_k": 5}],
+}
+
+
+@pytest.fixture(params=MODELS)
+def task(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def service(serve: Serve, task: str) -> Service:
+    return serve_for(serve, task, MODELS[task])
+
+
+@pytest.fixture
+def document(service: Service) -> dict[str, Any]:
+    found: dict[str, Any] = service.client.get("/openapi.json").json()
+    return found
+
+
+def validate(document: dict[str, Any], operation: dict[str, Any], response: httpx.Response) -> None:
+    """The response is one that the operation describes."""
+    described = operation["responses"][str(response.status_code)]
+    if "$ref" in described:
+        described = document["components"]["responses"][described["$ref"].rpartition("/")[2]]
+    content_type = response.headers["content-type"].partition(";")[0]
+    schema = {**described["content"][content_type]["schema"], "components": document["components"]}
+    for body in bodies(response, content_type):
+        Draft202012Validator(schema).validate(body)
+
+
+def bodies(response: httpx.Response, content_type: str) -> list[Any]:
+    """What the schema of the content type is about: the body, or each line or event of a stream."""
+    if content_type == "text/event-stream":
+        return [{"data": event.removeprefix("data: ")} for event in response.text.strip().split("\n\n")]
+    if content_type == "application/jsonl":
+        return [json.loads(line) for line in response.text.splitlines()]
+    return [response.json() if content_type == "application/json" else response.text]
+
+
+def calls(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            if method != "parameters":
+                yield method, path.replace("{version}", "1"), operation
+
+
+def examples(operation: dict[str, Any]) -> list[Any]:
+    """The bodies that an operation shows; None for one without a body."""
+    if "requestBody" not in operation:
+        return [None]
+    return [one["value"] for one in operation["requestBody"]["content"]["application/json"]["examples"].values()]
+
+
+def test_every_example_is_answered_as_described(service: Service, document: dict[str, Any], task: str) -> None:
+    for method, path, operation in calls(document):
+        for body in examples(operation):
+            response = service.client.request(method, path, json=body)
+            works = task in NEEDS.get(operation["operationId"], (task,))
+            assert response.status_code == (200 if works else 400), f"{method} {path} {body}: {response.text}"
+            validate(document, operation, response)
+
+
+def test_answers_in_every_form_are_described(service: Service, document: dict[str, Any], task: str) -> None:
+    operation = document["paths"][f"/v1/models/{service.model}:predict"]["post"]
+    example = examples(operation)[0]
+    content = operation["requestBody"]["content"]["application/json"]
+    request = {**content["schema"], "components": document["components"]}
+    for parameters in FORMS.get(task, ()):
+        body = {**example, "parameters": parameters}
+        Draft202012Validator(request).validate(body)
+        response = service.post(body)
+        assert response.status_code == 200, response.text
+        validate(document, operation, response)
+
+
+WRONG_VALUES: dict[str, tuple[list[Any], str]] = {
+    "boolean": ([1, "yes"], "expected true or false, got a "),
+    "integer": ([True, 1.5, "1"], "expected a whole number, got a "),
+    "string": ([1, ["x"]], "..., got a "),
+}
+"""By the type of a parameter: values that it does not take, and what is said."""
+
+
+@pytest.mark.parametrize("task", [task for task in MODELS if task not in GENERATIVE])
+def test_parameters_that_the_document_does_not_describe_are_refused(
+    service: Service, document: dict[str, Any], task: str
+) -> None:
+    """tests/api/test_openapi.py has that it describes all of them."""
+    instances = examples(document["paths"][f"/v1/models/{service.model}:predict"]["post"])[0]["instances"]
+    [form] = document["components"]["schemas"]["Parameters"]["anyOf"]
+    wrong: list[tuple[str, Any, str]] = [("none", 1, "unknown, expected one of output_format")]
+    for name, schema in form["properties"].items():
+        if name in {*CLIENTS_OWN, "stride"}:  # which only windows have
+            continue
+        for kind in {*schema.get("type", ())} - {"null"}:
+            values, says = WRONG_VALUES[kind]
+            if "enum" in schema:
+                values, says = [*values, "xml"], f"... is not one of {', '.join(schema['enum'][:-1])}"
+            wrong += [(name, value, says) for value in values]
+            if "minimum" in schema:
+                wrong.append((name, schema["minimum"] - 1, f"{schema['minimum'] - 1} is too small"))
+    for name, value, says in wrong:
+        refused(service, instances, {"output_format": "pipeline", name: value}, f"parameters.{name}: {says}")
+
+
+def test_errors_are_described(service: Service, document: dict[str, Any]) -> None:
+    name = service.model
+    for method, path, operation in calls(document):
+        other = re.sub(rf"/{name}\b", "/nobody", path)
+        if other != path:
+            response = service.client.request(method, other, json={})
+            assert response.status_code == 404, f"{method} {other}: {response.text}"
+            validate(document, operation, response)
+        if method == "post":
+            response = service.client.post(path, content=b"{")
+            assert response.status_code == 400, f"{path}: {response.text}"
+            validate(document, operation, response)
+
+
+def info(serve: Serve, model: str, *flags: str) -> dict[str, Any]:
+    """Its examples, which are those of /openapi.json, are requests."""
+    service = serve(model, "v2", *flags)
+    found: dict[str, Any] = service.client.get(f"/v1/models/{model}/info").json()
+    assert service.post(found["examples"][0]["value"]).status_code == 200
+    return found
+
+
+def test_a_model_for_entities(serve: Serve) -> None:
+    found = info(serve, "ner", "--aggregation_strategy=first", "--output_format=pipeline", "--max_instances=7")
+    assert found.items() >= {"name": "ner", "version": "1", "task": "token_classification", "max_length": 128}.items()
+    assert found["server"] == {"name": "hf_transformer", "version": hf_transformer.__version__}
+    assert found["labels"] == ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
+    forms = ("aggregation_strategy", "output_format", "on_overflow")
+    assert [found[form] for form in forms] == ["first", "pipeline", "truncate"]
+    assert found["limits"]["max_instances"] == 7
+    assert (found["protocols"]["v1"], found["protocols"]["openai"]) == ("/v1/models/ner:predict", [])
+
+
+def test_the_fields_of_some_tasks(serve: Serve) -> None:
+    assert info(serve, "bert")["mask_token"] == "[MASK]"
+    assert info(serve, "stars")["problem_type"] == "regression"
+    found = info(serve, "minibert_mean")
+    assert found["prompts"] == {"query": "query: ", "passage": "passage: "}
+    assert (found["pooling"], found["default_prompt_name"]) == (["mean"], None)
+    assert found["protocols"]["openai"] == ["/openai/v1/embeddings"]
+
+
+def test_what_a_model_can_honour(serve: Serve) -> None:
+    whole = info(serve, "gpt2_past", "--max_new_tokens=50", "--openai_route_prefix=")
+    assert whole["generation"].items() >= {"interface": "logits", "chat": True, "max_new_tokens": 50}.items()
+    assert {"temperature", "logprobs", "seed", "stop"} <= set(whole["generation"]["parameters"])
+    assert whole["protocols"]["openai"] == ["/v1/completions", "/v1/chat/completions"]
+    assert whole["protocols"]["generate"] == "/v2/models/gpt2_past/generate"
+    less = info(serve, "gpt2_tutorial")["generation"]
+    assert less["interface"] == "text"
+    assert less["parameters"] == ["max_length", "max_tokens", "n", "stop"]
+
+
+LABELS = {"id2label": {"0": "not_paraphrase", "1": "paraphrase"}, "label2id": {"not_paraphrase": 0, "paraphrase": 1}}
+
+
+@pytest.mark.parametrize(
+    ("model", "model_type"),
+    [
+        ("minibert_mean", {"embedding": {"pooling": "mean"}}),
+        ("minibert_max", {"embedding": {}}),
+        ("cross", {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+        ("paraphrase", {"classifier": LABELS}),
+        ("ner", None),
+    ],
+)
+def test_the_names_of_text_embeddings_inference(serve: Serve, model: str, model_type: Any) -> None:
+    flags = ("--max_asyncio_workers=3", "--on_overflow=error") if model == "minibert_mean" else ()
+    found = serve(model, "v2", *flags).client.get("/info").json()
+    workers = found.pop("tokenization_workers")
+    assert workers == 3 if flags else workers > 0
+    assert found == {
+        "model_id": model,
+        "model_sha": None,
+        **({} if model_type is None else {"model_type": model_type}),
+        "max_concurrent_requests": 1024,
+        "max_input_length": 128,
+        "max_batch_tokens": 16384,
+        "max_client_batch_size": 1024,
+        "auto_truncate": not flags,
+        "version": hf_transformer.__version__,
+    }

@@ -53,9 +53,3 @@ def test_truncation_and_wrong_requests(serve: Serve) -> None:
     service = serve(MODEL, "v2", TASK)
     assert len(cut_or_refused(service, ["a", LONG], "instances[1]")[1][0]) == 128
     refused(service, ["a", 3], {}, "instances[1]")
-    for wrong, says in (
-        ({"truncation": 1}, "parameters.truncation...a number"),
-        ({"output_format": "json"}, "parameters.output_format...kserve, pipeline"),
-        ({"normalize": True}, "parameters.normalize...truncation"),
-    ):
-        refused(service, ["a"], wrong, says)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton, poll, session_members
-from tests.faults.rig import regions
+from hf_transformer.commands.local_triton import LocalTriton, poll
+from tests.faults.rig import kill, members, regions
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment
@@ -31,6 +28,7 @@ def triton(repository: Path) -> Iterator[LocalTriton]:
         repository, environment=triton_environment(), models=["bert"], config_name=None, options=OPTIONS
     ) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture
@@ -49,11 +47,6 @@ def services(triton: LocalTriton) -> Iterator[list[Service]]:
             stack.enter_context(Service(*flags_for("bert", MODEL_FOLDER, address, protocol, flags)))
             for protocol, address in (("v2", triton.http_address), ("grpc-v2", triton.grpc_address))
         ]
-
-
-def stubs_of(pid: int) -> list[int]:
-    """The processes of Triton's Python backend."""
-    return [one for one in session_members(pid) if "backend_stub" in " ".join(psutil.Process(one).cmdline())]
 
 
 def reload(triton: LocalTriton) -> None:
@@ -83,8 +76,7 @@ def uses_shared_memory(service: Service) -> Path:
 
 
 def check_an_outage(triton: LocalTriton, services: list[Service]) -> None:
-    """A dead predictor is left alone, with 503 for every request, and found when it is back, with new regions."""
-    before = {uses_shared_memory(service) for service in services}
+    """A dead predictor is left alone, with 503 for every request, and found when it is back."""
     triton.kill()
     for service in services:
         said = [service.post(BODY) for _ in range(6)]
@@ -101,14 +93,12 @@ def check_an_outage(triton: LocalTriton, services: list[Service]) -> None:
         assert service.metric("hf_transformer_predictor_circuit_open") == 0
         service.wait_until("/v1/models/bert")
         assert [service.predict([TEXT]) for _ in range(5)] == [["paris"]] * 5
-    after = {uses_shared_memory(service) for service in services}
-    assert not before & after and not any(region.exists() for region in before)
 
 
 def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
     """Triton says for ever that it is ready, and answers every inference with 500, after a second or two."""
-    for pid in stubs_of(triton.child.pid):
-        os.kill(pid, signal.SIGKILL)
+    for pid in members(triton.child.pid, "backend_stub"):
+        kill(pid)
     for service in services:
         assert poll(lambda one=service: one.post(BODY).status_code == 502, 20.0)  # type: ignore[misc]
         assert [service.post(BODY).status_code for _ in range(2)] == [502] * 2
@@ -124,6 +114,7 @@ def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
 
 
 def test_outages(triton: LocalTriton, services: list[Service]) -> None:
+    """After an outage there are new regions, ten seconds after the first ones: meanwhile the model dies."""
     for service in services:
         service.wait_until("/").wait_until("/v1/models/bert", 503)
         assert service.post(BODY).status_code == 503
@@ -131,8 +122,11 @@ def test_outages(triton: LocalTriton, services: list[Service]) -> None:
     for service in services:
         service.wait_until("/v1/models/bert")
         assert service.predict([TEXT]) == ["paris"]
+    before = {uses_shared_memory(service) for service in services}
     check_an_outage(triton, services)
     check_a_dead_model(triton, services[:1])
+    after = {uses_shared_memory(service) for service in services}
+    assert not before & after and not any(region.exists() for region in before)
     for service in services:
         assert "Traceback" not in service.log
         assert service.stop() == 0

@@ -74,13 +74,6 @@ BAD: list[tuple[Any, Any, str]] = [
     ([{"query": QUERY, "texts": TEXT}], {}, "instances[0].texts: expected a list"),
     ([{"query": QUERY, "documents": []}], {}, "instances[0].documents: expected"),
     ([{"query": QUERY, "texts": [TEXT, None]}], {}, "instances[0].texts[1]: expected"),
-    ([], {"top_n": 0}, "parameters.top_n: 0 is too small"),
-    ([], {"top_n": 1.5}, "parameters.top_n: expected a whole number"),
-    ([], {"return_documents": 1}, "parameters.return_documents: expected true"),
-    ([], {"raw_scores": "yes"}, "parameters.raw_scores: expected true"),
-    ([], {"truncation": 0}, "parameters.truncation: expected true"),
-    ([], {"output_format": "xml"}, "parameters.output_format: 'xml'"),
-    ([], {"top_k": 3}, "parameters.top_k: unknown, expected one of output_format, top_n"),
 ]
 
 

@@ -140,17 +140,9 @@ def test_windows(serve: Serve, model: str) -> None:
 WRONG: list[tuple[Any, int, str]] = [
     ({"prompt_name": "title"}, 400, "parameters.prompt_name...query, passage"),
     ({"prompt_name": "query", "prompt": "x"}, 400, "parameters.prompt_name...prompt"),
-    ({"prompt_name": 3}, 400, "parameters.prompt_name...a number"),
-    ({"prompt": ["x"]}, 400, "parameters.prompt...a list"),
     ({"prompt": "x" * 2001}, 413, "parameters.prompt...2001"),
     ({"dimensions": 49}, 400, "parameters.dimensions...49...48"),
-    ({"dimensions": 0}, 400, "parameters.dimensions"),
-    ({"dimensions": "16"}, 400, "parameters.dimensions...a string"),
-    ({"normalize": 1}, 400, "parameters.normalize...a number"),
-    ({"truncation": "no"}, 400, "parameters.truncation"),
     ({"stride": 4}, 400, "parameters.stride...--on_overflow=window"),
-    ({"output_format": "json"}, 400, "parameters.output_format...kserve, pipeline"),
-    ({"top_k": 3}, 400, "parameters.top_k...normalize"),
 ]
 WRONG_WINDOWS: list[tuple[Any, str]] = [
     ({"stride": 126}, "a stride of 126 tokens is too long"),

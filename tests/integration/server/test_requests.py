@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
+from hf_transformer.server.http import HttpConnection
 from tests.integration.hostile.wire import answers_in, get, head, post
 from tests.integration.server.processes import new_certificate
-from tests.integration.server.serving import Client, Echo, client_of, connected_to, serving
+from tests.integration.server.serving import Client, Echo, client_of, connected_to, running, serving
 
 PAUSE = 0.05
 """Seconds after which more bytes are another read of the server's."""
@@ -126,3 +128,45 @@ async def test_a_handshake_that_is_done_after_the_end_has_begun_gets_no_answer(c
 async def test_a_handshake_that_does_not_come_is_broken_off(certificate: tuple[str, str]) -> None:
     async with client_of(Echo(), seconds=0.2, certificate=certificate) as client:
         assert await client.rest() == b""
+
+
+class Watched(asyncio.Protocol):
+    """A protocol class that notes what is asked of it; the event loop's own calls are those of asyncio.Protocol."""
+
+    made: dict[str, Any] = {}  # noqa: RUF012 - one server at a time
+    asked: set[str] = set()  # noqa: RUF012
+
+    def __init__(self, **given: Any) -> None:
+        Watched.made = given
+
+    def __getattribute__(self, name: str) -> Any:
+        if not hasattr(asyncio.Protocol, name):
+            Watched.asked.add(name)
+        return super().__getattribute__(name)
+
+    def connection_made(self, transport: Any) -> None:
+        self.made["server_state"].connections.add(self)
+        self.transport = transport
+        transport.write(b"made")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.made["server_state"].connections.discard(self)
+
+    def shutdown(self) -> None:
+        self.transport.close()
+
+
+async def test_what_uvicorn_gives_and_calls() -> None:
+    """Written down nowhere, so a new version may differ."""
+    server = uvicorn.Server(uvicorn.Config(Echo(), http=Watched, lifespan="on", log_config=None))
+    async with running(server) as port, connected_to(port) as client:
+        client.send(get("/"))
+        assert await client.until(b"made") == b"made"
+        server.should_exit = True
+        assert await client.rest() == b""
+    assert Watched.made.keys() == {"config", "server_state", "app_state", "_loop"}
+    assert Watched.asked - {"made", "transport"} == {"shutdown"}
+    state = Watched.made["server_state"]
+    assert [name for name, _ in state.default_headers] == [b"date", b"server"]
+    assert state.connections == set() and state.total_requests == 0
+    assert hasattr(HttpConnection, "shutdown")
