@@ -20,7 +20,7 @@ from hf_transformer.tasks.base import (
     describe,
     read_text,
 )
-from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
+from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.pooling import hidden_axis, hidden_size, pool, require_finite_vectors, unit
 from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
@@ -97,10 +97,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     other_names = ("sentence_similarity", "sentence_embedding", "embedding")
     has_windows = True
     reads_sentence_transformers = True
+    parameters = PARAMETERS
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
         self._files = settings.sentence_transformers or KSERVE
         inside = self._files.inside
         # Without pooler_output, which is BERT's classification head and not trained for similarity.
@@ -114,7 +114,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         self._known_size = width is not None and not inside
 
     def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
         files = self._files
         exact = "dimensions" in given

@@ -12,7 +12,7 @@ from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
 from hf_transformer.tasks.tensors import TEXT, Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
 
@@ -56,11 +56,11 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """
 
     name = "zero_shot_classification"
+    parameters = PARAMETERS
     fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
         count = len(read_labels(settings.model_config))
         entailment = entailment_id(settings.model_config)
         if count < 2 or not 0 <= entailment < count:
@@ -73,7 +73,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         read_output_format(given, self.settings)
         template = given.string("hypothesis_template")
         labels = parameters.get("candidate_labels")
