@@ -51,7 +51,7 @@ class OutputSignature:
     role: str
     datatype: str
     axes: tuple[Axis, ...]
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...]
 
     def row_bytes(self, width: int, *, guess: bool = False) -> int | None:
         """Bytes of one instance's output in a batch of ``width`` tokens.
@@ -59,7 +59,7 @@ class OutputSignature:
         None where a free axis leaves it open, unless ``guess`` takes the least that the axis may have.
         """
         total = 2 if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype].itemsize
-        for axis, size in zip(self.axes, self.sizes or (-1,) * len(self.axes), strict=True):
+        for axis, size in zip(self.axes, self.sizes, strict=True):
             if axis.tokens:
                 size = width
             elif size < 0:
@@ -138,7 +138,7 @@ def fit_signature(
     leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
     outputs = _find_outputs(spec, roles, output_names, leading, task, problems)
     if layout is not None:
-        _check_token_axes(spec, outputs, leading, layout[3], problems)
+        _check_token_axes(outputs, layout[3], problems)
     if problems or layout is None:
         raise ContractError(spec.name, problems)
     rows, exact, axis, length = layout
@@ -331,13 +331,10 @@ def _check_output(
     return axes
 
 
-def _check_token_axes(
-    spec: ModelSpec, outputs: Sequence[OutputSignature], leading: int, length: int | None, problems: list[str]
-) -> None:
+def _check_token_axes(outputs: Sequence[OutputSignature], length: int | None, problems: list[str]) -> None:
     """An output with a value per token has to be as long as the input is."""
-    shapes = {tensor.name: tensor.shape for tensor in spec.outputs}
     for output in outputs:
-        for axis, size in zip(output.axes, shapes[output.name][leading:], strict=True):
+        for axis, size in zip(output.axes, output.sizes, strict=True):
             if axis.tokens and size > 0 and size != length:
                 problems.append(
                     f"Its output {output.name!r} always has {size} tokens, its inputs {length or 'any number'}; "

@@ -9,15 +9,13 @@ import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings
 from hf_transformer.tasks.parameters import Parameters, read_truncation
-from hf_transformer.tasks.pooling import hidden_axis, hidden_size, require_finite_vectors
+from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec
 
 PARAMETERS = ("output_format", "truncation")
 OUTPUT = "last_hidden_state"
-USUAL_SIZE = 1024
-"""Components of a token's vector where config.json does not say; an estimate that only limits use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,14 @@ MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 
 @dataclass(frozen=True, slots=True)
 class FillMaskOptions:
-    """One request's choices. ``target_ids`` restricts the pipeline format to these tokens, sorted as given."""
+    """One request's choices. ``target_ids`` restricts the pipeline format to these tokens, sorted as given. ``exact``:
+    the request has ``top_k`` itself, and fewer tokens won't do."""
 
     form: Form
     top_k: int = DEFAULT_TOP_K
     target_ids: Array | None = None
     overflow: Overflow = "truncate"
+    exact: bool = False
 
 
 class FillMask(Task[str, FillMaskOptions, Json]):
@@ -65,8 +67,13 @@ class FillMask(Task[str, FillMaskOptions, Json]):
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
         given = Parameters(parameters, self.parameters)
         form = read_form(given, self.settings, pipeline_only=("top_k", "targets"))
-        overflow = read_truncation(given, self.settings)
-        return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given), overflow)
+        return FillMaskOptions(
+            form,
+            given.integer("top_k", DEFAULT_TOP_K, 1),
+            self._targets(given),
+            read_truncation(given, self.settings),
+            exact="top_k" in parameters,
+        )
 
     def _targets(self, given: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
@@ -121,7 +128,10 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return [_by_token([f"{value:.4f}" for value in softmax(row).tolist()]) for row in logits]
         lists = []
         for position, row in zip(positions, logits, strict=True):
-            best = self._best(row, options)
+            if options.target_ids is None:
+                best = top_k(row, options.top_k)
+            else:
+                best = options.target_ids[top_k(row[options.target_ids], options.top_k)]
             scores = softmax_at(row, best).tolist()
             lists.append(self.candidates(encoding, position, best.tolist(), scores, alone=len(positions) == 1))
         return lists[0] if len(lists) == 1 else lists
@@ -148,13 +158,6 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         if self.options({}).form in ("plain", "pipeline"):
             return super().tensor_specs
         return (TensorSpec(OUTPUT, "BYTES", (FREE, FREE, self._columns or FREE)),)
-
-    def _best(self, logits: Array, options: FillMaskOptions) -> Array:
-        """The ids of one mask's candidates, the best first."""
-        if options.target_ids is None:
-            return top_k(logits, options.top_k)
-        best: Array = options.target_ids[top_k(logits[options.target_ids], options.top_k)]
-        return best
 
     def candidates(
         self, encoding: Encoding, position: int, tokens: Sequence[int], scores: Sequence[float], *, alone: bool

@@ -21,15 +21,13 @@ from hf_transformer.tasks.base import (
     read_text,
 )
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.pooling import hidden_axis, hidden_size, pool, require_finite_vectors, unit
+from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, pool, require_finite_vectors, unit
 from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, TokenIds, Tokenization
 
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
-USUAL_SIZE = 1024
-"""Components of a vector that config.json does not tell; an estimate for limits alone."""
 MAX_PROMPT_LENGTH = 2000
 """Characters. A prompt may have to be tokenized by itself, on the event loop."""
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
