@@ -119,6 +119,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         dimensions = given.integer("dimensions", 1, 1) if exact else files.truncate_dim
         overflow = self._read_overflow(given)
         prompt = self._read_prompt(given)
+        stride = self.settings.max_length // 4 if self.settings.stride is None else self.settings.stride
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         return TextEmbeddingOptions(
             prompt,
@@ -128,7 +129,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             dimensions,
             exact,
             overflow,
-            given.integer("stride", self._default_stride, 0),
+            given.integer("stride", stride, 0),
         )
 
     def _read_normalize(self, given: Parameters) -> Literal["before", "after", "no"]:
@@ -149,11 +150,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
                 "and leave truncation out"
             )
         return overflow
-
-    @property
-    def _default_stride(self) -> int:
-        settings = self.settings
-        return settings.max_length // 4 if settings.stride is None else settings.stride
 
     def _read_prompt(self, given: Parameters) -> str:
         """The text in front: the parameter's, the named one, or the model's default."""

@@ -22,8 +22,7 @@ from hf_transformer.tokenizer import words
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, AsciiWords, WordCache, separable
 from hf_transformer.types import PLAIN, Words
-from tests.tiny_tokenizers.any_texts import any_texts
-from tests.tiny_tokenizers.corpus import grid
+from tests.tiny_tokenizers.corpus import any_texts, grid
 from tests.tiny_tokenizers.separable import BACKENDS, LIMIT, Library, cache_of, copy_of, encode, engine_of, vocabulary
 from tests.tiny_tokenizers.trained import byte_level, roberta, unigram, wordpiece
 
