@@ -167,7 +167,7 @@ class ServedModel:
         finally:
             serving.users -= 1
             if serving.retired:
-                serving.left()
+                serving.close_when_unused()
         self._note_answer(context)
         return answers
 
@@ -389,7 +389,7 @@ class ServedModel:
         if self._serving is not None:
             self._retired = {serving for serving in self._retired if not serving.closed}
             self._retired.add(self._serving)
-            self._serving.retire()
+            self._serving.close_when_unused()
             self._serving = None
 
     async def _try_out(self, pipeline: PredictPipeline, deadline: float) -> None:
@@ -458,17 +458,13 @@ class Serving:
         """Counts a user out."""
         self.users -= 1
         if self.retired:
-            self.left()
+            self.close_when_unused()
 
-    def left(self) -> None:
-        """A user has left after it was retired: the last one closes it."""
+    def close_when_unused(self) -> None:
+        """Takes no new users; the pipeline is closed once the last of them has left."""
+        self.retired = True
         if not self.users:
             self._begin_close()
-
-    def retire(self) -> None:
-        """Says that there are no new users."""
-        self.retired = True
-        self.left()
 
     async def close(self) -> None:
         """Closes the pipeline, also while it is used: the service ends."""
