@@ -124,9 +124,6 @@ class Pipeline:
             how = replace(how, max_tokens=limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
-    async def close(self) -> None:
-        """There is nothing to close: requests end by themselves."""
-
     def _read(self, query: Query, options: Any) -> RequestState:
         """The items and the texts of a request, within the limits."""
         task, limits, name, instances = self._task, self._limits, query.name, query.instances
