@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -32,6 +33,9 @@ from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
+
+if TYPE_CHECKING:
+    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
 
 OWN = (
     "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
@@ -107,7 +111,7 @@ def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limit
 
     Raises InvalidInput where the model does not chat; see read_messages for the rest.
     """
-    template = model.chat_template
+    template: ChatTemplate | None = model.chat_template
     if template is None:
         raise InvalidInput(
             f"model: {model.name!r} has no chat template, so it can't be asked in messages; ask it by completions, or "
