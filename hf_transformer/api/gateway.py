@@ -105,12 +105,8 @@ class Cors:
 class GatewaySettings:
     """What the gateway does beside routing; None or empty leaves it out.
 
-    Attributes:
-        keys: --api_keys_file.
-        origins: --cors_allow_origin.
-        access_log: the format of a line (--access_log_format).
-        open_paths: further paths that need no key, of pages that ask for one.
-        trusted_proxies: addresses whose X-Forwarded-For the access log believes, in uvicorn's form.
+    ``origins`` is --cors_allow_origin, ``access_log`` the format of a line. ``open_paths`` are further paths that need
+    no key, of pages that ask for one. Of ``trusted_proxies``, in uvicorn's form, X-Forwarded-For is believed.
     """
 
     keys: ApiKeys | None = None

@@ -48,7 +48,6 @@ from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.types import Context, Json, Query, Response
 
 API = "generate"
-"""The name of both routes in the metrics."""
 PROMPT, ANSWER = "text_input", "text_output"
 ABOUT = ("id", "model_name", "model_version")
 """Fields of Triton beside inputs and parameters."""
@@ -125,12 +124,8 @@ def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequ
 def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | None = None) -> GenerateRequest:
     """The request in a body, whose names are those of the backends' inputs; ABOUT is the caller's to read.
 
-    Args:
-        streamed: whether the route gives pieces, without the prompt, unless the body says otherwise; None where only
-            the body says so.
-
-    Raises:
-        RequestError: a field is not what is expected.
+    ``streamed`` says whether the route gives pieces, without the prompt, unless the body says otherwise; None where
+    only the body says so. Raises RequestError for a field that is not what is expected.
     """
     prompt = body.get(PROMPT)
     if not isinstance(prompt, str):
@@ -160,10 +155,7 @@ def _as_sent(sent: Mapping[str, str], message: str) -> str:
 
 
 def _loosened(fields: Mapping[str, Json], where: str = "") -> dict[str, Json]:
-    """Fields as vLLM's backend reads them: a number may be text; null and a default ask for nothing.
-
-    ``where`` begins their names in messages. Raises InvalidInput for what can't be asked for.
-    """
+    """Fields as vLLM's backend reads them: a number may be text; null and a default ask for nothing."""
     found: dict[str, Json] = {}
     for name, value in fields.items():
         if name in NUMBERS and isinstance(value, str):
@@ -218,10 +210,7 @@ def json_parameters(given: Json, where: str) -> dict[str, Json]:
 def _merged(
     beside: Mapping[str, Json], within: Mapping[str, Json], sampling: Mapping[str, Json]
 ) -> tuple[dict[str, Json], dict[str, str]]:
-    """All parameters, and what the client calls each: the sample of vLLM's backend sends them twice.
-
-    Raises InvalidInput for two values of one parameter.
-    """
+    """All parameters, and what the client calls each: the sample of vLLM's backend sends them twice."""
     found: dict[str, Json] = dict(beside)
     for more, where in ((within, "parameters"), (sampling, SAMPLING)):
         for name, value in more.items():
@@ -240,8 +229,6 @@ def _rename(parameters: dict[str, Json], sent: dict[str, str]) -> None:
     """Puts the task's own parameters, and what the client calls them, in the place of TensorRT-LLM's.
 
     A text then ends at ``end_id`` too. ``pad_id`` says nothing about a text: padding is no part of one.
-
-    Raises InvalidInput for a value that these inputs can't have, and for a parameter under both of its names.
     """
 
     def put(name: str, other: str, value: Json) -> None:

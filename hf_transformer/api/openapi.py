@@ -19,8 +19,7 @@ from hf_transformer.types import Json
 FILE = Path(__file__).with_suffix(".yaml")
 ABOUT = "x-for"
 """The key with the tasks and settings that an object of the file is about."""
-OPENAI = "/openai/"
-"""The beginning of the OpenAI API's paths in the file."""
+OPENAI = "/openai/"  # how the OpenAI API's paths begin in the file
 _LEFT_OUT = object()
 
 

@@ -24,8 +24,7 @@ UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering
 """Keeps proxies from collecting pieces (the second one is nginx's)."""
 LAST_WORDS: Final = 1.0
 """Seconds of the grace period in which clients learn that their streams end; at most a fifth of it."""
-STREAM = "stream"
-"""The parameter that asks for pieces."""
+STREAM = "stream"  # the parameter that asks for pieces
 
 
 def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:

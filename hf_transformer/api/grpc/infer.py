@@ -28,9 +28,6 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Budget, Context
 
-API = "grpc"
-"""The name of this API in the metrics."""
-
 
 @contextmanager
 def counted(service: Service, context: Context, method: str) -> Iterator[None]:
@@ -51,7 +48,7 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
     except Exception as error:
         raise as_request_error(error, identify(context), context.headers.get("traceparent")) from None
     finally:
-        service.metrics.count_request(API, status, context.arrived)
+        service.metrics.count_request("grpc", status, context.arrived)
         if trace is not None and tracing is not None:
             tracing.end_grpc(trace, SERVICE, method, code.value[0], context if context.request_id else None)
 

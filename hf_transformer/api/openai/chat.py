@@ -49,7 +49,6 @@ STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 CACHE_CONTROL = "cache_control"
 """Marks of clients of Anthropic's models, on messages, parts and tools; what may be cached is cached anyway."""
 IN_MESSAGES = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
-"""All fields of a message."""
 OURS = ("messages", "tools", "add_generation_prompt", "self")
 """Variables of a template that chat_template_kwargs can't set: the request has them itself, or Jinja does."""
 MAX_TOOLS = 128
@@ -107,10 +106,7 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
 
 
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
-    """A function that renders the prompt, in any thread. It raises InvalidInput if the template can't.
-
-    Raises InvalidInput where the model does not chat; see read_messages for the rest.
-    """
+    """A function that renders the prompt, in any thread. Both raise InvalidInput; see also read_messages."""
     template: ChatTemplate | None = model.chat_template
     if template is None:
         raise InvalidInput(
