@@ -22,8 +22,7 @@ from hf_transformer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 2.0
-"""Seconds between two looks at the files."""
+PERIOD = 2.0  # seconds between two looks at the files
 
 T = TypeVar("T")
 

@@ -101,8 +101,7 @@ class BoundPair(Pair):
         return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
-Diagnose = Callable[[Pair], None]
-"""Looks at a pair that was just bound."""
+Diagnose = Callable[[Pair], None]  # looks at a pair that was just bound
 
 
 def no_diagnosis(pair: Pair) -> None:

@@ -34,8 +34,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER_SECONDS = 20.0
 PAUSE_SECONDS = 0.1
 
-say = partial(print, flush=True)
-"""At once, also where stdout is a pipe."""
+say = partial(print, flush=True)  # at once, also where stdout is a pipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from hf_transformer.errors import LoadError
 HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
-START_SECONDS = 60.0
-"""How long Triton and the service may take to be ready."""
+START_SECONDS = 60.0  # how long Triton and the service may take to be ready
 UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
 """How lines of Triton's log begin that are no complaints: information, and tables of settings."""
 HINTS = {

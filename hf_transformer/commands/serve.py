@@ -29,8 +29,7 @@ from hf_transformer.server.workers import Supervisor
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-"""Connections that wait in the kernel to be accepted."""
+BACKLOG = 2048  # connections that wait in the kernel to be accepted
 OTHER_FILES = 512
 """Descriptors that are not for HTTP connections: gRPC's, those to the predictor, and files."""
 

@@ -14,8 +14,7 @@ from typing import Any
 from hf_transformer.errors import ConfigError, without_userinfo
 
 PREFIX = "HF_TRANSFORMER_"
-SHOWN = 100
-"""Characters of a bad value that an error message quotes."""
+SHOWN = 100  # characters of a bad value that an error message quotes
 LARGEST_INT32 = 2**31 - 1
 BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "y", "t"), True) | dict.fromkeys(
     ("false", "0", "no", "off", "n", "f"), False

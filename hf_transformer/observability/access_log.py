@@ -16,8 +16,7 @@ from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
-CLIENT_CLOSED = 499
-"""The status of a request whose client left before the answer, as in nginx."""
+CLIENT_CLOSED = 499  # the status of a request whose client left before the answer, as in nginx
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 

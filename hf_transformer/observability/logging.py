@@ -33,8 +33,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 ACCESS_LOGGER = "hf_transformer.access"
 """The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
 LATENCY_LOGGER = "hf_transformer.latency"
-PERIOD = 0.1
-"""Seconds that a line of the latency log may wait for others."""
+PERIOD = 0.1  # seconds that a line of the latency log may wait for others
 UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
 """What the logging module raises for a configuration that it can't use."""
 

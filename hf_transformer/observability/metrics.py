@@ -36,8 +36,7 @@ PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 ENDINGS = ("stop", "length", "error", "abandoned")
 """How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
 
-PREDICTING = ("v1", "v2", "grpc", "openai")
-"""The APIs whose requests ask the model."""
+PREDICTING = ("v1", "v2", "grpc", "openai")  # the APIs whose requests ask the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 """Those whose versions may explain what changed between two releases of an image."""
@@ -203,8 +202,7 @@ class LightCounter(Collector):
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._totals: dict[tuple[object, ...], int] = {}
-        """By the labels' values."""
+        self._totals: dict[tuple[object, ...], int] = {}  # by the labels' values
         self._created: dict[tuple[object, ...], float] = {}
         if not labels:
             self.add(0)

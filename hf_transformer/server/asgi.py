@@ -67,8 +67,7 @@ class _Call:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._messages: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
-        self._error: Exception | None = None
-        """What the application has raised, behind its messages."""
+        self._error: Exception | None = None  # what the application has raised, behind its messages
         self._has_body = False
 
     async def receive(self) -> Message:

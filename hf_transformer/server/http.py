@@ -38,11 +38,9 @@ response."""
 MOST_REFUSED: Final = 256
 """Connections over the limit that get an error response; further ones are closed without one."""
 
-UNREAD: Final = 2**16
-"""Unread bytes of a body at which reading from the connection pauses."""
+UNREAD: Final = 2**16  # unread bytes of a body at which reading from the connection pauses
 
-JOINED: Final = 2**16
-"""Bodies up to this many bytes are joined with the head into one write."""
+JOINED: Final = 2**16  # bodies up to this many bytes are joined with the head into one write
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus} | {
@@ -198,12 +196,10 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[HttpRequest] = deque()
         """Unanswered requests; the first one has a task."""
-        self._incoming: HttpRequest | None = None
-        """The request whose body is being received."""
+        self._incoming: HttpRequest | None = None  # the request whose body is being received
         self._task: asyncio.Task[None] | None = None
         self._url = b""
-        self._fields: HeaderLines | None = None
-        """The head that is being received, if any."""
+        self._fields: HeaderLines | None = None  # the head that is being received, if any
         self._since_progress = 0
         """Bytes read since the end of a request, or since the last byte of a body."""
         self._behind = False

@@ -16,12 +16,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds between two looks."""
-GROWN = 32 << 20
-"""Bytes that are worth a trim."""
-IDLE = 0.2
-"""The share of one core that an idle process uses at most."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds between two looks
+GROWN = 32 << 20  # bytes that are worth a trim
+IDLE = 0.2  # the share of one core that an idle process uses at most
 
 
 def held_memory() -> int:

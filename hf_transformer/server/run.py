@@ -24,12 +24,9 @@ from hf_transformer.types import Application
 
 logger = logging.getLogger(__name__)
 
-SWEEPS = 10
-"""Looks at a connection within the time that its client has."""
-LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05
-"""Seconds between two sweeps at most and at least."""
-AT_ONCE = 500
-"""Connections that are looked at without a pause, about a millisecond."""
+SWEEPS = 10  # looks at a connection within the time that its client has
+LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05  # seconds between two sweeps at most and at least
+AT_ONCE = 500  # connections that are looked at without a pause, about a millisecond
 
 SAME_WISH = 1.0
 """Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
@@ -67,8 +64,7 @@ class ServerConfig(uvicorn.Config):
         self.certificate_files = certificate
         self.clean_up = clean_up
         self.certificate: Renewable[KeyPair] | None = None
-        self.ending = False
-        """Set by the server; connections look at it."""
+        self.ending = False  # set by the server; connections look at it
         super().__init__(
             make,
             factory=True,
@@ -123,8 +119,7 @@ class Server(uvicorn.Server):
         self._captures = False
         self._has_begun_end = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
-        """The one that serves, once it does."""
+        self.loop: asyncio.AbstractEventLoop | None = None  # the one that serves, once it does
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with signals handled from before the coroutine is made until the event loop is closed: what is

@@ -18,8 +18,7 @@ from hf_transformer.commands.export.graph import Graph
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types import Array, Encoding
 
-WEIGHTS = "model.onnx.data"
-"""Beside model.onnx, where the weights don't fit into it."""
+WEIGHTS = "model.onnx.data"  # beside model.onnx, where the weights don't fit into it
 SHORT = "hi"
 MIDDLE = "The capital of {0} is {0}."
 LONGER = "A rather longer sentence {0}, so that the shorter ones are padded beside it, and a word nobody knows: qzxv."
