@@ -21,11 +21,8 @@ PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
 class Exchange:
-    """One request and its answer, as the log shows them.
-
-    Args:
-        scope: the request in ASGI's form; over gRPC it has method, path, http_version and headers.
-    """
+    """One request and its answer, as the log shows them. ``scope`` is the request in ASGI's form; over gRPC it has
+    method, path, http_version and headers."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.scope = scope

@@ -74,11 +74,7 @@ class Board:
         return Board, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
-        """Takes a place for this process, not ready yet.
-
-        Raises:
-            RuntimeError: there are more workers than places.
-        """
+        """Takes a place for this process, not ready yet. Raises RuntimeError for more workers than places."""
         for place in range(self.count):
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
@@ -137,12 +133,7 @@ class Board:
 
 
 class SharedMetrics(Collector):
-    """The metrics of all workers.
-
-    Args:
-        own: gives this worker's metrics.
-        board: where those of the others are.
-    """
+    """The metrics of all workers: ``own`` gives this worker's, ``board`` has those of the others."""
 
     def __init__(self, own: Callable[[], Iterable[Metric]], board: Board) -> None:
         self._own = own

@@ -44,10 +44,8 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
     Args:
         level: as the logging module numbers them.
         format: of the lines.
-        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig.
-
-    Raises:
-        ConfigError: the file is missing or not usable.
+        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig. Raises
+            ConfigError if it is missing or not usable.
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))

@@ -156,11 +156,6 @@ class HttpRequest(Request):
             waiter.set_result(None)
 
     @property
-    def has_room(self) -> bool:
-        """Whether reading may go on. After the response the rest of a body is dropped."""
-        return self.size < UNREAD or self.answered
-
-    @property
     def client(self) -> tuple[str, int] | None:
         return _address(self._connection.transport.get_extra_info("peername"))
 
@@ -172,10 +167,8 @@ class HttpRequest(Request):
 class HttpConnection(asyncio.Protocol):
     """One connection. uvicorn creates it, and calls ``shutdown`` when the server stops.
 
-    Args:
-        config: uvicorn's configuration, which has our settings too (HttpSettings).
-        server_state: uvicorn's open connections, and the header lines of every response (its Date).
-        app_state: of the lifespan; not used.
+    ``config`` is uvicorn's configuration, with our settings (HttpSettings). ``server_state`` has uvicorn's open
+    connections, and the header lines of every response (its Date). ``app_state`` is not used.
     """
 
     def __init__(
@@ -592,9 +585,9 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Resumes reading if no other request waits and the current body has room."""
-        incoming = self._incoming
-        has_room = len(self._requests) <= 1 and (incoming is None or incoming.has_room)
-        if self.is_paused and (has_room or self._deaf):
+        incoming = self._incoming  # whose rest is dropped after the response
+        has_room = incoming is None or incoming.size < UNREAD or incoming.answered
+        if self.is_paused and (self._deaf or (has_room and len(self._requests) <= 1)):
             self.is_paused = False
             self._deadline = math.inf if incoming is None else self.loop.time() + self._limits.seconds
             if not self.transport.is_closing():

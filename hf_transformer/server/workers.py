@@ -48,10 +48,7 @@ class Supervisor:
     Signal handlers only write to a pipe, which the supervisor waits on: a signal never interrupts the start of a
     worker, nor finds a list half changed.
 
-    Args:
-        config: what each worker serves.
-        sockets: where all of them listen; closed at the end.
-        prepare: sets up a fresh interpreter, in the worker.
+    All workers listen on ``sockets``, which are closed at the end. ``prepare`` sets up a worker's interpreter.
     """
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
@@ -188,11 +185,7 @@ class Worker:
 def work(
     config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None], supervisor: Connection[bool, None]
 ) -> None:
-    """Runs one server, in the worker's process.
-
-    Raises:
-        SystemExit: the server can't start.
-    """
+    """Runs one server, in the worker's process. Raises SystemExit if it can't start."""
     prepare()
     server = Server(config, impatient=False)
     threading.Thread(target=_answer, args=(server, supervisor), daemon=True).start()
