@@ -112,12 +112,8 @@ def no_diagnosis(pair: Pair) -> None:
 
 
 def load_parts(config: Config) -> Parts:
-    """Loads the tokenizer and the task.
-
-    Raises:
-        LoadError: with one line on what is missing or wrong.
-        ConfigError: a flag does not fit the task.
-    """
+    """Loads the tokenizer and the task. Raises LoadError with one line on what is missing or wrong, and ConfigError for
+    a flag that does not fit the task."""
     files = find_model_files(
         config.model_id,
         config.model_dir,

@@ -31,8 +31,6 @@ from hf_transformer.tasks import find_task
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
-ANSWER_SECONDS = 20.0
-PAUSE_SECONDS = 0.1
 
 say = partial(print, flush=True)  # at once, also where stdout is a pipe
 
@@ -215,7 +213,7 @@ def demonstrate(
             while not interrupted():
                 triton.child.require_running("Triton")
                 service.require_running("the service")
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(0.1)
             say("\nStopping ...")
 
 
@@ -240,7 +238,7 @@ def ask(port: int, example: Example) -> None:
     """Send the request and print the answer. Raises LoadError for any answer but a 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:
-        status, answer = exchange(port, example.path, example.body, seconds=ANSWER_SECONDS)
+        status, answer = exchange(port, example.path, example.body, seconds=20.0)
     except (OSError, http.client.HTTPException) as exc:
         raise LoadError(f"the service did not answer: {exc!r}") from exc
     say(f"Answer:\n{answer}")

@@ -48,7 +48,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     set_up_logging(config)
     for note in notes:
         logger.warning("%s", note)
-    check_files(config)
+    # Before anything is started with them: certificate and keys.
+    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
+        read_key_pair(config.ssl_certfile, config.ssl_keyfile)
+    if config.api_keys_file is not None:
+        read_keys(config.api_keys_file)
     parts = load_parts(config)
     logger.info(
         "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
@@ -81,14 +85,6 @@ def set_up_logging(config: Config) -> None:
     """Sets up logging, unless --configure_logging=false leaves that to somebody else. Raises ConfigError."""
     if config.configure_logging:
         configure_logging(config.log_level, config.log_format, config.log_config_file)
-
-
-def check_files(config: Config) -> None:
-    """Raises ConfigError for a certificate or keys that can't be used, before anything is started with them."""
-    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
-        read_key_pair(config.ssl_certfile, config.ssl_keyfile)
-    if config.api_keys_file is not None:
-        read_keys(config.api_keys_file)
 
 
 def allow_descriptors(connections: int) -> None:

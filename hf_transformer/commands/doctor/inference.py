@@ -204,12 +204,8 @@ async def shared_memory(subject: Subject) -> list[Finding]:
 
 
 async def _arrives(transport: Transport, packed: Packed) -> bool:
-    """Whether a batch's outputs come through a region of our own as they come inline.
-
-    Raises:
-        RequestError: the predictor refuses the region or the batch.
-        OSError: /dev/shm is missing or full.
-    """
+    """Whether a batch's outputs come through a region of our own as they come inline. Raises RequestError if the
+    predictor refuses the region or the batch, OSError if /dev/shm is missing or full."""
     outputs = list(packed.sizes)
     with ExitStack() as stack:
         call = ModelCall(packed.inputs, outputs, {})

@@ -37,24 +37,16 @@ Run = Callable[[Inputs], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch of texts.
-
-    ``expected`` is what the model as it was loaded gives for each text, by output and without padding. ``sizes`` are
-    those of the batch's free axes.
-    """
+    """One batch of texts. ``expected`` is what the model as it was loaded gives for each text, without padding."""
 
     inputs: Inputs
-    expected: Sequence[Mapping[str, Array]]
-    sizes: Mapping[str, int]
+    expected: Sequence[Mapping[str, Array]]  # by output
+    sizes: Mapping[str, int]  # of the batch's free axes
 
 
 def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> list[Sample]:
-    """Batches with the answers of the model itself, called as transformers' users do, in float32.
-
-    Raises:
-        ConfigError: a model for text generation sees the tokens that come after.
-        LoadError: the model can't be called so.
-    """
+    """Batches with the answers of the model itself, called as transformers' users do, in float32. Raises ConfigError if
+    a model for text generation sees the tokens that come after, LoadError if the model can't be called so."""
     masked = any(tensor.name == "attention_mask" for tensor in graph.inputs)
     batches = BATCHES if masked else BATCHES_WITHOUT_MASK
     tokenizer = checkpoint.tokenizer.with_max_length(min(LONGEST, checkpoint.tokenizer.max_length))
