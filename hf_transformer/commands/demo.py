@@ -164,11 +164,8 @@ def demonstrate(
 ) -> None:
     """Start Triton and the service, send the request and print the answer; then serve until a signal or ``once``.
 
-    ``folder`` gets the logs.
-
-    Raises:
-        InterruptedError: a signal came before there was an answer.
-        LoadError: something did not start or did not answer, or one of the two processes ended by itself.
+    ``folder`` gets the logs. Raises InterruptedError if a signal came before there was an answer, LoadError if
+    something did not start or did not answer, or one of the two processes ended by itself.
     """
     example = EXAMPLES[settings.task]
     say("Starting Triton ...")

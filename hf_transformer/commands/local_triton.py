@@ -130,10 +130,8 @@ class LocalTriton:
     def start(self) -> None:
         """Start and wait until the models are ready.
 
-        Raises:
-            LoadError: there is no Triton, it ends early, a model does not load, or it takes too long. The message has
-                the end of Triton's log. No process and no file stays.
-            InterruptedError: ``interrupted`` said so.
+        Raises InterruptedError if ``interrupted`` said so, else LoadError if there is no Triton, it ends early, a model
+        does not load, or it takes too long; the message has the end of Triton's log. No process and no file stays.
         """
         found = find_triton(self.environment, self.environ)
         if not self.model_repository.is_dir():

@@ -38,11 +38,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP; a second one that comes more than a second later ends it at once.
 
     Gives the exit code: 0 after a graceful end, 128 and the signal's number after one at once, 1 where the server or
-    its workers could not start.
-
-    Raises:
-        ConfigError: a flag or variable has a bad value, or a port or a file that it names can't be used.
-        LoadError: the tokenizer can't be loaded.
+    its workers could not start. Raises ConfigError if a flag or variable has a bad value, or a port or a file that it
+    names can't be used, LoadError if the tokenizer can't be loaded.
     """
     config, notes = parse_config(argv, environ)
     set_up_logging(config)

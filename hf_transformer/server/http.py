@@ -51,20 +51,13 @@ _JOIN_FIELD: Final = b": ".join
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits for clients.
+    """Limits for clients. With 0 ``idle_seconds`` each connection closes after its response, and a new one has
+    ``seconds`` for its request."""
 
-    Attributes:
-        connections: how many may be open at a time.
-        header_bytes: the longest head of a request.
-        seconds: time to send a request once it has begun, and to read some of a response.
-        idle_seconds: time to begin the next request. With 0 each connection closes after its response, and a new one
-            has ``seconds`` for its request.
-    """
-
-    connections: int
-    header_bytes: int
-    seconds: float
-    idle_seconds: float
+    connections: int  # open at a time
+    header_bytes: int  # of the longest head of a request
+    seconds: float  # to send a request once it has begun, and to read some of a response
+    idle_seconds: float  # to begin the next request
 
 
 class HttpSettings(Protocol):
