@@ -22,8 +22,7 @@ from hf_transformer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 2.0
-"""Seconds between two looks at the files."""
+PERIOD = 2.0  # seconds between two looks at the files
 
 T = TypeVar("T")
 
@@ -37,10 +36,8 @@ class Renewable(Generic[T]):
     Args:
         what: names it in the log.
         paths: the files; links are followed.
-        read: gives what they hold; raises ConfigError where that can't be used, with a message that is no secret.
-
-    Raises:
-        ConfigError: they can't be used now.
+        read: gives what they hold; raises ConfigError where that can't be used, with a message that is no secret. So
+            does the constructor.
     """
 
     def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
@@ -117,8 +114,7 @@ class KeyPair:
         OpenSSL reads files only. These are in memory, so that they are the very bytes that were checked: a context that
         got a new certificate and then failed on a key that had not been renewed yet would be broken.
 
-        Raises:
-            ssl.SSLError: they are no PEM, or don't belong together.
+        Raises ssl.SSLError where they are no PEM, or don't belong together.
         """
         with _file_of(self.chain) as chain, _file_of(self.key) as key:
             # Without a password OpenSSL would ask the terminal for that of an encrypted key.
@@ -133,8 +129,7 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_cer
         key: the PEM file of its private key.
         flags: what the two files are called in the message; by default those that clients see.
 
-    Raises:
-        ConfigError: a file can't be read, is no PEM, or the two don't belong together.
+    Raises ConfigError where a file can't be read, is no PEM, or the two don't belong together.
     """
     try:
         pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())

@@ -18,7 +18,7 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import orjson
 from starlette.requests import Request
@@ -43,7 +43,6 @@ from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput
-from hf_transformer.observability.metrics import Totals
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
@@ -149,25 +148,26 @@ def configuration(about: ModelDescription, max_instances: int) -> dict[str, Json
     }
 
 
-def statistics(about: ModelDescription, totals: Totals) -> dict[str, Json]:
-    """What the service has done, as Triton tells it. Statistics by batch size are left out."""
+def statistics(about: ModelDescription, totals: Mapping[str, float]) -> dict[str, Json]:
+    """What the service has done (``Metrics.totals``), as Triton tells it. Statistics by batch size are left out."""
 
-    def spent(count: int, seconds: float) -> dict[str, int]:
-        return {"count": count, "ns": round(seconds * 1e9)}
+    def spent(count: float, seconds: float) -> dict[str, int]:
+        return {"count": int(count), "ns": round(seconds * 1e9)}
 
-    count = totals.answered
+    count = totals["answered"]
     stats = {
-        "success": spent(count, totals.preprocess + totals.predict + totals.postprocess),
-        "fail": spent(totals.failed, 0.0),
-        "queue": spent(count, totals.queue),
-        "compute_input": spent(count, totals.preprocess),
-        "compute_infer": spent(count, max(totals.predict - totals.queue, 0.0)),
-        "compute_output": spent(count, totals.postprocess),
+        "success": spent(count, totals["preprocess"] + totals["predict"] + totals["postprocess"]),
+        "fail": spent(totals["failed"], 0.0),
+        "queue": spent(count, totals["queue"]),
+        "compute_input": spent(count, totals["preprocess"]),
+        "compute_infer": spent(count, max(totals["predict"] - totals["queue"], 0.0)),
+        "compute_output": spent(count, totals["postprocess"]),
         "cache_hit": spent(0, 0.0),
         "cache_miss": spent(0, 0.0),
     }
+    counts = {"inference_count": int(totals["instances"]), "execution_count": int(totals["batches"])}
     model = {"name": about.name, "version": about.version, "inference_stats": stats, "batch_stats": []}
-    return {"model_stats": [{**model, "inference_count": totals.instances, "execution_count": totals.batches}]}
+    return {"model_stats": [{**model, **counts}]}
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:

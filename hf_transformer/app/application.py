@@ -89,14 +89,11 @@ def build_app(
     renewing = None if keys is None else _running(keys.keep_renewing)
     opened = shared, tracing, predictor, _running(model.run), renewing, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, opened))
-    settings = gateway_settings(config, keys, trusted_proxies)
     # Once a signal ends the service, all that answers has the same grace period.
-    ends: list[Callable[[], object]] = [
-        model.begin_end,
-        lambda: service.streams.end_within(config.grace_period_seconds),
-    ]
+    ends = [model.begin_end, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
         ends.append(grpc.begin_end)
+    settings = gateway_settings(config, keys, trusted_proxies)
     return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
 
 
@@ -121,10 +118,7 @@ def _service(
 
 def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
     """Tracing where there is a collector, to be entered; None without --otlp_endpoint, and OpenTelemetry is not loaded.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed, or one of its variables has a wrong value.
-    """
+    Raises ConfigError if OpenTelemetry is not installed, or one of its variables has a wrong value."""
     if config.otlp_endpoint is None:
         return None
     try:
@@ -134,9 +128,8 @@ def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
         raise ConfigError(
             f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
         ) from error
-    return Tracing(
-        config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, _attributes_of_calls(config, infers)
-    )
+    calls = _attributes_of_calls(config, infers)
+    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, calls)
 
 
 def _attributes_of_calls(config: Config, infers: bool) -> dict[str, str | int]:
@@ -255,11 +248,8 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:
-    """The gRPC server, to be opened; None without --enable_grpc, and its libraries are not loaded.
-
-    Raises:
-        ConfigError: the certificate can't be read.
-    """
+    """The gRPC server, to be opened; None without --enable_grpc, and its libraries are not loaded. Raises ConfigError
+    if the certificate can't be read."""
     if not config.enable_grpc:
         return None
     from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings

@@ -100,8 +100,7 @@ class BoundPair(Pair):
         return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
-Diagnose = Callable[[Pair], None]
-"""Looks at a pair that was just bound."""
+Diagnose = Callable[[Pair], None]  # looks at a pair that was just bound
 
 
 def no_diagnosis(pair: Pair) -> None:
@@ -112,12 +111,8 @@ def no_diagnosis(pair: Pair) -> None:
 
 
 def load_parts(config: Config) -> Parts:
-    """Loads the tokenizer and the task.
-
-    Raises:
-        LoadError: with one line on what is missing or wrong.
-        ConfigError: a flag does not fit the task.
-    """
+    """Loads the tokenizer and the task. Raises LoadError with one line on what is missing or wrong, and ConfigError for
+    a flag that does not fit the task."""
     files = find_model_files(
         config.model_id,
         config.model_dir,

@@ -64,8 +64,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
     name = command_of(argv)
     if argv and argv[0] == name:
         argv = argv[1:]
-    if name == "help":
-        name, argv = asked_help(argv)
+    if name == "help":  # alone, with a command, or with a topic of serve
+        topic = argv[0] if argv else ""
+        name = topic if topic in COMMANDS else "serve"
+        argv = [f"--help={topic}" if topic and topic != name else "--help"]
     if name == "version" or (name in COMMANDS and "--version" in argv):
         from hf_transformer import __version__
 
@@ -74,9 +76,9 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}, help, version")
     if name == "serve":
-        topic = help_topic(argv)
-        if topic is not None:  # other commands print their own
-            print_help(topic, environ)
+        asked = help_topic(argv)
+        if asked is not None:  # other commands print their own
+            print_help(asked, environ)
             return 0
         handle_signals()  # before the imports, which may take a second
     with unwinding_signals() if name != "serve" else nullcontext():
@@ -99,14 +101,6 @@ def unwinding_signals() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def asked_help(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The command and its arguments that ``help``, ``help COMMAND`` and ``help TOPIC`` stand for."""
-    topic = argv[0] if argv else ""
-    if topic in COMMANDS:
-        return topic, ["--help"]
-    return "serve", [f"--help={topic}" if topic else "--help"]
 
 
 def help_topic(argv: Sequence[str]) -> str | None:

@@ -31,11 +31,8 @@ from hf_transformer.tasks import find_task
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
-ANSWER_SECONDS = 20.0
-PAUSE_SECONDS = 0.1
 
-say = partial(print, flush=True)
-"""At once, also where stdout is a pipe."""
+say = partial(print, flush=True)  # at once, also where stdout is a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +164,8 @@ def demonstrate(
 ) -> None:
     """Start Triton and the service, send the request and print the answer; then serve until a signal or ``once``.
 
-    ``folder`` gets the logs.
-
-    Raises:
-        InterruptedError: a signal came before there was an answer.
-        LoadError: something did not start or did not answer, or one of the two processes ended by itself.
+    ``folder`` gets the logs. Raises InterruptedError if a signal came before there was an answer, LoadError if
+    something did not start or did not answer, or one of the two processes ended by itself.
     """
     example = EXAMPLES[settings.task]
     say("Starting Triton ...")
@@ -216,7 +210,7 @@ def demonstrate(
             while not interrupted():
                 triton.child.require_running("Triton")
                 service.require_running("the service")
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(0.1)
             say("\nStopping ...")
 
 
@@ -241,7 +235,7 @@ def ask(port: int, example: Example) -> None:
     """Send the request and print the answer. Raises LoadError for any answer but a 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:
-        status, answer = exchange(port, example.path, example.body, seconds=ANSWER_SECONDS)
+        status, answer = exchange(port, example.path, example.body, seconds=20.0)
     except (OSError, http.client.HTTPException) as exc:
         raise LoadError(f"the service did not answer: {exc!r}") from exc
     say(f"Answer:\n{answer}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hf_transformer.config.option import Converter
@@ -23,15 +22,12 @@ class FlagParser(argparse.ArgumentParser):
     def add(self, flag: str, convert: Converter | None = None, **more: Any) -> None:
         """Add a flag, named with underscores; ``more`` are arguments of argparse's ``add_argument``."""
         if convert is not None:
-            more = {"type": _reader(convert), "metavar": convert.metavar, **more}
+
+            def read(text: str) -> Any:
+                try:
+                    return convert.read(text)
+                except (ValueError, ConfigError):
+                    raise argparse.ArgumentTypeError(f"expected {convert.expects}, got {text!r}") from None
+
+            more = {"type": read, "metavar": convert.metavar, **more}
         self.add_argument(*dict.fromkeys([f"--{flag}", f"--{flag.replace('_', '-')}"]), dest=flag, **more)
-
-
-def _reader(convert: Converter) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return convert.read(text)
-        except (ValueError, ConfigError):
-            raise argparse.ArgumentTypeError(f"expected {convert.expects}, got {text!r}") from None
-
-    return read

@@ -29,8 +29,7 @@ from hf_transformer.errors import LoadError
 HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
-START_SECONDS = 60.0
-"""How long Triton and the service may take to be ready."""
+START_SECONDS = 60.0  # how long Triton and the service may take to be ready
 UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
 """How lines of Triton's log begin that are no complaints: information, and tables of settings."""
 HINTS = {
@@ -111,17 +110,14 @@ class LocalTriton:
 
     @property
     def http_address(self) -> str:
-        """host:port of the REST API."""
         return f"{HOST}:{self.http_port}"
 
     @property
     def grpc_address(self) -> str:
-        """host:port of the gRPC API."""
         return f"{HOST}:{self.grpc_port}"
 
     @property
     def metrics_address(self) -> str:
-        """host:port of the Prometheus metrics."""
         return f"{HOST}:{self.metrics_port}"
 
     @property
@@ -134,10 +130,8 @@ class LocalTriton:
     def start(self) -> None:
         """Start and wait until the models are ready.
 
-        Raises:
-            LoadError: there is no Triton, it ends early, a model does not load, or it takes too long. The message has
-                the end of Triton's log. No process and no file stays.
-            InterruptedError: ``interrupted`` said so.
+        Raises InterruptedError if ``interrupted`` said so, else LoadError if there is no Triton, it ends early, a model
+        does not load, or it takes too long; the message has the end of Triton's log. No process and no file stays.
         """
         found = find_triton(self.environment, self.environ)
         if not self.model_repository.is_dir():
@@ -250,8 +244,7 @@ def find_triton(environment: Path | None, environ: Mapping[str, str]) -> TritonI
     ``environment`` is the folder of a virtual environment with nvidia-pytriton and numpy below 2. ``environ`` are
     variables for Triton; those of our own Python (PYTHONPATH and the like) are left out.
 
-    Raises:
-        LoadError: there is none, or it can't work. The message says what to install.
+    Raises LoadError if there is none, or it can't work; the message says what to install.
     """
     # From 1.29 on, onnxruntime's wheels report to Microsoft and write an identifier into HOME by default.
     variables = {"ORT_DISABLE_TELEMETRY": "1", "PATH": os.defpath}
@@ -342,12 +335,8 @@ class ChildProcess:
     def wait_until(
         self, ready: Callable[[], bool], name: str, seconds: float, interrupted: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until ``ready``. ``name`` is the child's, for messages.
-
-        Raises:
-            LoadError: it has ended, or ``seconds`` are over. The message has hints and the end of its log.
-            InterruptedError: ``interrupted`` said so.
-        """
+        """Wait until ``ready``. ``name`` is the child's, for messages. Raises InterruptedError if ``interrupted`` said
+        so, else LoadError if it has ended or ``seconds`` are over; the message has hints and the end of its log."""
         deadline = time.monotonic() + seconds
         while not ready():
             if interrupted():
@@ -420,11 +409,8 @@ def service_running(
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[ChildProcess]:
     """``hf-transformer serve`` on these ports of HOST, from the moment that its model is ready. It ends with the block.
-
-    Raises:
-        LoadError: it ends early, its model does not fit, or it takes too long.
-        InterruptedError: ``interrupted`` said so.
-    """
+    Raises LoadError if it ends early, its model does not fit, or it takes too long, InterruptedError if ``interrupted``
+    said so."""
     where = [f"--host={HOST}", f"--http_port={http_port}", f"--grpc_port={grpc_port}"]
     command = [sys.executable, "-m", "hf_transformer", "serve", *flags, *where]
     child = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, log)

@@ -29,8 +29,7 @@ from hf_transformer.server.workers import Supervisor
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-"""Connections that wait in the kernel to be accepted."""
+BACKLOG = 2048  # connections that wait in the kernel to be accepted
 OTHER_FILES = 512
 """Descriptors that are not for HTTP connections: gRPC's, those to the predictor, and files."""
 
@@ -39,17 +38,18 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP; a second one that comes more than a second later ends it at once.
 
     Gives the exit code: 0 after a graceful end, 128 and the signal's number after one at once, 1 where the server or
-    its workers could not start.
-
-    Raises:
-        ConfigError: a flag or variable has a bad value, or a port or a file that it names can't be used.
-        LoadError: the tokenizer can't be loaded.
+    its workers could not start. Raises ConfigError if a flag or variable has a bad value, or a port or a file that it
+    names can't be used, LoadError if the tokenizer can't be loaded.
     """
     config, notes = parse_config(argv, environ)
     set_up_logging(config)
     for note in notes:
         logger.warning("%s", note)
-    check_files(config)
+    # Before anything is started with them: certificate and keys.
+    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
+        read_key_pair(config.ssl_certfile, config.ssl_keyfile)
+    if config.api_keys_file is not None:
+        read_keys(config.api_keys_file)
     parts = load_parts(config)
     logger.info(
         "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
@@ -82,14 +82,6 @@ def set_up_logging(config: Config) -> None:
     """Sets up logging, unless --configure_logging=false leaves that to somebody else. Raises ConfigError."""
     if config.configure_logging:
         configure_logging(config.log_level, config.log_format, config.log_config_file)
-
-
-def check_files(config: Config) -> None:
-    """Raises ConfigError for a certificate or keys that can't be used, before anything is started with them."""
-    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
-        read_key_pair(config.ssl_certfile, config.ssl_keyfile)
-    if config.api_keys_file is not None:
-        read_keys(config.api_keys_file)
 
 
 def allow_descriptors(connections: int) -> None:

@@ -13,12 +13,8 @@ STYLES: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cya
 
 
 class Terminal:
-    """A stream that may be a terminal.
-
-    Args:
-        stream: where to print; stdout without it.
-        environ: ``NO_COLOR`` (any text) and ``TERM=dumb`` switch colours off, see https://no-color.org.
-    """
+    """A stream, stdout by default, that may be a terminal. In ``environ`` a ``NO_COLOR`` of any text and ``TERM=dumb``
+    switch colours off, see https://no-color.org."""
 
     def __init__(self, environ: Mapping[str, str], stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream

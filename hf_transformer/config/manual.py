@@ -48,13 +48,8 @@ MOST_USED = {
 
 
 def overview(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
-    """The text of --help, on one screen: commands, the flags most used, and the groups of all others.
-
-    Args:
-        options: all of them.
-        commands: what each subcommand does, by name.
-        width: columns of the terminal.
-    """
+    """The text of --help, on one screen of ``width`` columns: ``commands`` (what each does, by name), the flags most
+    used, and the groups of all others."""
     named = {option.name: option for option in options}
     used = {f"--{name} {named[name].convert.metavar}": text for name, text in MOST_USED.items()}
     groups = {}
@@ -101,11 +96,8 @@ def group_key(title: str) -> str:
 
 
 def help_about(topic: str, options: Sequence[Option], width: int) -> str:
-    """The text of --help=TOPIC: all flags, those of a group, or one.
-
-    Raises:
-        ConfigError: there is no such topic; the message names those that there are.
-    """
+    """The text of --help=TOPIC: all flags, those of a group, or one. Raises ConfigError if there is no such topic; the
+    message names those that there are."""
     groups = groups_of(options)
     word = topic.lower().lstrip("-").replace("-", "_")
     by_name = {name: option for option in options for name in (option.name, *option.aliases)}

@@ -14,8 +14,7 @@ from typing import Any
 from hf_transformer.errors import ConfigError, without_userinfo
 
 PREFIX = "HF_TRANSFORMER_"
-SHOWN = 100
-"""Characters of a bad value that an error message quotes."""
+SHOWN = 100  # characters of a bad value that an error message quotes
 LARGEST_INT32 = 2**31 - 1
 BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "y", "t"), True) | dict.fromkeys(
     ("false", "0", "no", "off", "n", "f"), False
@@ -36,19 +35,12 @@ class Secret(str):
 
 @dataclass(frozen=True)
 class Converter:
-    """Makes a value of the text of a flag or variable.
+    """Makes a value of the text of a flag or variable."""
 
-    Args:
-        metavar: what --help calls the value.
-        expects: what an error message says that it takes.
-        read: gives the value; raises ValueError for a text that it refuses.
-        show: writes a value as a user would.
-    """
-
-    metavar: str
-    expects: str
-    read: Callable[[str], Any]
-    show: Callable[[Any], str] = str
+    metavar: str  # what --help calls the value
+    expects: str  # what an error message says that it takes
+    read: Callable[[str], Any]  # gives the value; raises ValueError for a text that it refuses
+    show: Callable[[Any], str] = str  # writes a value as a user would
 
 
 def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(?s:.*)") -> Converter:
@@ -149,31 +141,19 @@ class Variable:
 
 @dataclass(frozen=True)
 class Option:
-    """One declaration.
+    """One declaration. --help shows ``help`` under the title ``group``."""
 
-    Args:
-        name: the flag with underscores.
-        group, help: where --help shows it, and how.
-        convert: makes its value.
-        default: its value if nothing is given; ``default_text`` describes one that is worked out later.
-        variables: further environment variables beside its own.
-        aliases: old flags of the same meaning.
-        many: the words that follow the flag are all values.
-        may_be_empty: an empty text is a value.
-        no_effect: why setting it changes nothing.
-    """
-
-    name: str
+    name: str  # the flag with underscores
     group: str
     help: str
     convert: Converter
-    default: Any = None
-    variables: Sequence[str | Variable] = ()
-    aliases: tuple[str, ...] = ()
-    default_text: str = ""
-    many: bool = False
-    may_be_empty: bool = False
-    no_effect: str = ""
+    default: Any = None  # the value if nothing is given
+    variables: Sequence[str | Variable] = ()  # environment variables beside its own
+    aliases: tuple[str, ...] = ()  # old flags of the same meaning
+    default_text: str = ""  # describes a default that is worked out later
+    many: bool = False  # whether the words that follow the flag are all values
+    may_be_empty: bool = False  # whether an empty text is a value
+    no_effect: str = ""  # why setting it changes nothing
 
     @property
     def flag(self) -> str:

@@ -25,11 +25,8 @@ OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT", f"{PREFIX}BENCH_API_
 def collect(
     options: Sequence[Option], argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Given], list[str]]:
-    """What was given, by option name, and notes for the log.
-
-    Raises:
-        ConfigError: a flag stands without its value, or something is unknown and --strict_flags is set.
-    """
+    """What was given, by option name, and notes for the log. Raises ConfigError if a flag stands without its value, or
+    something is unknown and --strict_flags is set."""
     from_flags, flag_notes = read_flags(options, argv)
     from_variables, variable_notes = read_variables(options, environ)
     given, notes = from_variables | from_flags, flag_notes + variable_notes

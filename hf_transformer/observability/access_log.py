@@ -16,17 +16,13 @@ from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
-CLIENT_CLOSED = 499
-"""The status of a request whose client left before the answer, as in nginx."""
+CLIENT_CLOSED = 499  # the status of a request whose client left before the answer, as in nginx
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
 class Exchange:
-    """One request and its answer, as the log shows them.
-
-    Args:
-        scope: the request in ASGI's form; over gRPC it has method, path, http_version and headers.
-    """
+    """One request and its answer, as the log shows them. ``scope`` is the request in ASGI's form; over gRPC it has
+    method, path, http_version and headers."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.scope = scope

@@ -27,8 +27,7 @@ from prometheus_client.samples import Sample
 
 logger = logging.getLogger(__name__)
 
-FLOCK = "hhqqi"
-"""struct flock of 64-bit Linux: type, whence, start, length, process."""
+FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, process
 HEADER = struct.Struct("<QII")
 """In front of a copy: its number, counted from 1, its length, and the CRC-32 of its content and number."""
 ROOM = 1 << 30  # bytes from one copy to the next; a copy has some 20 KiB, and only written pages take memory
@@ -49,8 +48,7 @@ MERGED: dict[str, Callable[[float, float], float]] = {
 }
 """How the values of two workers become one, if not by adding: min for what must hold for all workers, max for what may
 hold for any."""
-COUNTED = ("counter", "histogram")
-"""Types of metrics that outlive their worker."""
+COUNTED = ("counter", "histogram")  # types of metrics that outlive their worker
 
 
 class Board:
@@ -67,8 +65,7 @@ class Board:
 
     def __init__(self, count: int, inherited: Any = None) -> None:
         self.count = count
-        self.place = -1
-        """This worker's, once claimed."""
+        self.place = -1  # this worker's, once claimed
         self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
         os.ftruncate(self._file, self._start(count, 0))
 
@@ -77,11 +74,7 @@ class Board:
         return Board, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
-        """Takes a place for this process, not ready yet.
-
-        Raises:
-            RuntimeError: there are more workers than places.
-        """
+        """Takes a place for this process, not ready yet. Raises RuntimeError for more workers than places."""
         for place in range(self.count):
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
@@ -140,12 +133,7 @@ class Board:
 
 
 class SharedMetrics(Collector):
-    """The metrics of all workers.
-
-    Args:
-        own: gives this worker's metrics.
-        board: where those of the others are.
-    """
+    """The metrics of all workers: ``own`` gives this worker's, ``board`` has those of the others."""
 
     def __init__(self, own: Callable[[], Iterable[Metric]], board: Board) -> None:
         self._own = own

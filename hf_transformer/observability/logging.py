@@ -33,8 +33,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 ACCESS_LOGGER = "hf_transformer.access"
 """The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
 LATENCY_LOGGER = "hf_transformer.latency"
-PERIOD = 0.1
-"""Seconds that a line of the latency log may wait for others."""
+PERIOD = 0.1  # seconds that a line of the latency log may wait for others
 UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
 """What the logging module raises for a configuration that it can't use."""
 
@@ -45,10 +44,8 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
     Args:
         level: as the logging module numbers them.
         format: of the lines.
-        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig.
-
-    Raises:
-        ConfigError: the file is missing or not usable.
+        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig. Raises
+            ConfigError if it is missing or not usable.
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))

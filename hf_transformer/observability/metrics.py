@@ -36,8 +36,7 @@ PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 ENDINGS = ("stop", "length", "error", "abandoned")
 """How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
 
-PREDICTING = ("v1", "v2", "grpc", "openai")
-"""The APIs whose requests ask the model."""
+PREDICTING = ("v1", "v2", "grpc", "openai")  # the APIs whose requests ask the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 """Those whose versions may explain what changed between two releases of an image."""
@@ -148,8 +147,9 @@ class Metrics:
         self._shown.register(shared)
         return shared.renewed()
 
-    def totals(self) -> Totals:
-        """What all workers have done since they started."""
+    def totals(self) -> Mapping[str, float]:
+        """What all workers have done since they started: ``answered`` and ``failed`` requests, ``instances`` sent in
+        ``batches``, and the seconds of each stage over all answered requests; ``predict`` includes ``queue``."""
         found: dict[str, float] = defaultdict(float)
         for family in self._shown.collect():
             for sample in family.samples:
@@ -157,54 +157,29 @@ class Metrics:
                     found[sample.name] += sample.value
                 elif sample.labels["api"] in PREDICTING and sample.labels["status"] != "200":
                     found["failed"] += sample.value
-        return Totals(
-            answered=int(found["request_predict_seconds_count"]),
-            failed=int(found["failed"]),
-            instances=int(found["hf_transformer_batch_instances_sum"]),
-            batches=int(found["hf_transformer_batch_instances_count"]),
-            preprocess=found["request_preprocess_seconds_sum"],
-            queue=found["hf_transformer_queue_seconds_sum"],
-            predict=found["request_predict_seconds_sum"],
-            postprocess=found["request_postprocess_seconds_sum"],
-        )
+        return {
+            "answered": found["request_predict_seconds_count"],
+            "failed": found["failed"],
+            "instances": found["hf_transformer_batch_instances_sum"],
+            "batches": found["hf_transformer_batch_instances_count"],
+            "preprocess": found["request_preprocess_seconds_sum"],
+            "queue": found["hf_transformer_queue_seconds_sum"],
+            "predict": found["request_predict_seconds_sum"],
+            "postprocess": found["request_postprocess_seconds_sum"],
+        }
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self._shown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What a service has done since it started.
-
-    ``answered`` and ``failed`` are requests, ``instances`` were sent in ``batches``. The rest is seconds of all
-    answered requests together; ``predict`` includes ``queue``.
-    """
-
-    answered: int
-    failed: int
-    instances: int
-    batches: int
-    preprocess: float
-    queue: float
-    predict: float
-    postprocess: float
-
-
 class LightCounter(Collector):
-    """A counter that costs 0.2 microseconds to add to.
-
-    Args:
-        registry: shows it.
-        name: as it is exposed, without ``_total``.
-        text: what it counts.
-        labels: their names. Without labels it is shown from the start, with 0.
-    """
+    """A counter that costs 0.2 microseconds to add to. It is exposed as ``name`` with ``_total`` added. Without labels
+    it is shown from the start, with 0."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._totals: dict[tuple[object, ...], int] = {}
-        """By the labels' values."""
+        self._totals: dict[tuple[object, ...], int] = {}  # by the labels' values
         self._created: dict[tuple[object, ...], float] = {}
         if not labels:
             self.add(0)
@@ -219,7 +194,6 @@ class LightCounter(Collector):
             self._created[values] = time.time()
 
     def collect(self) -> Iterator[Metric]:
-        """The counter as it is now."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, total in self._totals.items():
             family.add_metric([str(value) for value in values], total, created=self._created[values])
@@ -227,15 +201,8 @@ class LightCounter(Collector):
 
 
 class LightHistogram(Collector):
-    """A histogram that costs 0.4 microseconds to add to.
-
-    Args:
-        registry: shows it.
-        name: as it is exposed.
-        text: what it measures.
-        bounds: upper bounds of the buckets, ascending, without infinity.
-        labels: their names. Without labels it is shown from the start, with 0.
-    """
+    """A histogram that costs 0.4 microseconds to add to. ``bounds`` are the upper bounds of its buckets, ascending,
+    without infinity. Without labels it is shown from the start, with 0."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
@@ -294,7 +261,6 @@ class GenerationMetrics(Collector):
         self._ended[ending] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """The counters as they are now."""
         yield CounterMetricFamily("hf_transformer_prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
         text = "New tokens that the model has made."
         yield CounterMetricFamily("hf_transformer_generated_tokens", text, self.generated_tokens)
@@ -307,18 +273,12 @@ class GenerationMetrics(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryUse:
-    """What there is in shared memory at a moment.
+    """What there is in shared memory at a moment. ``batches`` are those since the start whose outputs were large
+    enough, by how the outputs travelled."""
 
-    Args:
-        registered: whether the predictor has a region now.
-        slots: slots by state: in_use, quarantined.
-        bytes: bytes by state: in_use, quarantined, free.
-        batches: batches since the start whose outputs were large enough, by how the outputs travelled.
-    """
-
-    registered: bool
-    slots: Mapping[str, int]
-    bytes: Mapping[str, int]
+    registered: bool  # whether the predictor has a region now
+    slots: Mapping[str, int]  # by state: in_use, quarantined
+    bytes: Mapping[str, int]  # by state: in_use, quarantined, free
     batches: Mapping[str, int]
 
 

@@ -95,8 +95,7 @@ class Tracing:
         ratio: how many of the requests are traced whose client does not say, from 0 to 1.
         calls: attributes of the spans of calls to the predictor.
 
-    Raises:
-        ConfigError: a variable of OpenTelemetry has a value that the exporter refuses.
+    Raises ConfigError for a variable of OpenTelemetry with a value that the exporter refuses.
     """
 
     def __init__(self, endpoint: str, model: str, ratio: float, calls: Mapping[str, str | int] | None = None) -> None:
@@ -202,8 +201,7 @@ class Tracing:
         self._add(trace, name, trace.started, ended, trace.server, **whole)
 
     def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
-        """Makes the spans of the stages that the request came to."""
-        if not context.tokenize:
+        if not context.tokenize:  # it did not come to any stage
             return
         was_sent, was_answered = context.queue or context.predict, context.predict > 0
         read = context.arrived + context.parse
@@ -243,7 +241,6 @@ class CountingExporter(trace_exporter.OTLPSpanExporter):
     taken, failing = 0, False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends spans, and waits until they are taken or TIMEOUT is over."""
         self.taken += len(spans)
         result = super().export(spans)
         self.failing = result is not SpanExportResult.SUCCESS
@@ -256,7 +253,6 @@ class SeldomFilter(logging.Filter):
     muted, last = False, -SILENCE
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is logged."""
         now = time.monotonic()
         if self.muted or now - self.last < SILENCE:
             return False

@@ -20,10 +20,7 @@ logger = logging.getLogger(__name__)
 
 async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
     """What an ASGI application answers: a Response if that comes whole, else a Stream. Cancelling ends the application.
-
-    Raises:
-        Exception: the application's, before it has begun to answer; later ones are logged or end the stream.
-    """
+    Raises its errors before it has begun to answer; later ones are logged or end the stream."""
     call = _Call(request)
     task = asyncio.ensure_future(app(request.scope(), call.receive, call.send))
     task.add_done_callback(call.end)
@@ -67,8 +64,7 @@ class _Call:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._messages: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
-        self._error: Exception | None = None
-        """What the application has raised, behind its messages."""
+        self._error: Exception | None = None  # what the application has raised, behind its messages
         self._has_body = False
 
     async def receive(self) -> Message:
@@ -108,13 +104,8 @@ class _Call:
 
 
 class AsgiApplication:
-    """The service as an ASGI application, for any server; ours takes ``application`` itself.
-
-    Args:
-        application: what answers requests.
-        inner: the ASGI application whose lifespan is the service's.
-        ends: called, on the event loop, as soon as the server is told to end.
-    """
+    """The service as an ASGI application, for any server; ours takes ``application`` itself. The lifespan is that of
+    ``inner``. ``ends`` are called, on the event loop, as soon as the server is told to end."""
 
     def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
         self.application = application
@@ -173,8 +164,6 @@ class AsgiApplication:
 
 
 class _AsgiRequest(Request):
-    """A request of a foreign server."""
-
     __slots__ = ("_pieces", "_scope")
 
     def __init__(self, scope: Scope) -> None:

@@ -38,11 +38,9 @@ response."""
 MOST_REFUSED: Final = 256
 """Connections over the limit that get an error response; further ones are closed without one."""
 
-UNREAD: Final = 2**16
-"""Unread bytes of a body at which reading from the connection pauses."""
+UNREAD: Final = 2**16  # unread bytes of a body at which reading from the connection pauses
 
-JOINED: Final = 2**16
-"""Bodies up to this many bytes are joined with the head into one write."""
+JOINED: Final = 2**16  # bodies up to this many bytes are joined with the head into one write
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus} | {
@@ -53,20 +51,13 @@ _JOIN_FIELD: Final = b": ".join
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits for clients.
+    """Limits for clients. With 0 ``idle_seconds`` each connection closes after its response, and a new one has
+    ``seconds`` for its request."""
 
-    Attributes:
-        connections: how many may be open at a time.
-        header_bytes: the longest head of a request.
-        seconds: time to send a request once it has begun, and to read some of a response.
-        idle_seconds: time to begin the next request. With 0 each connection closes after its response, and a new one
-            has ``seconds`` for its request.
-    """
-
-    connections: int
-    header_bytes: int
-    seconds: float
-    idle_seconds: float
+    connections: int  # open at a time
+    header_bytes: int  # of the longest head of a request
+    seconds: float  # to send a request once it has begun, and to read some of a response
+    idle_seconds: float  # to begin the next request
 
 
 class HttpSettings(Protocol):
@@ -158,11 +149,6 @@ class HttpRequest(Request):
             waiter.set_result(None)
 
     @property
-    def has_room(self) -> bool:
-        """Whether reading may go on. After the response the rest of a body is dropped."""
-        return self.size < UNREAD or self.answered
-
-    @property
     def client(self) -> tuple[str, int] | None:
         return _address(self._connection.transport.get_extra_info("peername"))
 
@@ -174,10 +160,8 @@ class HttpRequest(Request):
 class HttpConnection(asyncio.Protocol):
     """One connection. uvicorn creates it, and calls ``shutdown`` when the server stops.
 
-    Args:
-        config: uvicorn's configuration, which has our settings too (HttpSettings).
-        server_state: uvicorn's open connections, and the header lines of every response (its Date).
-        app_state: of the lifespan; not used.
+    ``config`` is uvicorn's configuration, with our settings (HttpSettings). ``server_state`` has uvicorn's open
+    connections, and the header lines of every response (its Date). ``app_state`` is not used.
     """
 
     def __init__(
@@ -198,12 +182,10 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[HttpRequest] = deque()
         """Unanswered requests; the first one has a task."""
-        self._incoming: HttpRequest | None = None
-        """The request whose body is being received."""
+        self._incoming: HttpRequest | None = None  # the request whose body is being received
         self._task: asyncio.Task[None] | None = None
         self._url = b""
-        self._fields: HeaderLines | None = None
-        """The head that is being received, if any."""
+        self._fields: HeaderLines | None = None  # the head that is being received, if any
         self._since_progress = 0
         """Bytes read since the end of a request, or since the last byte of a body."""
         self._behind = False
@@ -596,9 +578,9 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Resumes reading if no other request waits and the current body has room."""
-        incoming = self._incoming
-        has_room = len(self._requests) <= 1 and (incoming is None or incoming.has_room)
-        if self.is_paused and (has_room or self._deaf):
+        incoming = self._incoming  # whose rest is dropped after the response
+        has_room = incoming is None or incoming.size < UNREAD or incoming.answered
+        if self.is_paused and (self._deaf or (has_room and len(self._requests) <= 1)):
             self.is_paused = False
             self._deadline = math.inf if incoming is None else self.loop.time() + self._limits.seconds
             if not self.transport.is_closing():

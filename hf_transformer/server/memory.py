@@ -16,22 +16,14 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds between two looks."""
-GROWN = 32 << 20
-"""Bytes that are worth a trim."""
-IDLE = 0.2
-"""The share of one core that an idle process uses at most."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds between two looks
+GROWN = 32 << 20  # bytes that are worth a trim
+IDLE = 0.2  # the share of one core that an idle process uses at most
 
 
 def held_memory() -> int:
-    """Bytes of memory that this process alone holds: resident, without files and shared memory.
-
-    Source: proc_pid_statm(5).
-
-    Raises:
-        OSError: the system has no such file.
-    """
+    """Bytes of memory that this process alone holds: resident, without files and shared memory (proc_pid_statm(5)).
+    Raises OSError where the system has no such file."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 

@@ -11,8 +11,9 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -24,12 +25,9 @@ from hf_transformer.types import Application
 
 logger = logging.getLogger(__name__)
 
-SWEEPS = 10
-"""Looks at a connection within the time that its client has."""
-LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05
-"""Seconds between two sweeps at most and at least."""
-AT_ONCE = 500
-"""Connections that are looked at without a pause, about a millisecond."""
+SWEEPS = 10  # looks at a connection within the time that its client has
+LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05  # seconds between two sweeps at most and at least
+AT_ONCE = 500  # connections that are looked at without a pause, about a millisecond
 
 SAME_WISH = 1.0
 """Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
@@ -67,8 +65,7 @@ class ServerConfig(uvicorn.Config):
         self.certificate_files = certificate
         self.clean_up = clean_up
         self.certificate: Renewable[KeyPair] | None = None
-        self.ending = False
-        """Set by the server; connections look at it."""
+        self.ending = False  # set by the server; connections look at it
         super().__init__(
             make,
             factory=True,
@@ -92,11 +89,8 @@ class ServerConfig(uvicorn.Config):
         return application
 
     def load(self) -> None:
-        """Makes the application, and the context with the certificate as it is now.
-
-        Raises:
-            ConfigError: the certificate can't be used.
-        """
+        """Makes the application, and the context with the certificate as it is now. Raises ConfigError where that
+        can't be used."""
         super().load()
         if self.certificate_files is None:
             return
@@ -107,12 +101,8 @@ class ServerConfig(uvicorn.Config):
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal; a second one ends the process at once.
-
-    Args:
-        config: what to serve, and how.
-        impatient: whether a second signal counts; it does not in a worker, which its supervisor would kill.
-    """
+    """Serves until a signal. If it is ``impatient``, a second one ends the process at once; in a worker it does not,
+    since the supervisor would kill the worker."""
 
     config: ServerConfig
 
@@ -123,8 +113,7 @@ class Server(uvicorn.Server):
         self._captures = False
         self._has_begun_end = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
-        """The one that serves, once it does."""
+        self.loop: asyncio.AbstractEventLoop | None = None  # the one that serves, once it does
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with signals handled from before the coroutine is made until the event loop is closed: what is
@@ -143,7 +132,6 @@ class Server(uvicorn.Server):
             yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to serve."""
         # What is loaded by now lives as long as the process: the collector need not look at it again.
         gc.freeze()
         gc.set_threshold(COLLECTED_AFTER, *gc.get_threshold()[1:])
@@ -155,7 +143,9 @@ class Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(keep_trimmed())]
         if self.config.certificate is not None:
-            self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, self._use)))
+            # New connections get a renewed certificate; no other is disturbed.
+            use = partial(KeyPair.load_into, context=cast(ssl.SSLContext, self.config.ssl))
+            self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, use)))
 
     async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
         """As uvicorn does it, which knows no limit for handshakes."""
@@ -166,11 +156,6 @@ class Server(uvicorn.Server):
             ssl_handshake_timeout=self.config.client_limits.seconds,
             backlog=self.config.backlog,
         )
-
-    def _use(self, pair: KeyPair) -> None:
-        """New connections get a renewed certificate; no other is disturbed."""
-        if self.config.ssl is not None:
-            pair.load_into(self.config.ssl)
 
     async def _sweep(self) -> None:
         """Looks for clients that take too long, for ever."""

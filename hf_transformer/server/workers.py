@@ -30,16 +30,12 @@ logger = logging.getLogger(__name__)
 
 SPAWN = multiprocessing.get_context("spawn")
 """Each worker is a fresh interpreter: gRPC and threads do not survive a fork."""
-TICK = 0.5
-"""Seconds between two looks at the workers."""
+TICK = 0.5  # seconds between two looks at the workers
 HUNG = 30.0
 """Seconds without an answer after which a worker is killed. On a busy machine a start alone may take several."""
-LATE = 10.0
-"""Seconds beyond the grace after which a worker that has not ended is killed."""
-FAILED = 1
-"""Exit code if the workers can't start."""
-STEADY = 60.0
-"""Seconds after which a worker that dies is replaced at once."""
+LATE = 10.0  # seconds beyond the grace after which a worker that has not ended is killed
+FAILED = 1  # exit code if the workers can't start
+STEADY = 60.0  # seconds after which a worker that dies is replaced at once
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 """Seconds before the replacement of a worker that died earlier, as the one before it did; each pause is twice the last
 one."""
@@ -52,10 +48,7 @@ class Supervisor:
     Signal handlers only write to a pipe, which the supervisor waits on: a signal never interrupts the start of a
     worker, nor finds a list half changed.
 
-    Args:
-        config: what each worker serves.
-        sockets: where all of them listen; closed at the end.
-        prepare: sets up a fresh interpreter, in the worker.
+    All workers listen on ``sockets``, which are closed at the end. ``prepare`` sets up a worker's interpreter.
     """
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
@@ -148,8 +141,7 @@ class Worker:
         self._next_pause = 0.0
         self.process: SpawnProcess | None = None
         """None before the first start, and from a death to the next start."""
-        self.has_served = False
-        """Whether one of the processes has."""
+        self.has_served = False  # whether one of the processes has
 
     def start(self) -> None:
         """Starts the process."""
@@ -193,11 +185,7 @@ class Worker:
 def work(
     config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None], supervisor: Connection[bool, None]
 ) -> None:
-    """Runs one server, in the worker's process.
-
-    Raises:
-        SystemExit: the server can't start.
-    """
+    """Runs one server, in the worker's process. Raises SystemExit if it can't start."""
     prepare()
     server = Server(config, impatient=False)
     threading.Thread(target=_answer, args=(server, supervisor), daemon=True).start()

@@ -33,12 +33,8 @@ KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Measures; returns the exit code.
-
-    Raises:
-        ConfigError: a flag has a bad value, or does not go with another.
-        LoadError: the service does not answer, or does not start.
-    """
+    """Measures; returns the exit code. Raises ConfigError if a flag has a bad value or does not go with another,
+    LoadError if the service does not answer or start."""
     given, terminal = _parser(environ).parse_args(argv), Terminal(environ)
     if given.url and (given.sweep or given.service_flags or given.model_repository):
         raise ConfigError(

@@ -25,8 +25,7 @@ from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import Client, HttpError
 from hf_transformer.types import Json
 
-ANSWER_SECONDS: Final = 60.0
-"""How long after the end of a run its last answers may take."""
+ANSWER_SECONDS: Final = 60.0  # how long after the end of a run its last answers may take
 ROWS: Final = "rows per run"
 """Of Triton's model, among its statistics: how many texts share a batch."""
 

@@ -45,11 +45,8 @@ def make_plan(server: Target, texts: Sequence[Json], given: Namespace, model: st
     """Asks the service what the model does, and makes requests for that.
 
     ``texts`` may be instances of the task too, as V1 has them. Without ``model`` it is the service's first one,
-    without --api OpenAI's where the model generates text, else V1.
-
-    Raises:
-        ConfigError: the service has no such model, or no such API for it.
-        LoadError: the service does not answer, or not to these requests.
+    without --api OpenAI's where the model generates text, else V1. Raises ConfigError if the service has no such model,
+    or no such API for it, LoadError if it does not answer, or not to these requests.
     """
     status, found = server.ask("/v1/models")
     names = [one["id"] for one in found["data"]] if "data" in found else found["models"] if "models" in found else []

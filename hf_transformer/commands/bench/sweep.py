@@ -47,9 +47,8 @@ class Setup:
         given: the command's flags. Triton gets --model_name of --model_repository, of the demo's models without it.
             The tokenizer lies in the model's folder, as export writes it.
 
-    Raises:
-        ConfigError: there is no such model, or a flag has a bad value or does not go with another.
-        LoadError: Triton does not start.
+    Raises ConfigError if there is no such model, or a flag has a bad value or does not go with another, LoadError if
+    Triton does not start.
     """
 
     def __init__(self, stack: ExitStack, given: Namespace, environ: Mapping[str, str]) -> None:
@@ -149,14 +148,10 @@ def shown(settings: Settings) -> str:
 def sweep(
     setup: Setup, measure: Callable[[Target, str], Figures], say: Callable[[float, str], None]
 ) -> tuple[list[Trial], str]:
-    """Tries all settings; the trials, and a sentence that recommends.
+    """Tries all settings; the trials, and a sentence that recommends. The service is started anew for each trial.
 
-    Args:
-        setup: the service, which is started anew for each trial.
-        measure: one run against it; the text says which.
-        say: gets the share that is over and a line about the trial, after each.
-
-    Raises LoadError where nothing can be measured with the settings as they are.
+    ``measure`` makes one run against it; the text says which. ``say`` gets the share that is over and a line about each
+    trial. Raises LoadError where nothing can be measured with the settings as they are.
     """
     candidates = setup.settings()
     most = 4 + sum(map(len, candidates.values()))

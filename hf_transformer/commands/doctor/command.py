@@ -37,8 +37,7 @@ Checks: {checks}.
 
 COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 _ONE_ROW = 'set "max_batch_size: 1" in config.pbtxt if the model can\'t batch'
-_NAME, _STATUS = 18, 9
-"""Columns of a check's name and of its status."""
+_NAME, _STATUS = 18, 9  # columns of a check's name and of its status
 
 
 def _advice(check: Callable[[Any], list[Finding]]) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:

@@ -26,20 +26,17 @@ from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, align
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
 
 TEXT = "The capital of France is a city on a river."
-NEW_TOKENS = 8
-"""Of the smoke test of a model that generates."""
+NEW_TOKENS = 8  # of the smoke test of a model that generates
 
 TOLERANCES = {"FP16": 2e-2, "BF16": 5e-2}
 """Of answers to the same text, as a part of the largest value: rounding differs with a batch's shape."""
 TOLERANCE = 1e-3
-UNUSABLE = 0.1
-"""A difference that changes answers, and not only their last digits."""
+UNUSABLE = 0.1  # a difference that changes answers, and not only their last digits
 
 MIB = 2**20
 INLINE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
 
-Outputs = Mapping[str, Array]
-"""One text's outputs by role, without batch axis and padding."""
+Outputs = Mapping[str, Array]  # one text's outputs by role, without batch axis and padding
 
 
 async def inference(subject: Subject) -> list[Finding]:
@@ -207,12 +204,8 @@ async def shared_memory(subject: Subject) -> list[Finding]:
 
 
 async def _arrives(transport: Transport, packed: Packed) -> bool:
-    """Whether a batch's outputs come through a region of our own as they come inline.
-
-    Raises:
-        RequestError: the predictor refuses the region or the batch.
-        OSError: /dev/shm is missing or full.
-    """
+    """Whether a batch's outputs come through a region of our own as they come inline. Raises RequestError if the
+    predictor refuses the region or the batch, OSError if /dev/shm is missing or full."""
     outputs = list(packed.sizes)
     with ExitStack() as stack:
         call = ModelCall(packed.inputs, outputs, {})

@@ -18,12 +18,9 @@ from hf_transformer.credentials import KeyPair
 from hf_transformer.predictor.base import Address, parse_address
 from hf_transformer.predictor.tls import own_certificate, ssl_context
 
-SECONDS = 5.0
-"""For a name to be found, and for a connection to open."""
-PROBE_SECONDS = 3.0
-"""For a probe's connection, its handshake, and each part of the answer."""
-SOON_DAYS = 14
-"""How long before its end a certificate is worth a warning."""
+SECONDS = 5.0  # for a name to be found, and for a connection to open
+PROBE_SECONDS = 3.0  # for a probe's connection, its handshake, and each part of the answer
+SOON_DAYS = 14  # how long before its end a certificate is worth a warning
 
 PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics, unless told otherwise"
 
@@ -55,8 +52,7 @@ class Wire(NamedTuple):
 
 
 _GET = b"GET %b HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-_METRICS_BYTES = 2**20
-"""Of metrics that are read at most."""
+_METRICS_BYTES = 2**20  # of metrics that are read at most
 ITSELF = "a service of hf-transformer, and not Triton"
 OTHER_SERVERS = {b"\nhf_transformer_": ITSELF, b"\nnv_": "Triton's port for metrics"}
 """What a port is that has metrics with such names."""

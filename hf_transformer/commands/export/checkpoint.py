@@ -68,12 +68,8 @@ def explained(message: str) -> Iterator[None]:
 
 
 def load_checkpoint(settings: Namespace) -> Checkpoint:
-    """Loads everything, and downloads the files of a hub's model that are not there yet.
-
-    Raises:
-        ConfigError: --task names none that can be served, or the weights are for another task.
-        LoadError: files are missing or broken.
-    """
+    """Loads everything, and downloads the files of a hub's model that are not there yet. Raises ConfigError if --task
+    names none that can be served or the weights are for another task, LoadError if files are missing or broken."""
     trusting = settings.trust_remote_code
     files = find_model_files(
         settings.model_id,

@@ -13,8 +13,7 @@ from textwrap import indent
 
 FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
 """The names by format that Triton's backends look for in the folder of a version."""
-TOP_K = 10
-"""Tokens per mask of a reduced fill_mask model, without --top_k."""
+TOP_K = 10  # tokens per mask of a reduced fill_mask model, without --top_k
 BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence", "masks")
 """Free axes, by the names that they have in an ONNX file."""
 

@@ -18,8 +18,7 @@ from hf_transformer.commands.export.graph import Graph
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types import Array, Encoding
 
-WEIGHTS = "model.onnx.data"
-"""Beside model.onnx, where the weights don't fit into it."""
+WEIGHTS = "model.onnx.data"  # beside model.onnx, where the weights don't fit into it
 SHORT = "hi"
 MIDDLE = "The capital of {0} is {0}."
 LONGER = "A rather longer sentence {0}, so that the shorter ones are padded beside it, and a word nobody knows: qzxv."
@@ -38,24 +37,16 @@ Run = Callable[[Inputs], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch of texts.
-
-    ``expected`` is what the model as it was loaded gives for each text, by output and without padding. ``sizes`` are
-    those of the batch's free axes.
-    """
+    """One batch of texts. ``expected`` is what the model as it was loaded gives for each text, without padding."""
 
     inputs: Inputs
-    expected: Sequence[Mapping[str, Array]]
-    sizes: Mapping[str, int]
+    expected: Sequence[Mapping[str, Array]]  # by output
+    sizes: Mapping[str, int]  # of the batch's free axes
 
 
 def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> list[Sample]:
-    """Batches with the answers of the model itself, called as transformers' users do, in float32.
-
-    Raises:
-        ConfigError: a model for text generation sees the tokens that come after.
-        LoadError: the model can't be called so.
-    """
+    """Batches with the answers of the model itself, called as transformers' users do, in float32. Raises ConfigError if
+    a model for text generation sees the tokens that come after, LoadError if the model can't be called so."""
     masked = any(tensor.name == "attention_mask" for tensor in graph.inputs)
     batches = BATCHES if masked else BATCHES_WITHOUT_MASK
     tokenizer = checkpoint.tokenizer.with_max_length(min(LONGEST, checkpoint.tokenizer.max_length))

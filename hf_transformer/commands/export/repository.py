@@ -28,12 +28,8 @@ SAMPLE = "The capital of France is Paris, déjà vu."
 
 @contextmanager
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder that takes the name ``target`` once everything is in it. If that fails, nothing of it stays.
-
-    Raises:
-        ConfigError: the target may not be replaced; see ``require_free``.
-        LoadError: nothing can be written there.
-    """
+    """A folder that takes the name ``target`` once everything is in it. If that fails, nothing of it stays. Raises
+    ConfigError as ``require_free``, and LoadError if nothing can be written there."""
     require_free(target, force=force)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
