@@ -230,8 +230,9 @@ class Demo:
 
     def end(self) -> int:
         """Read the rest of its output; its exit code."""
-        self.output += self.process.communicate(timeout=60)[0]
-        return self.process.returncode
+        assert self.process.stdout
+        self.output += self.process.stdout.read()  # communicate() would miss what read_until has read ahead
+        return self.process.wait(60)
 
     @property
     def children(self) -> list[int]:
