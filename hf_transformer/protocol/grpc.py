@@ -33,10 +33,8 @@ SERVICE = "inference.GRPCInferenceService"
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """The parameter of a request that asks for a last response even where the model has nothing more to send."""
-
 FINAL_RESPONSE = "triton_final_response"
 """The parameter of a response that tells whether it is the last one."""
-
 TYPED_CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -64,10 +62,8 @@ def encode_infer_request(
 ) -> bytes:
     """A serialized ModelInferRequest with raw contents. Outputs with a place in ``placements`` are written there.
 
-    With ``streamed``, as for ModelStreamInfer, the last response says that it is the last.
-
-    Raises:
-        Unwritable: an input's data doesn't fit its datatype.
+    With ``streamed``, as for ModelStreamInfer, the last response says that it is the last. Raises Unwritable if an
+    input's data doesn't fit its datatype.
     """
     request = pb.ModelInferRequest(model_name=model_name)
     if streamed:
@@ -88,11 +84,8 @@ def encode_infer_request(
 
 
 def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Placement] = NOWHERE) -> dict[str, Tensor]:
-    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their places.
-
-    Raises:
-        Malformed: the message breaks the protocol.
-    """
+    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their places. Raises Malformed
+    if the message breaks the protocol."""
     message = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -114,13 +107,8 @@ class StreamResponse(NamedTuple):
 
 def decode_stream_response(body: bytes) -> StreamResponse:
     """The content of a serialized ModelStreamInferResponse; its tensors are views of memory that nothing else uses.
-
-    Such a message is small, so protobuf's class parses all of it.
-
-    Raises:
-        Malformed: the message breaks the protocol.
-    """
-    message = decode(pb.ModelStreamInferResponse, body)
+    Raises Malformed if the message breaks the protocol."""
+    message = decode(pb.ModelStreamInferResponse, body)  # all of it, since such a message is small
     if message.error_message:
         return StreamResponse(message.error_message, {}, False)
     response = message.infer_response
@@ -211,11 +199,8 @@ def bytes_field_head(number: int, size: int) -> bytes:
 
 def fields(message: memoryview, most: int | None = None, where: str = "body") -> Iterator[tuple[int, int, int, int]]:
     """The fields of a serialized message in order: each one's key, and the positions at which the field begins, its
-    value begins, and both end.
-
-    Raises:
-        Malformed: the bytes are not a message, or it has more than ``most`` fields; ``where`` names it.
-    """
+    value begins, and both end. Raises Malformed if the bytes are not a message, or it has more than ``most`` fields;
+    ``where`` names it."""
     position, length, count = 0, len(message), 0
     while position < length:
         if count == most:
