@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -97,24 +97,17 @@ def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Pla
     return _tensors(decode(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
 
 
-class StreamResponse(NamedTuple):
-    """One message of a stream. ``error`` is empty where there is none; ``final`` says that nothing more comes."""
-
-    error: str
-    outputs: dict[str, Tensor]
-    final: bool
-
-
-def decode_stream_response(body: bytes) -> StreamResponse:
-    """The content of a serialized ModelStreamInferResponse; its tensors are views of memory that nothing else uses.
-    Raises Malformed if the message breaks the protocol."""
+def decode_stream_response(body: bytes) -> tuple[str, dict[str, Tensor], bool]:
+    """The content of a serialized ModelStreamInferResponse: its error, empty if there is none; its tensors, views of
+    memory that nothing else uses; and whether nothing more comes. Raises Malformed if the message breaks the protocol.
+    """
     message = decode(pb.ModelStreamInferResponse, body)  # all of it, since such a message is small
     if message.error_message:
-        return StreamResponse(message.error_message, {}, False)
+        return message.error_message, {}, False
     response = message.infer_response
     raw = [memoryview(contents) for contents in response.raw_output_contents]
     final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
-    return StreamResponse("", _tensors(response.outputs, raw, NOWHERE), final)
+    return "", _tensors(response.outputs, raw, NOWHERE), final
 
 
 def _tensors(
