@@ -96,7 +96,6 @@ def _stop(given: Parameters, name: str, vocab_size: int) -> tuple[str, ...]:
 
 
 def _stop_token_ids(given: Parameters, name: str, vocab_size: int) -> tuple[int, ...]:
-    """Tokens that end a text, as in vLLM."""
     ids = given.get(name)
     if not isinstance(ids, list):
         raise InvalidInput(f"parameters.{name}: expected a list of token ids, got {describe(ids)}")

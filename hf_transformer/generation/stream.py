@@ -254,7 +254,6 @@ class Generation:
         self._fail(late)
 
     def _fail(self, error: Exception) -> None:
-        """Ends all sequences with an error."""
         if self._error is None:
             self._error = error
         self._cancel()

@@ -109,7 +109,6 @@ class TextGenerator(TensorGenerator):
         return tensors
 
     def _problems(self, wanted: Sequence[str]) -> list[str]:
-        """A sentence for each reason why the model does not fit."""
         inputs, outputs = self._inputs, {one.name: one for one in self._spec.outputs}
         problems = []
         if self._input not in inputs or not self._output:

@@ -116,7 +116,6 @@ class TokenGenerator(TensorGenerator):
         return [*tensors, *self._sampled(sampling)]
 
     def _problems(self) -> list[str]:
-        """A sentence for each reason why the model does not fit."""
         inputs, own = self._inputs, dict(self._own)
         problems = []
         if IDS not in inputs or "max_tokens" not in self.honours or OUTPUT not in self._outputs:

@@ -322,7 +322,6 @@ def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
-    """The options of a channel."""
     # What stands for Host: always with the port. TLS expects this host in the certificate.
     authority = f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
     longest = settings.max_receive_message_length

@@ -391,7 +391,6 @@ class Connection(asyncio.BufferedProtocol):
             self._body, self._unfilled = body, body[received:]
 
     def _described(self, exc: Exception, nbytes: int) -> HttpError:
-        """The parser's error as one of ours."""
         if isinstance(exc.__context__, HttpError):  # a callback of this class has raised it
             return exc.__context__
         first = bytes(self._buffer[: min(nbytes, 40)])
