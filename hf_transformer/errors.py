@@ -112,7 +112,7 @@ class NotReady(Unavailable):
 class PredictorUnavailable(Unavailable):
     """The predictor can't be reached, refuses work, or does not have the model."""
 
-    kind: str = "unavailable"
+    kind: str
     """What happened, as a short word; see predictor/failures.py."""
     connection: object = None
     """The connection whose end is all that happened, where calls share one: the same object for all that it took
@@ -139,10 +139,9 @@ class PredictorTimeout(RequestError):
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
-    kind: str = "timeout"
-    """As for PredictorUnavailable."""
 
     def __init__(self, message: str, kind: str = "timeout") -> None:
+        """``kind`` is as for PredictorUnavailable."""
         super().__init__(message)
         self.kind = kind
 

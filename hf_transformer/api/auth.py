@@ -1,8 +1,7 @@
 """API keys (--api_keys_file).
 
 A key comes as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of OpenAI), over
-gRPC as metadata of the same names. Neither the predictor nor a log sees it. Liveness, readiness and metrics need no
-key, because the kubelet and scrapers have none.
+gRPC as metadata of the same names. Neither the predictor nor a log sees it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,9 @@ REFUSED = (
 
 
 class ApiKeys:
-    """The keys of --api_keys_file, read again when the file changes.
+    """The keys of --api_keys_file, read again when the file changes. Raises ConfigError, see read_keys.
 
     Only digests are kept, under a secret of this process. A key is compared with all of them in constant time.
-
-    Raises:
-        ConfigError: the file can't be read, has no key, or a line that can't be one.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,7 +42,7 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
     async def keep_renewing(self) -> None:
-        """Reads the file again whenever it has changed, until it is cancelled."""
+        """Runs until it is cancelled."""
         await keep_renewing(self.file, lambda digests: None)
 
     def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -63,7 +59,7 @@ class ApiKeys:
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:
-    """The paths that need no key: liveness, readiness and metrics."""
+    """Liveness, readiness and metrics: the kubelet and scrapers have no key."""
     ready = [path for name in models for path in (f"/v1/models/{name}", f"/v2/models/{name}/ready")]
     return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready))
 

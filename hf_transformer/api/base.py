@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Final, Never, Protocol
+from typing import TYPE_CHECKING, Final, Never
 
 import orjson
 from starlette.requests import Request as StarletteRequest
@@ -19,39 +19,21 @@ from starlette.routing import Route
 
 from hf_transformer.api.body import USUAL_TYPES, to_utf8
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import GeneratePipeline
+from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
-from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.tasks.base import Servable, describe
-from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import (
-    Answers,
-    Context,
-    Encoding,
-    Json,
-    ModelDescription,
-    Query,
-    Request,
-    Response,
-    TextInput,
-    Tokenization,
-)
+from hf_transformer.tasks.base import describe
+from hf_transformer.types import Context, Json, Request, Response
 
 if TYPE_CHECKING:
     from hf_transformer.api.streaming import OpenStreams
-    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
     from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
 
 logger = logging.getLogger(__name__)
-
-CLIENT_GONE: Final = 499
-"""The status under which a request is counted whose client left before the answer, as in nginx."""
 
 B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"x-b3-flags")
 """Zipkin's headers. Source: https://github.com/openzipkin/b3-propagation"""
@@ -66,23 +48,7 @@ CLIENTS_OWN = frozenset((TIMEOUT, "priority", "sequence_id", "sequence_start", "
 """Parameters that clients of Triton send with any request. All but ``timeout`` change nothing here."""
 
 
-class Model(Protocol):
-    """The served model, as far as an API sees it."""
-
-    name: str
-    task: Servable
-
-    async def require_ready(self) -> None: ...
-    async def predict(self, query: Query, context: Context) -> Answers: ...
-    async def generate(self, request: GenerationRequest, context: Context) -> Generation: ...
-    @property
-    def chat_template(self) -> ChatTemplate | None: ...
-    def describe(self) -> ModelDescription: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def writer(self) -> GeneratePipeline: ...
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
+Model = ServedModel
 
 
 class Models(dict[str, Model]):
@@ -98,9 +64,7 @@ class Models(dict[str, Model]):
     def find(self, model: str, version: str = "") -> Model:
         """The model of this name, in this version if it is not empty; both as paths name them.
 
-        Raises:
-            UnknownModel: another model or version is served.
-            NotReady: a version is asked for before the predictor has told its own.
+        Raises UnknownModel, and NotReady where a version is asked for before the predictor has told its own.
         """
         found = self[model]
         if version and version != (served := found.describe().version):
@@ -116,10 +80,9 @@ class Models(dict[str, Model]):
 class Service:
     """What every API is given.
 
-    ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
-    one may have in any form: the larger of ``max_instances`` and --max_sequences. ``server_timing`` says whether
-    answers tell how long they took, ``token_inputs`` whether embeddings take token ids. Without ``tracing`` there are
-    no spans. ``executor`` has the threads for long work, None is the event loop's own. ``streams`` are those that run.
+    ``max_bytes`` is the size of a request, after decompression too; ``max_texts`` how many texts one may have in any
+    form: the larger of --max_instances and --max_sequences. ``executor`` has the threads for long work, None is the
+    event loop's own.
     """
 
     models: Models
@@ -186,7 +149,7 @@ def json_route(path: str, answer: Callable[..., Json]) -> Route:
 
 
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
-    """What a call is answered with, under status 200."""
+    """A response under status 200."""
     return Response(200, body, [(b"content-type", content_type), *headers])
 
 
@@ -275,10 +238,7 @@ def context_of(request: Request) -> Context:
 def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Mapping[str, Json]:
     """A request's parameters without those of Triton's clients; ``timeout``, in microseconds, sets the deadline.
 
-    Raises:
-        InvalidInput: ``timeout`` is no whole number, or negative.
-
-    Sources: extension_schedule_policy.md and extension_sequence.md in
+    Raises InvalidInput for a wrong timeout. Sources: extension_schedule_policy.md and extension_sequence.md in
     https://github.com/triton-inference-server/server/tree/main/docs/protocol
     """
     if CLIENTS_OWN.isdisjoint(parameters):

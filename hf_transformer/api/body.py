@@ -94,9 +94,7 @@ def _too_large(limit: int) -> TooLarge:
 def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
     """JSON text in UTF-8, from whatever charset the content type names; the content type itself is not looked at.
 
-    Raises:
-        UnsupportedEncoding: the charset is not one of CHARSETS.
-        InvalidInput: the body is not in that charset.
+    Raises UnsupportedEncoding for a charset that is not in CHARSETS, InvalidInput for a body in another one.
     """
     content_type = headers.get(b"content-type", b"")
     if content_type in USUAL_TYPES:

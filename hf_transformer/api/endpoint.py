@@ -11,18 +11,11 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from hf_transformer.api.base import (
-    CLIENT_GONE,
-    Call,
-    RenderError,
-    Service,
-    as_request_error,
-    context_of,
-    error_response,
-)
+from hf_transformer.api.base import Call, RenderError, Service, as_request_error, context_of, error_response
 from hf_transformer.api.body import read_body
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
 from hf_transformer.core.limits import Place
+from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.types import ClientGone, Context, Request, Response, Stream
 
@@ -75,7 +68,7 @@ class Endpoint:
             answer = self._failed(error, context)
         finally:
             if not isinstance(answer, Stream):
-                self._end(request, context, trace, CLIENT_GONE if answer is None else answer.status)
+                self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
         if answer.status == 200 and service.server_timing and context.predict > 0:
             answer.headers.append((b"server-timing", server_timing(context)))
         return answer
@@ -92,7 +85,7 @@ class Endpoint:
         self, stream: TextStream, request: Request, context: Context, trace: Trace | None
     ) -> AsyncGenerator[bytes, None]:
         """The pieces of a stream, which holds its place and its body until it ends."""
-        status, has_begun = CLIENT_GONE, False
+        status, has_begun = CLIENT_CLOSED, False
         try:
             try:
                 async with aclosing(pieces(stream, self.service.streams)) as parts:
@@ -112,7 +105,7 @@ class Endpoint:
                 self._end(request, context, trace, status)
 
     def _failed(self, error: Exception, context: Context) -> Response:
-        """The answer to a request that has failed."""
+        """The answer to a request that has failed; not in __call__, whose frame the error may refer to."""
         told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
         again = [] if told.retry_after is None else [(b"retry-after", b"%d" % told.retry_after)]
         return error_response(self._render_error, str(told), told.status, *again)
@@ -121,11 +114,10 @@ class Endpoint:
 def server_timing(context: Context) -> bytes:
     """The value of the header Server-Timing, in milliseconds: where the time of one request went. ``predict`` is what
     is left of it without ``queue``. Source: https://www.w3.org/TR/server-timing/"""
-    predict = context.predict - context.queue
     return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
         context.parse * 1e3,
         context.tokenize * 1e3,
         context.queue * 1e3,
-        predict * 1e3 if predict > 0.0 else 0.0,
+        max(context.predict - context.queue, 0.0) * 1e3,
         context.postprocess * 1e3,
     )

@@ -1,7 +1,4 @@
-"""The one function around every request: request id, CORS, API keys, routing, access log.
-
-Errors of the server's parser come through here too.
-"""
+"""The one function around every request, parser errors included: request id, CORS, API keys, routing, access log."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from hf_transformer.api.auth import API, HEADERS, REFUSED, ApiKeys, open_paths
 from hf_transformer.api.base import RenderError, error_response, new_request_id
 from hf_transformer.observability.access_log import Exchange, check_format, write_line
+from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import HeaderLines, Request, Response, Stream
 
@@ -107,18 +105,13 @@ class Cors:
 class GatewaySettings:
     """What the gateway does beside routing; None or empty leaves it out.
 
-    Attributes:
-        keys: --api_keys_file.
-        origins: --cors_allow_origin.
-        access_log: the format of a line (--access_log_format), which ``logger`` gets.
-        open_paths: further paths that need no key, of pages that ask for one.
-        trusted_proxies: addresses whose X-Forwarded-For the access log believes, in uvicorn's form.
+    ``origins`` is --cors_allow_origin, ``access_log`` the format of a line. ``open_paths`` are further paths that need
+    no key, of pages that ask for one. Of ``trusted_proxies``, in uvicorn's form, X-Forwarded-For is believed.
     """
 
     keys: ApiKeys | None = None
     origins: Sequence[str] = ()
     access_log: str | None = None
-    logger: logging.Logger | None = None
     open_paths: Sequence[str] = ()
     trusted_proxies: str = "127.0.0.1,::1"
 
@@ -147,16 +140,16 @@ class Gateway:
         self._keys = settings.keys
         self._cors = Cors(settings.origins) if settings.origins else None
         self._is_guarded = self._keys is not None or self._cors is not None
-        self._log_format, self._logger = settings.access_log, settings.logger
         self._proxies = ProxyHeadersMiddleware(_nothing, settings.trusted_proxies)
-        if settings.access_log:
-            check_format(settings.access_log)
+        self._log_format, self._logger = settings.access_log or None, logging.getLogger(ACCESS_LOGGER)
+        if self._log_format is not None:
+            check_format(self._log_format)
 
     async def handle(self, request: Request) -> Response | Stream:
         """Answers one request. Raises ClientGone, and a fault of a handler."""
         given = request.headers.get(b"x-request-id")
         request.id = new_request_id() if given is None else _usable_id(given)
-        if self._logger is not None:
+        if self._log_format is not None:
             scope = request.scope()
             await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a part of one
             request.log = Exchange(scope)
@@ -171,7 +164,7 @@ class Gateway:
         again = [(b"retry-after", b"1")] if status == 503 else []
         answer = error_response(self._errors_by_path(request.path), message, status, *again)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
-        if self._logger is not None and request.log is None:
+        if self._log_format is not None and request.log is None:
             request.log = Exchange(request.scope())
         self._complete(request, answer)
         return answer
@@ -179,7 +172,7 @@ class Gateway:
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
         """Logs a request. ``answer`` is None if its client has left; ``sent`` counts the bytes of the body."""
         exchange: Exchange = request.log
-        if self._logger is None or self._log_format is None:
+        if self._log_format is None:
             return
         if answer is not None:
             exchange.status, exchange.sent_headers, exchange.body_bytes = answer.status, answer.headers, sent

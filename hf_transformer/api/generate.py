@@ -40,6 +40,7 @@ from hf_transformer.api.base import (
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.streaming import STREAM, TextStream, event
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL
@@ -47,7 +48,6 @@ from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.types import Context, Json, Query, Response
 
 API = "generate"
-"""The name of both routes in the metrics."""
 PROMPT, ANSWER = "text_input", "text_output"
 ABOUT = ("id", "model_name", "model_version")
 """Fields of Triton beside inputs and parameters."""
@@ -124,12 +124,8 @@ def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequ
 def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | None = None) -> GenerateRequest:
     """The request in a body, whose names are those of the backends' inputs; ABOUT is the caller's to read.
 
-    Args:
-        streamed: whether the route gives pieces, without the prompt, unless the body says otherwise; None where only
-            the body says so.
-
-    Raises:
-        RequestError: a field is not what is expected.
+    ``streamed`` says whether the route gives pieces, without the prompt, unless the body says otherwise; None where
+    only the body says so. Raises RequestError for a field that is not what is expected.
     """
     prompt = body.get(PROMPT)
     if not isinstance(prompt, str):
@@ -159,10 +155,7 @@ def _as_sent(sent: Mapping[str, str], message: str) -> str:
 
 
 def _loosened(fields: Mapping[str, Json], where: str = "") -> dict[str, Json]:
-    """Fields as vLLM's backend reads them: a number may be text; null and a default ask for nothing.
-
-    ``where`` begins their names in messages. Raises InvalidInput for what can't be asked for.
-    """
+    """Fields as vLLM's backend reads them: a number may be text; null and a default ask for nothing."""
     found: dict[str, Json] = {}
     for name, value in fields.items():
         if name in NUMBERS and isinstance(value, str):
@@ -217,10 +210,7 @@ def json_parameters(given: Json, where: str) -> dict[str, Json]:
 def _merged(
     beside: Mapping[str, Json], within: Mapping[str, Json], sampling: Mapping[str, Json]
 ) -> tuple[dict[str, Json], dict[str, str]]:
-    """All parameters, and what the client calls each: the sample of vLLM's backend sends them twice.
-
-    Raises InvalidInput for two values of one parameter.
-    """
+    """All parameters, and what the client calls each: the sample of vLLM's backend sends them twice."""
     found: dict[str, Json] = dict(beside)
     for more, where in ((within, "parameters"), (sampling, SAMPLING)):
         for name, value in more.items():
@@ -239,8 +229,6 @@ def _rename(parameters: dict[str, Json], sent: dict[str, str]) -> None:
     """Puts the task's own parameters, and what the client calls them, in the place of TensorRT-LLM's.
 
     A text then ends at ``end_id`` too. ``pad_id`` says nothing about a text: padding is no part of one.
-
-    Raises InvalidInput for a value that these inputs can't have, and for a parameter under both of its names.
     """
 
     def put(name: str, other: str, value: Json) -> None:
@@ -300,7 +288,8 @@ def _outputs(texts: Sequence[Piece], prompt_tokens: int, further: Collection[str
 async def whole(model: Model, asked: GenerateRequest, context: Context) -> Outputs:
     """All outputs of a request, once its texts are written. Raises RequestError."""
     with renamed(asked.as_sent):
-        async with await model.generate(asked.request, context) as running:
+        generation: Generation = await model.generate(asked.request, context)
+        async with generation as running:
             [texts] = await running.collect()
             return _outputs(texts, running.prompt_tokens, asked.further)
 

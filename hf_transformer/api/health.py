@@ -11,7 +11,7 @@ with 501 if there is no explainer.
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,15 +25,6 @@ from hf_transformer.api.openai.routes import errors_by_path, root_of
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 
-
-class Hint(NamedTuple):
-    """An answer to a POST of a path that takes none: its status, its message, and the form of its body."""
-
-    status: int
-    said: str
-    render: RenderError
-
-
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
 _OTHERS = ("/v1/models/", "/v2/")
 """Models may have the names of OpenAI's routes."""
@@ -41,20 +32,21 @@ _ROUTES = sorted(TASKS, key=len, reverse=True)
 """A path that ends with chat/completions ends with completions, too."""
 
 
-def hint_for(path: str, status: int, openai_prefix: str) -> Hint | None:
-    """The hint for a path, which has this status otherwise; None if there is none."""
+def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
+    """The status, the message and the form of the body for a POST of a path that takes none, and has this status
+    otherwise; None if there is nothing better to say."""
     if _EXPLAIN.fullmatch(path):
         said = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
-        return Hint(501, said, error_json)
+        return 501, said, error_json
     if status != 404 or path.startswith(_OTHERS):
         return None
     base, bare = f"{root_of(openai_prefix)}/v1", path.rstrip("/")
     for route in _ROUTES:
         if bare.endswith(f"/{route}"):
             where = f"{base}/{route}: the base_url of an OpenAI client is http://HOST:PORT{base}"
-            return Hint(404, f"Not Found, expected {where}", render_error)
+            return 404, f"Not Found, expected {where}", render_error
     if bare.endswith("/score"):
-        return Hint(404, f"Not Found; {base}/rerank gives the scores of documents for a query", render_error)
+        return 404, f"Not Found; {base}/rerank gives the scores of documents for a query", render_error
     return None
 
 

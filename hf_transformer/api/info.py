@@ -26,7 +26,6 @@ LIMITS = (
     "max_instances max_sequences max_text_length max_total_length max_answer_values max_request_bytes "
     "max_concurrent_requests max_queued_tokens max_batch_tokens"
 ).split()
-"""The flags that are told as limits."""
 TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
 """What text-embeddings-inference calls a model for a task; it has no word for other tasks."""
 TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
@@ -34,10 +33,9 @@ TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfoSettings:
-    """What the routes tell beside what the model itself says.
+    """What the routes tell beside what the model itself says; ``limits`` has the values of LIMITS.
 
-    ``limits`` has the values of LIMITS. ``model_id`` is the model on the hub, None for a folder. ``grpc_port`` is None
-    without gRPC, and where the system chooses it.
+    ``model_id`` is None for a folder, ``grpc_port`` without gRPC and where the system chooses it.
     """
 
     limits: Mapping[str, int]

@@ -1,8 +1,6 @@
 """GET /openapi.json: one OpenAPI 3.1 document of all HTTP routes, from openapi.yaml beside this file.
 
-The file describes every task and every setting. ``document`` leaves out all but those of one service.
-
-Source: https://spec.openapis.org/oas/v3.1.1.html
+The file describes every task and every setting. Source: https://spec.openapis.org/oas/v3.1.1.html
 """
 
 from __future__ import annotations
@@ -12,28 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from starlette.routing import BaseRoute
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Service, json_route
+from hf_transformer.api.base import Service
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.types import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
 ABOUT = "x-for"
 """The key with the tasks and settings that an object of the file is about."""
-OPENAI = "/openai/"
-"""The beginning of the OpenAI API's paths in the file."""
+OPENAI = "/openai/"  # how the OpenAI API's paths begin in the file
 _LEFT_OUT = object()
 
 
-def routes(made: Mapping[str, Json]) -> list[BaseRoute]:
-    """The route of a document."""
-    return [json_route("/openapi.json", lambda: made)]
-
-
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """The document of one service, read from the file; ``keys`` says whether requests need one (--api_keys_file)."""
+    """The document of one service; ``keys`` says whether requests need one (--api_keys_file)."""
     name = service.models.names[0]
     task = service.models[name].task
     root = root_of(openai_prefix)

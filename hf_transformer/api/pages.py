@@ -17,7 +17,6 @@ from starlette.routing import BaseRoute, Route
 
 UI = Path(__file__).parent / "ui"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-"""The media type of a page's file by the end of its name."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{image}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

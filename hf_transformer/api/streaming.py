@@ -20,16 +20,11 @@ from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.tasks.base import Servable
 from hf_transformer.types import Context, HeaderLines, Json
 
-EVENTS = b"text/event-stream"
-"""Server-sent events. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
-LINES = b"application/jsonl"
-"""A JSON value per line. Source: https://jsonlines.org"""
 UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Keeps proxies from collecting pieces (the second one is nginx's)."""
 LAST_WORDS: Final = 1.0
 """Seconds of the grace period in which clients learn that their streams end; at most a fifth of it."""
-STREAM = "stream"
-"""The parameter that asks for pieces."""
+STREAM = "stream"  # the parameter that asks for pieces
 
 
 def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
@@ -48,20 +43,18 @@ def one_answer(name: str) -> InvalidInput:
 class TextStream(ABC):
     """The texts of one request in the form of an API; by default server-sent events with errors as V1 and V2 have them.
 
-    Attributes:
-        left: how many texts are not finished.
-        running: the texts, from ``start`` on.
+    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
 
     __slots__ = ("_context", "_model", "_request", "left", "running")
-    content_type: ClassVar[bytes] = EVENTS
+    content_type: ClassVar[bytes] = b"text/event-stream"
     running: Generation
 
     def __init__(self, model: Model, request: GenerationRequest, context: Context) -> None:
         self._model = model
         self._request = request
         self._context = context
-        self.left = len(request.prompts) * request.sampling.n
+        self.left = len(request.prompts) * request.sampling.n  # texts that are not finished
 
     async def start(self) -> Generation:
         """Begins to write the texts. Raises RequestError."""
@@ -86,11 +79,7 @@ class TextStream(ABC):
 
 
 async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream. None are empty, but for those of a stream that has no others.
-
-    Raises:
-        RequestError: the texts can't be written, or no further; Unavailable at the end of the service.
-    """
+    """The bytes of a stream. None are empty, but for those of a stream that has no others. Raises RequestError."""
     has_begun, last = False, b""
     with streams.one() as end, renamed(stream.as_sent):
         try:

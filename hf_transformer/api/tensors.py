@@ -88,10 +88,9 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
 def _switch_on(
     request: InferRequest, parameters: dict[str, Json], output: str, switches: Mapping[str, str], where: str
 ) -> None:
-    """Sets the parameters that ask for the outputs which a request names: ``switches``, by the names of outputs.
+    """Sets the parameters (``switches``) that ask for the outputs which a request names; ``output`` always comes.
 
-    ``output`` always comes; ``where`` stands before a parameter in messages. Raises InvalidInput for an unknown output,
-    or one that the request's own parameter switches off.
+    Raises InvalidInput for an unknown output, or one that the request's own parameter switches off.
     """
     for wanted in request.outputs:
         switch = switches.get(wanted)

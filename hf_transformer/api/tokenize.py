@@ -27,7 +27,6 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Encoding, Json, Query, Response, TextInput, TokenIds, Tokenization
 
 API = "tokenize"
-"""Both routes' name in the metrics."""
 TOKEN_VALUES = 7
 """Values in an answer for each token: the id, the token, two offsets, the mask, the type and the text's number."""
 PROMPTS = ("prompt", "prompt_name")
@@ -134,7 +133,7 @@ def render(texts: Sequence[SentText], encodings: Sequence[Encoding], max_length:
 
 
 def _prediction(text: SentText, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
-    """The answer for one instance. Spans and offsets are null if the tokenizer has none."""
+    """Spans and offsets are null if the tokenizer has none."""
     cut = encoding.cut
     if cut is None:
         raise AssertionError("a whole text is told what would be cut off of it")

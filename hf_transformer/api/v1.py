@@ -47,15 +47,12 @@ from hf_transformer.api.base import (
     without_clients_own,
 )
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.streaming import LINES, TextStream, wants_stream
+from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Answers, Context, Json, Query, Response
-
-INSTANCES = ("instances", "inputs")
-"""The two names that clients use for the list; KServe reads the second for V2-minded clients."""
 
 CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
 """The attributes that make a request a CloudEvent in binary mode."""
@@ -124,7 +121,7 @@ def parse(payload: Json) -> Query:
     """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
     if not isinstance(payload, dict):
         raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
-    usual, other = INSTANCES
+    usual, other = "instances", "inputs"  # the second one is of clients that know V2, as KServe reads it
     name = usual if usual in payload else other
     if name not in payload or (name == usual and other in payload):
         found = "both" if name in payload else f"neither, in {describe(payload)}"
@@ -147,7 +144,7 @@ class V1Stream(TextStream):
 
     __slots__ = ("_several", "_so_far")
 
-    content_type = LINES
+    content_type = b"application/jsonl"  # https://jsonlines.org
 
     def __init__(self, model: Model, query: Query, context: Context) -> None:
         """Raises RequestError for a request that is wrong in itself."""

@@ -52,14 +52,13 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Json, ModelDescription, Response, TensorSpec
 
 SERVER = "hf_transformer"
+"""The server's name, also where the protocol names a model's framework and format."""
 ABOUT_SERVER: Json = {
     "name": SERVER,
     "version": __version__,
     "extensions": ["binary_tensor_data", "model_configuration", "statistics"],
 }
 """The server's metadata; the extensions are those of Triton to the protocol that are understood."""
-PLATFORM = "hf_transformer"
-"""What the protocol calls the framework and format of a model."""
 BINARY = b"application/octet-stream"
 HEADER = HEADER_LENGTH.lower().encode()
 """The length of the JSON in front of raw tensors, as ASGI spells headers."""
@@ -126,7 +125,7 @@ def metadata(about: ModelDescription) -> dict[str, Json]:
     return {
         "name": about.name,
         **({"versions": [about.version]} if about.version else {}),
-        "platform": PLATFORM,
+        "platform": SERVER,
         "inputs": _tensors(_required(about)),
         "outputs": _tensors(about.outputs),
     }
@@ -141,8 +140,8 @@ def configuration(about: ModelDescription, max_instances: int) -> dict[str, Json
 
     return {
         "name": about.name,
-        "platform": PLATFORM,
-        "backend": PLATFORM,
+        "platform": SERVER,
+        "backend": SERVER,
         "max_batch_size": max_instances,
         "input": [{**tensor(one), "optional": False} for one in _required(about)],
         "output": [tensor(one) for one in about.outputs],

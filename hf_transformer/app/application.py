@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import Models, Service
+from hf_transformer.api.base import Models, Service, json_route
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.streaming import OpenStreams
@@ -26,7 +26,7 @@ from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.observability.board import Board
-from hf_transformer.observability.logging import ACCESS_LOGGER, LatencyLog
+from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import parse_address
@@ -164,7 +164,6 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
         keys=keys,
         origins=config.cors_allow_origin,
         access_log=config.access_log_format,
-        logger=logging.getLogger(ACCESS_LOGGER) if config.access_log_format else None,
         open_paths=open_paths,
         **({} if trusted_proxies is None else {"trusted_proxies": trusted_proxies}),
     )
@@ -211,7 +210,7 @@ def starlette_app(
         *v2.routes(service),
         *openai.routes(service, prefix),
         *info.routes(service, told),
-        *openapi.routes(document),
+        json_route("/openapi.json", lambda: document),
     ]
     if config.enable_docs_url or config.enable_playground:
         from hf_transformer.api import pages  # nothing of them is loaded if they are off

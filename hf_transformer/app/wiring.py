@@ -37,7 +37,7 @@ from hf_transformer.generation.types import Generator, GeneratorSettings
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
-from hf_transformer.tasks import find_task
+from hf_transformer.tasks import check_stride, find_task, flags_without_effect
 from hf_transformer.tasks.base import (
     GenerationSettings,
     OutputFormat,
@@ -46,7 +46,6 @@ from hf_transformer.tasks.base import (
     Task,
     TaskSettings,
 )
-from hf_transformer.tasks.flags import check_stride, flags_without_effect, reads
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
@@ -146,9 +145,9 @@ def load_parts(config: Config) -> Parts:
         word_cache=config.enable_word_cache,
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
-    check_stride(task.name, settings)
+    check_stride(task, settings)
     made = task(settings)
-    for flag in flags_without_effect(task.name, settings):
+    for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
     if isinstance(made, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # with Jinja, which no predictive model needs
@@ -212,7 +211,7 @@ def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
     it, as in KServe's runtime guide."""
     strategy = config.aggregation_strategy
     numbers = config.return_probabilities or config.return_raw_logits
-    if strategy == "none" or numbers or not reads(task.name, "aggregation_strategy"):
+    if strategy == "none" or numbers or "aggregation_strategy" not in task.parameters:
         return "kserve"
     logger.info("answers have the pipeline format, since --aggregation_strategy=%s is given", strategy)
     return "pipeline"

@@ -251,9 +251,3 @@ def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, ba
         if wrong:
             raise PredictorError(f"the model answered {output.name!r} with {wrong}")
     return data
-
-
-def refuse_nan(array: Array, name: str) -> None:
-    """Raises PredictorError where an output holds NaN, whatever the task would look at."""
-    if array.dtype.kind == "f" and np.isnan(array).any():
-        raise PredictorError(f"the model answered {name!r} with NaN")

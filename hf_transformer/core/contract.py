@@ -51,7 +51,7 @@ class OutputSignature:
     role: str
     datatype: str
     axes: tuple[Axis, ...]
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...]
 
     def row_bytes(self, width: int, *, guess: bool = False) -> int | None:
         """Bytes of one instance's output in a batch of ``width`` tokens.
@@ -59,7 +59,7 @@ class OutputSignature:
         None where a free axis leaves it open, unless ``guess`` takes the least that the axis may have.
         """
         total = 2 if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype].itemsize
-        for axis, size in zip(self.axes, self.sizes or (-1,) * len(self.axes), strict=True):
+        for axis, size in zip(self.axes, self.sizes, strict=True):
             if axis.tokens:
                 size = width
             elif size < 0:
@@ -138,7 +138,7 @@ def fit_signature(
     leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
     outputs = _find_outputs(spec, roles, output_names, leading, task, problems)
     if layout is not None:
-        _check_token_axes(spec, outputs, leading, layout[3], problems)
+        _check_token_axes(outputs, layout[3], problems)
     if problems or layout is None:
         raise ContractError(spec.name, problems)
     rows, exact, axis, length = layout
@@ -165,7 +165,10 @@ def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
             "for example --tensor_input_names=input_ids,attention_mask."
         )
         return ()
-    role_of = _roles_by_position(spec.inputs, wanted) if positional else {name: name for name in wanted}
+    role_of = {name: name for name in wanted}
+    if positional:
+        order = sorted(spec.inputs, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
+        role_of = {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
     for name in wanted:
         if name not in INPUT_ROLES:
             problems.append(
@@ -182,18 +185,15 @@ def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
         name = tensor.name if positional else told(tensor.name, INPUT_ROLES)
         role = role_of.get(name) if wanted else name
         if role in INPUT_ROLES:
-            _check_input_dtype(tensor, role, problems)
+            # Masks are zeros and ones, which any numeric type holds; ids need whole numbers beyond 16 bits.
+            if tensor.datatype not in (NUMPY_DTYPES if role == "attention_mask" else ("INT32", "INT64")):
+                problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
             bound.append(InputSignature(tensor.name, role, tensor.datatype))
         elif not tensor.optional:
             problems.append(_unfilled(tensor.name, wanted, spec))
     if not problems and not any(one.role == "input_ids" for one in bound):
         problems.append(f"No input_ids would be sent (the model's inputs are {names}); see --tensor_input_names.")
     return tuple(bound)
-
-
-def _roles_by_position(tensors: Sequence[TensorSpec], wanted: Sequence[str]) -> dict[str, str]:
-    order = sorted(tensors, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
-    return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
 
 
 def _unfilled(name: str, wanted: Sequence[str], spec: ModelSpec) -> str:
@@ -208,13 +208,6 @@ def _unfilled(name: str, wanted: Sequence[str], spec: ModelSpec) -> str:
         f"It requires the input {name!r}, which nothing here fills (the tokenizer makes {', '.join(INPUT_ROLES)}); "
         "export the model without it, mark it optional in config.pbtxt, or name the inputs with --tensor_input_names."
     )
-
-
-def _check_input_dtype(tensor: TensorSpec, role: str, problems: list[str]) -> None:
-    # Masks are zeros and ones, which any numeric type holds; ids need whole numbers beyond 16 bits.
-    fine = tensor.datatype in (NUMPY_DTYPES if role == "attention_mask" else ("INT32", "INT64"))
-    if not fine:
-        problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
 
 
 Layout = tuple[int, int | None, bool, int | None]
@@ -338,13 +331,10 @@ def _check_output(
     return axes
 
 
-def _check_token_axes(
-    spec: ModelSpec, outputs: Sequence[OutputSignature], leading: int, length: int | None, problems: list[str]
-) -> None:
+def _check_token_axes(outputs: Sequence[OutputSignature], length: int | None, problems: list[str]) -> None:
     """An output with a value per token has to be as long as the input is."""
-    shapes = {tensor.name: tensor.shape for tensor in spec.outputs}
     for output in outputs:
-        for axis, size in zip(output.axes, shapes[output.name][leading:], strict=True):
+        for axis, size in zip(output.axes, output.sizes, strict=True):
             if axis.tokens and size > 0 and size != length:
                 problems.append(
                     f"Its output {output.name!r} always has {size} tokens, its inputs {length or 'any number'}; "

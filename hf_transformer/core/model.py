@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,7 +60,6 @@ class PredictPipeline(Protocol):
     async def __call__(self, query: Query, context: Context) -> Answers: ...
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
     async def trial(self) -> None: ...
-    async def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -123,7 +122,6 @@ class ServedModel:
         self._latency_log = latency_log
         self._board = board
         self._serving: Serving | None = None
-        self._retired: set[Serving] = set()
         self._problem = "the predictor has not been reached yet"
         """Why the model is not ready; empty if it is."""
         self._candidate: ModelSpec | None = None
@@ -158,16 +156,11 @@ class ServedModel:
         serving = self._serving
         if serving is None:
             raise self._not_ready()
-        serving.users += 1
         try:
             answers = await serving.pipeline(query, context)
         except PREDICTORS as error:
             self._note_failure(error)
             raise
-        finally:
-            serving.users -= 1
-            if serving.retired:
-                serving.left()
         self._note_answer(context)
         return answers
 
@@ -179,14 +172,8 @@ class ServedModel:
             InvalidInput: the model generates no text, or the request is wrong in itself.
             RequestError: whatever else keeps it from being begun.
         """
-        serving, writer = self._require_serving(), self.writer
-        serving.users += 1
-        try:
-            generation = await writer.start(request, context)
-        except BaseException:
-            serving.leave()
-            raise
-        generation.tell(self._note_answer, self._note_failure, serving.leave)
+        generation = await self.writer.start(request, context)
+        generation.tell(self._note_answer, self._note_failure)
         return generation
 
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
@@ -277,9 +264,6 @@ class ServedModel:
             if self._looking is not None:
                 self._looking.cancel()
                 await asyncio.wait([self._looking])
-            for serving in (self._serving, *self._retired):
-                if serving is not None:
-                    await serving.close()
 
     async def require_ready(self) -> None:
         """Raises NotReady, with the reason, while the model can't be asked.
@@ -352,19 +336,21 @@ class ServedModel:
         serving = self._serving
         if serving is not None and not self._is_replaced(serving.spec, spec):
             return serving
-        if serving is None or replace(spec, version=serving.spec.version) != serving.spec:
-            self._retire()
-            serving = Serving(self._build(spec))
-        serving.spec = spec
-        serving.description = ModelDescription(
+        if serving is not None and replace(spec, version=serving.spec.version) == serving.spec:
+            pipeline = serving.pipeline
+        else:
+            self._serving = None
+            pipeline = self._build(spec)
+        description = ModelDescription(
             name=self.name,
             version=spec.version,
             task=self.task.name,
             inputs=tuple([field.spec for field in self.task.fields]),
             outputs=self.task.tensor_specs,
-            max_length=serving.pipeline.tokenizer.max_length,
+            max_length=pipeline.tokenizer.max_length,
         )
-        self._serving = serving
+        generating = pipeline if isinstance(pipeline, GeneratePipeline) else None
+        self._serving = serving = Serving(pipeline, generating, spec, description)
         self._problem = ""
         logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
         return serving
@@ -383,14 +369,6 @@ class ServedModel:
         if not believed:
             self._candidate = found
         return believed
-
-    def _retire(self) -> None:
-        """Stops serving; the pipeline is closed once those who use it have left."""
-        if self._serving is not None:
-            self._retired = {serving for serving in self._retired if not serving.closed}
-            self._retired.add(self._serving)
-            self._serving.retire()
-            self._serving = None
 
     async def _try_out(self, pipeline: PredictPipeline, deadline: float) -> None:
         """One trial inference. A Python backend whose process has died fails every inference, and still says that the
@@ -434,50 +412,14 @@ class ServedModel:
             self._board.say(ready=ready)
 
 
+@dataclass(frozen=True, slots=True)
 class Serving:
-    """A pipeline while it is served, and those who use it. Once retired it is closed when the last of them has left."""
+    """A pipeline while it is served. Requests under way keep the one that they began with."""
 
+    pipeline: PredictPipeline
+    generating: GeneratePipeline | None
     spec: ModelSpec
     description: ModelDescription
-
-    def __init__(self, pipeline: PredictPipeline) -> None:
-        self.pipeline = pipeline
-        self.generating = pipeline if isinstance(pipeline, GeneratePipeline) else None
-        self.users = 0
-        """Those who use it; each calls ``leave`` in the end."""
-        self.retired = False
-        """Whether there are no new users."""
-        self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pipeline was closed."""
-        return self._closing is not None and self._closing.done()
-
-    def leave(self) -> None:
-        """Counts a user out."""
-        self.users -= 1
-        if self.retired:
-            self.left()
-
-    def left(self) -> None:
-        """A user has left after it was retired: the last one closes it."""
-        if not self.users:
-            self._begin_close()
-
-    def retire(self) -> None:
-        """Says that there are no new users."""
-        self.retired = True
-        self.left()
-
-    async def close(self) -> None:
-        """Closes the pipeline, also while it is used: the service ends."""
-        await asyncio.wait([self._begin_close()])
-
-    def _begin_close(self) -> asyncio.Task[None]:
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self.pipeline.close())
-        return self._closing
 
 
 class FailureLog:

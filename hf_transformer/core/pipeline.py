@@ -111,9 +111,7 @@ class Pipeline:
             encoding = Encoding([], [])
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
-    async def encode(
-        self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
-    ) -> list[list[Encoding]]:
+    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """Tokenizes alone, under the limits of a request.
 
         Raises:
@@ -121,13 +119,10 @@ class Pipeline:
             InvalidInput: a text can't be encoded.
         """
         limits = self._limits
-        limits.check_texts(texts, name)
+        limits.check_texts(texts, "instances")
         if how.token_values:
             how = replace(how, max_tokens=limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
-
-    async def close(self) -> None:
-        """There is nothing to close: requests end by themselves."""
 
     def _read(self, query: Query, options: Any) -> RequestState:
         """The items and the texts of a request, within the limits."""

@@ -128,9 +128,6 @@ class GenerationPipeline:
         prompt = Prompt(TRIAL, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
-    async def close(self) -> None:
-        """There is nothing to close: sequences under way go on to their end, or fail."""
-
     def _check(self, request: GenerationRequest) -> int:
         """The number of characters of all prompts. Raises InvalidInput for a parameter that this model can't honour,
         and RequestError for too many, too few or too long prompts."""

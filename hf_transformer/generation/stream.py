@@ -167,16 +167,10 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._succeeded: Callable[[Context], None] = lambda _: None
         self._failed: Callable[[RequestError], None] = lambda _: None
-        self._left: Callable[[], None] = lambda: None
 
-    def tell(
-        self,
-        succeeded: Callable[[Context], None],
-        failed: Callable[[RequestError], None],
-        left: Callable[[], None],
-    ) -> None:
-        """Sets callbacks: when all of it was read, for an error of the predictor that ended it, and when it is left."""
-        self._succeeded, self._failed, self._left = succeeded, failed, left
+    def tell(self, succeeded: Callable[[Context], None], failed: Callable[[RequestError], None]) -> None:
+        """Sets callbacks: when all of it was read, and for an error of the predictor that ended it."""
+        self._succeeded, self._failed = succeeded, failed
 
     # Reading
 
@@ -194,11 +188,8 @@ class Generation:
         if self._timer is not None:
             self._timer.cancel()
         self._cancel()
-        try:
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-        finally:
-            self._left()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def __aiter__(self) -> Self:
         return self

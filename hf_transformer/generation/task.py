@@ -11,8 +11,8 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, read_sampling
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
-from hf_transformer.tasks.base import Servable, TaskSettings, read_text
-from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
+from hf_transformer.tasks.base import Servable, read_text
+from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import OUTPUT
 from hf_transformer.types import Json, Query, Tensor
 
@@ -32,17 +32,14 @@ class TextGeneration(Servable):
     """
 
     name: ClassVar[str] = "text_generation"
+    parameters: ClassVar[Sequence[str]] = PARAMETERS
     other_names: ClassVar[tuple[str, ...]] = ("causal_lm", "text_completion")
     knows_full_text: ClassVar[bool] = True
     """Whether a prompt and its continuation are one text."""
 
-    def __init__(self, settings: TaskSettings) -> None:
-        super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
-
     def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
         """A request with these parameters and no prompts yet. Raises InvalidInput or TooLarge."""
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
         given.flag("stream", False)  # up to the API
         defaults = self.settings.generation

@@ -5,15 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import ConfigError, InvalidInput
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
 
 OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
 """A text longer than the model is cut, refused, or read in windows."""
+Encodings: TypeAlias = Sequence[Sequence[Sequence[Encoding]]]
+"""Those of one request, per instance, text and window."""
+
+LOGITS = ("return_probabilities", "return_raw_logits")
 
 
 class TaskOptions(Protocol):
@@ -173,8 +177,20 @@ class Servable(ABC):
     """The parts of an instance, each a tensor in V2."""
     switched_on_by: ClassVar[Mapping[str, str]] = {}
     """Output tensors beside the predictions, each with the parameter that asks for it."""
+    parameters: ClassVar[Sequence[str]]
+    """The names of a request's parameters. A flag of the service with the same name (FLAGS) is the default of one."""
+    instead_of_logits: ClassVar[str] = ""
+    """What an error says of a task that has no LOGITS, beside its name."""
 
     def __init__(self, settings: TaskSettings) -> None:
+        """
+        Raises:
+            ConfigError: a flag asks for LOGITS, which the task does not have.
+            LoadError: the task can't be done with such a model.
+        """
+        for flag in LOGITS:
+            if getattr(settings, flag) and flag not in self.parameters:
+                raise ConfigError(f"--{flag}: {self.name}{self.instead_of_logits} has no such answers; leave it out")
         self.settings = settings
 
     @abstractmethod
@@ -212,9 +228,8 @@ class Task(Servable, Generic[Item, Options, Part]):
     def options(self, parameters: Mapping[str, Json]) -> Options:
         """As for every task; the methods below take the result."""
 
-    @abstractmethod
     def item(self, instance: Json, where: str, options: Options) -> Item:
-        """Reads one element of the request's instances.
+        """Reads one element of the request's instances, by default with ``read_text``.
 
         Args:
             where: its name in error messages, such as ``instances[3]``.
@@ -222,10 +237,11 @@ class Task(Servable, Generic[Item, Options, Part]):
         Raises:
             InvalidInput: the instance has another form.
         """
+        return cast(Item, read_text(instance, where))
 
-    @abstractmethod
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
-        """The texts of an item: one for most tasks, one per label or document for others."""
+        """The texts of an item: the item itself for most tasks, one per label or document for others."""
+        return (cast(TextInput, item),)
 
     def text_name(self, where: str, number: int) -> str:
         """The name of an item's text in error messages, by its number in ``texts``."""
@@ -265,31 +281,28 @@ class Task(Servable, Generic[Item, Options, Part]):
             PredictorError: the values can't be decoded (NaN).
         """
 
-    @abstractmethod
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
-        """One instance's prediction, from its decoded parts: a list per text, with an element per window."""
+        """One instance's prediction, from its decoded parts: a list per text, with an element per window. By default
+        the only part of the only text."""
+        return parts[0][0]
 
-    def tensor_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> int:
+    @staticmethod
+    def padded(encodings: Encodings) -> int:
+        """The tokens of all instances, each padded to the longest one."""
+        lengths = (sum(len(one) for windows in texts for one in windows) for texts in encodings)
+        return len(encodings) * max(lengths, default=0)
+
+    def tensor_size(self, encodings: Encodings, options: Options) -> int:
         """How many values ``tensor`` holds, padding included; 0 where ``answer_size`` says it."""
         return 0
 
-    def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
-        """Output tensors beside the predictions, from the encodings per instance, text and window."""
+    def beside(self, encodings: Encodings, options: Options) -> Sequence[Tensor]:
+        """Output tensors beside the predictions."""
         return ()
 
-    def beside_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> int:
+    def beside_size(self, encodings: Encodings, options: Options) -> int:
         """How many values the tensors of ``beside`` hold."""
         return 0
-
-
-def longest(encodings: Sequence[Sequence[Sequence[Encoding]]]) -> int:
-    """The tokens of the longest instance, from the encodings per instance, text and window."""
-    return max((sum(len(one) for windows in texts for one in windows) for texts in encodings), default=0)
-
-
-def single(parts: Sequence[Sequence[Part]]) -> Part:
-    """The part of an instance that has one text in one window."""
-    return parts[0][0]
 
 
 def read_text(instance: Json, where: str) -> str:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, longest, read_text, single
-from hf_transformer.tasks.parameters import Parameters, read_truncation, refuse_logit_flags
-from hf_transformer.tasks.pooling import hidden_axis, hidden_size, require_finite_vectors
+from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings
+from hf_transformer.tasks.parameters import Parameters, read_truncation
+from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
-from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
+from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec
 
 PARAMETERS = ("output_format", "truncation")
 OUTPUT = "last_hidden_state"
-USUAL_SIZE = 1024
-"""Components of a token's vector where config.json does not say; an estimate that only limits use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +33,19 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
     """
 
     name = "feature_extraction"
+    parameters = PARAMETERS
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
         axes = (TOKENS, hidden_axis(settings.model_config))
         self.outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
         self._width = hidden_size(settings.model_config)
         self._size = self._width or USUAL_SIZE
 
     def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
         return FeatureExtractionOptions(read_truncation(given, self.settings))
-
-    def item(self, instance: Json, where: str, options: FeatureExtractionOptions) -> str:
-        return read_text(instance, where)
-
-    def texts(self, item: str, options: FeatureExtractionOptions) -> Sequence[TextInput]:
-        return (item,)
 
     def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
         return len(encoding) * self._size
@@ -65,15 +57,12 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         require_finite_vectors(vectors)
         return vectors[np.newaxis]
 
-    def answer(self, item: str, parts: Sequence[Sequence[Array]], options: FeatureExtractionOptions) -> Json:
-        return single(parts)
-
     def tensor(self, predictions: Sequence[Json], options: FeatureExtractionOptions) -> Tensor:
         """FP32 [instances, 1, tokens, hidden]; zeros behind the last token of a shorter text."""
         return ragged_tensor([one[0] for one in predictions], "FP32", 0)
 
-    def tensor_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: FeatureExtractionOptions) -> int:
-        return len(encodings) * longest(encodings) * self._size
+    def tensor_size(self, encodings: Encodings, options: FeatureExtractionOptions) -> int:
+        return self.padded(encodings) * self._size
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:

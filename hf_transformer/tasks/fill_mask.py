@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Overflow, Task, TaskSettings, read_text, single
+from hf_transformer.tasks.base import TOKENS, Axis, Encodings, OutputRole, Overflow, Task, TaskSettings
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
-from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
+from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec
 
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
@@ -23,12 +23,14 @@ MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 
 @dataclass(frozen=True, slots=True)
 class FillMaskOptions:
-    """One request's choices. ``target_ids`` restricts the pipeline format to these tokens, sorted as given."""
+    """One request's choices. ``target_ids`` restricts the pipeline format to these tokens, sorted as given. ``exact``:
+    the request has ``top_k`` itself, and fewer tokens won't do."""
 
     form: Form
     top_k: int = DEFAULT_TOP_K
     target_ids: Array | None = None
     overflow: Overflow = "truncate"
+    exact: bool = False
 
 
 class FillMask(Task[str, FillMaskOptions, Json]):
@@ -42,6 +44,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
     """
 
     name = "fill_mask"
+    parameters = PARAMETERS
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -62,10 +65,15 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         self.outputs = (OutputRole("logits", (TOKENS, columns)),)
 
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         form = read_form(given, self.settings, pipeline_only=("top_k", "targets"))
-        overflow = read_truncation(given, self.settings)
-        return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given), overflow)
+        return FillMaskOptions(
+            form,
+            given.integer("top_k", DEFAULT_TOP_K, 1),
+            self._targets(given),
+            read_truncation(given, self.settings),
+            exact="top_k" in parameters,
+        )
 
     def _targets(self, given: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
@@ -86,12 +94,6 @@ class FillMask(Task[str, FillMaskOptions, Json]):
                 raise InvalidInput("parameters.targets: holds a word that the tokenizer gives no token for")
             ids[found] = None
         return np.sort(np.fromiter(ids, np.int64))
-
-    def item(self, instance: Json, where: str, options: FillMaskOptions) -> str:
-        return read_text(instance, where)
-
-    def texts(self, item: str, options: FillMaskOptions) -> Sequence[TextInput]:
-        return (item,)
 
     def check(self, encoding: Encoding, where: str) -> None:
         if self._mask_id not in encoding.ids:
@@ -126,7 +128,10 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return [_by_token([f"{value:.4f}" for value in softmax(row).tolist()]) for row in logits]
         lists = []
         for position, row in zip(positions, logits, strict=True):
-            best = self._best(row, options)
+            if options.target_ids is None:
+                best = top_k(row, options.top_k)
+            else:
+                best = options.target_ids[top_k(row[options.target_ids], options.top_k)]
             scores = softmax_at(row, best).tolist()
             lists.append(self.candidates(encoding, position, best.tolist(), scores, alone=len(positions) == 1))
         return lists[0] if len(lists) == 1 else lists
@@ -135,9 +140,6 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         """The indices of the mask tokens."""
         return [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
 
-    def answer(self, item: str, parts: Sequence[Sequence[Json]], options: FillMaskOptions) -> Json:
-        return single(parts)
-
     def tensor(self, predictions: Sequence[Json], options: FillMaskOptions) -> Tensor:
         """BYTES [instances]: the text of the best tokens, or JSON text in the pipeline format. Probabilities and logits
         are BYTES [instances, masks, vocabulary], JSON text per token of the vocabulary."""
@@ -145,10 +147,10 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return bytes_tensor([one.encode() for one in predictions])
         return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
 
-    def tensor_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: FillMaskOptions) -> int:
+    def tensor_size(self, encodings: Encodings, options: FillMaskOptions) -> int:
         if options.form in ("plain", "pipeline"):
             return 0
-        masks = max((single(texts).ids.count(self._mask_id) for texts in encodings), default=0)
+        masks = max((texts[0][0].ids.count(self._mask_id) for texts in encodings), default=0)
         return len(encodings) * masks * self.settings.vocabulary.vocab_size
 
     @property
@@ -156,13 +158,6 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         if self.options({}).form in ("plain", "pipeline"):
             return super().tensor_specs
         return (TensorSpec(OUTPUT, "BYTES", (FREE, FREE, self._columns or FREE)),)
-
-    def _best(self, logits: Array, options: FillMaskOptions) -> Array:
-        """The ids of one mask's candidates, the best first."""
-        if options.target_ids is None:
-            return top_k(logits, options.top_k)
-        best: Array = options.target_ids[top_k(logits[options.target_ids], options.top_k)]
-        return best
 
     def candidates(
         self, encoding: Encoding, position: int, tokens: Sequence[int], scores: Sequence[float], *, alone: bool

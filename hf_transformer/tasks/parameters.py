@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from hf_transformer.errors import ConfigError, InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tasks.base import OutputFormat, Overflow, TaskSettings, describe
 from hf_transformer.types import Json
 
@@ -144,10 +144,3 @@ def read_form(given: Parameters, settings: TaskSettings, pipeline_only: Sequence
 def read_truncation(given: Parameters, settings: TaskSettings) -> Overflow:
     """``truncation`` of a request for a task without windows: a text that is too long is cut or refused."""
     return "truncate" if given.flag("truncation", settings.on_overflow != "error") else "error"
-
-
-def refuse_logit_flags(settings: TaskSettings, task: str) -> None:
-    """For a task without such answers. Raises ConfigError where --return_probabilities or --return_raw_logits is on."""
-    for flag in ("return_probabilities", "return_raw_logits"):
-        if getattr(settings, flag):
-            raise ConfigError(f"--{flag}: {task} has no such answers; leave it out")

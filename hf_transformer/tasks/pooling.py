@@ -17,6 +17,9 @@ from hf_transformer.types import Array
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
 """Keys of config.json for the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""
 
+USUAL_SIZE = 1024
+"""Components of a vector where config.json does not say; an estimate that only limits use."""
+
 
 def hidden_size(model_config: Mapping[str, Any]) -> int | None:
     """The size of a token's vector in config.json, None without one."""

@@ -14,7 +14,7 @@ import numpy as np
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
-from hf_transformer.tasks.parameters import Parameters, read_output_format, refuse_logit_flags
+from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
 
@@ -95,12 +95,12 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     """
 
     name = "question_answering"
+    parameters = PARAMETERS
     fields = (Field("question"), Field("context"))
     has_windows = True
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
         self._question_first = settings.vocabulary.padding_side != "left"
         self._cls_id = settings.vocabulary.cls_id
         # The last two are the names that exporters and Triton's PyTorch backend give to outputs without any.
@@ -110,7 +110,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         )
 
     def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         read_output_format(given, self.settings)
         # The pipeline has this parameter too, and with a fast tokenizer never looks at it.
         given.integer("max_question_len", MAX_QUESTION_LEN, 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,6 @@ NORM = "embedding_norm"
 IDS, SCORES = "topk_ids", "topk_scores"
 
 
-@dataclass(frozen=True, slots=True)
-class ReducedFillMaskOptions(FillMaskOptions):
-    """``exact``: the request has ``top_k`` itself, and fewer tokens won't do."""
-
-    exact: bool = False
-
-
 class ReducedFillMask(FillMask):
     """Reads ``topk_ids`` and ``topk_scores`` [masks, K]: the likeliest tokens of each mask, the best first, with their
     probabilities over the whole vocabulary.
@@ -52,7 +44,7 @@ class ReducedFillMask(FillMask):
         axes = (Axis(name="masks", minimum=0), Axis(name="best tokens"))
         self.outputs = (OutputRole(IDS, axes, datatypes=("INT64", "INT32")), OutputRole(SCORES, axes))
 
-    def options(self, parameters: Mapping[str, Json]) -> ReducedFillMaskOptions:
+    def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
         options = super().options(parameters)
         wrong = None
         if options.form in ("probabilities", "raw_logits"):
@@ -63,8 +55,7 @@ class ReducedFillMask(FillMask):
             raise InvalidInput(
                 f"parameters.{wrong}: needs the whole vocabulary's logits, and the model was exported with --reduce"
             )
-        given = {field.name: getattr(options, field.name) for field in fields(options)}
-        return ReducedFillMaskOptions(**given, exact="top_k" in parameters)
+        return options
 
     def decode(self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
         positions = self.mask_positions(encoding)
@@ -72,7 +63,7 @@ class ReducedFillMask(FillMask):
         require_numbers(scores)
         if options.form == "plain":
             return self.settings.vocabulary.decode(best[:, 0].tolist())
-        if isinstance(options, ReducedFillMaskOptions) and options.exact and options.top_k > best.shape[1]:
+        if options.exact and options.top_k > best.shape[1]:
             raise InvalidInput(
                 f"parameters.top_k: {options.top_k}, and the model gives {best.shape[1]} tokens per mask "
                 "(export --reduce --top_k)"

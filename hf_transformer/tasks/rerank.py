@@ -11,7 +11,7 @@ from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.base import OutputFormat, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput
 
@@ -50,12 +50,13 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """
 
     name = "rerank"
+    parameters = PARAMETERS
     other_names = ("text_ranking",)
+    instead_of_logits = " (its requests have the parameter raw_scores)"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, f"{self.name} (its requests have the parameter raw_scores)")
         count = len(read_labels(settings.model_config))
         if count != 1:
             raise LoadError(
@@ -66,7 +67,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         return RerankOptions(
             output_format=read_output_format(given, self.settings),
             top_n=given.integer("top_n", 1, 1) if "top_n" in given else None,

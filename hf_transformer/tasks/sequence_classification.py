@@ -10,7 +10,7 @@ from typing import Literal, cast
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe, single
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
@@ -52,6 +52,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     name = "sequence_classification"
     other_names = ("text_classification", "sentiment_analysis")
+    parameters = PARAMETERS
     fields = (TEXT, Field("text_pair", optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -63,7 +64,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         self.outputs = (text_logits(len(self.labels)),)
 
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         form = read_form(given, self.settings, PIPELINE_PARAMETERS)
         if form == "probabilities" and self.function == "none":
             raise InvalidInput(
@@ -79,9 +80,6 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     def item(self, instance: Json, where: str, options: SequenceClassificationOptions) -> TextInput:
         return read_text_or_pair(instance, where)
-
-    def texts(self, item: TextInput, options: SequenceClassificationOptions) -> Sequence[TextInput]:
-        return (item,)
 
     def answer_size(self, encoding: Encoding, options: SequenceClassificationOptions) -> int:
         if options.form == "plain":
@@ -115,9 +113,6 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         # A stable sort gives labels of equal scores in the order of transformers.
         best = np.argsort(-scores, kind="stable")[: options.top_k].tolist()
         return [{"label": self.labels[label], "score": float(scores[label])} for label in best]
-
-    def answer(self, item: TextInput, parts: Sequence[Sequence[Json]], options: SequenceClassificationOptions) -> Json:
-        return single(parts)
 
     def tensor(self, predictions: Sequence[Json], options: SequenceClassificationOptions) -> Tensor:
         """INT64 [instances]: the best label's index, else JSON text."""

@@ -20,16 +20,14 @@ from hf_transformer.tasks.base import (
     describe,
     read_text,
 )
-from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
-from hf_transformer.tasks.pooling import hidden_axis, hidden_size, pool, require_finite_vectors, unit
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, pool, require_finite_vectors, unit
 from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, TokenIds, Tokenization
 
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
-USUAL_SIZE = 1024
-"""Components of a vector that config.json does not tell; an estimate for limits alone."""
 MAX_PROMPT_LENGTH = 2000
 """Characters. A prompt may have to be tokenized by itself, on the event loop."""
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
@@ -97,10 +95,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     other_names = ("sentence_similarity", "sentence_embedding", "embedding")
     has_windows = True
     reads_sentence_transformers = True
+    parameters = PARAMETERS
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
         self._files = settings.sentence_transformers or KSERVE
         inside = self._files.inside
         # Without pooler_output, which is BERT's classification head and not trained for similarity.
@@ -114,13 +112,14 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         self._known_size = width is not None and not inside
 
     def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
         files = self._files
         exact = "dimensions" in given
         dimensions = given.integer("dimensions", 1, 1) if exact else files.truncate_dim
         overflow = self._read_overflow(given)
         prompt = self._read_prompt(given)
+        stride = self.settings.max_length // 4 if self.settings.stride is None else self.settings.stride
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         return TextEmbeddingOptions(
             prompt,
@@ -130,7 +129,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             dimensions,
             exact,
             overflow,
-            given.integer("stride", self._default_stride, 0),
+            given.integer("stride", stride, 0),
         )
 
     def _read_normalize(self, given: Parameters) -> Literal["before", "after", "no"]:
@@ -151,11 +150,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
                 "and leave truncation out"
             )
         return overflow
-
-    @property
-    def _default_stride(self) -> int:
-        settings = self.settings
-        return settings.max_length // 4 if settings.stride is None else settings.stride
 
     def _read_prompt(self, given: Parameters) -> str:
         """The text in front: the parameter's, the named one, or the model's default."""

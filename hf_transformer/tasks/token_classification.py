@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe, longest, read_text
+from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings, describe, read_text
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
@@ -110,6 +110,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
 
     name = "token_classification"
     other_names = ("ner",)
+    parameters = PARAMETERS
     switched_on_by = MappingProxyType({"offset_mapping": "return_offsets_mapping"})
     has_windows = True
 
@@ -123,7 +124,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
-        given, settings = Parameters(parameters, PARAMETERS), self.settings
+        given, settings = Parameters(parameters, self.parameters), self.settings
         form = read_form(given, settings, PIPELINE_PARAMETERS)
         overflow, stride = self._overflow(given)
         chosen = given.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES)
@@ -183,13 +184,11 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         by_word = options.form == "pipeline" and options.strategy not in ("none", "simple")
         return max(size, len(encoding) * WORD_COST) if by_word else size
 
-    def beside_size(
-        self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions
-    ) -> int:
+    def beside_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
         """Numbers in ``offset_mapping`` at most, padding included; windows share tokens, which are given once."""
         if not options.offsets:
             return 0
-        return len(encodings) * longest(encodings) * 2
+        return self.padded(encodings) * 2
 
     def decode(
         self, item: Sentence, encoding: Encoding, outputs: Mapping[str, Array], options: TokenClassificationOptions
@@ -227,12 +226,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             return ragged_tensor([np.array(one[0], np.int64) for one in predictions], "INT64", NO_LABEL)
         return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
 
-    def tensor_size(
-        self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions
-    ) -> int:
+    def tensor_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
         if options.form == "pipeline":
             return 0
-        return len(encodings) * longest(encodings) * (1 if options.form == "plain" else len(self._columns))
+        return self.padded(encodings) * (1 if options.form == "plain" else len(self._columns))
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
@@ -242,9 +239,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE))
         return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
-    def beside(
-        self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions
-    ) -> Sequence[Tensor]:
+    def beside(self, encodings: Encodings, options: TokenClassificationOptions) -> Sequence[Tensor]:
         """``offset_mapping`` INT64 [B, S, 2]: start and end of each token, (0, 0) for special tokens and padding."""
         if not options.offsets:
             return ()

@@ -12,7 +12,7 @@ from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
 from hf_transformer.tasks.tensors import TEXT, Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
 
@@ -21,6 +21,7 @@ DEFAULT_TEMPLATE = "This example is {}."
 """That of transformers' pipeline."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
 """Labels of an instance, and characters of a hypothesis, in which a label can stand several times."""
+EXPECTED = 'expected a string or {"sequence": string, "candidate_labels": list of strings}'
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
 HYPOTHESES_WHOLE = Tokenization(only_first=True)
 """Only the sequence is cut, so that no label is lost."""
@@ -56,11 +57,11 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """
 
     name = "zero_shot_classification"
+    parameters = PARAMETERS
     fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        refuse_logit_flags(settings, self.name)
         count = len(read_labels(settings.model_config))
         entailment = entailment_id(settings.model_config)
         if count < 2 or not 0 <= entailment < count:
@@ -73,7 +74,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
-        given = Parameters(parameters, PARAMETERS)
+        given = Parameters(parameters, self.parameters)
         read_output_format(given, self.settings)
         template = given.string("hypothesis_template")
         labels = parameters.get("candidate_labels")
@@ -89,7 +90,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         if isinstance(instance, dict):
             names = [name for name in SEQUENCE_NAMES if name in instance]
             if len(names) != 1 or not instance.keys() <= {names[0], "candidate_labels"}:
-                raise InvalidInput(f"{where}: {_expected()}, got {describe(instance)}")
+                raise InvalidInput(f"{where}: {EXPECTED}, got {describe(instance)}")
             sequence = instance[names[0]]
             if not isinstance(sequence, str):
                 one_each = "; send an instance for each" if isinstance(sequence, list) else ""
@@ -97,7 +98,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             if instance.get("candidate_labels") is not None:
                 labels = read_labels_given(instance["candidate_labels"], where)
         elif not isinstance(instance, str):
-            raise InvalidInput(f"{where}: {_expected()}, got {describe(instance)}")
+            raise InvalidInput(f"{where}: {EXPECTED}, got {describe(instance)}")
         if not sequence:
             raise InvalidInput(f"{where}: the text is empty")
         if labels is None:
@@ -207,7 +208,3 @@ def split_template(template: str) -> tuple[str, ...]:
     if places != [""] and (not places or set(places) != {"0"}):
         raise wrong
     return tuple(pieces)
-
-
-def _expected() -> str:
-    return 'expected a string or {"sequence": string, "candidate_labels": list of strings}'

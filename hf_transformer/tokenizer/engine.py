@@ -111,9 +111,9 @@ class RustEngine(Engine):
         self._special_tokens = special_tokens
         self._from_left = truncation_side == "left"
         self._keeps_space = keeps_space(backend)
-        self._words = WordCache.of(backend, special_tokens) if word_cache else None
         self._long_text = threading.Lock()
         how = separable(backend)
+        self._words = None if how is None or not word_cache else WordCache(backend, how, special_tokens)
         self._beginning = None if how is None or self._from_left else Beginning.of(backend, how)
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:

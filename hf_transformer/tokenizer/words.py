@@ -200,10 +200,10 @@ class WordCache:
 
     Threads share it. Readers take no lock: looking up a string in a dict is one step of CPython, and a reader that
     misses an entry which another thread just moved encodes it again, to the same ids. Writers take a lock, so that the
-    bytes are counted right. Entries never change.
+    bytes are counted right. Entries never change, so the tokenizer must not truncate and never change either.
     """
 
-    def __init__(self, backend: Tokenizer, how: Separable, *, special_tokens: bool) -> None:
+    def __init__(self, backend: Tokenizer, how: Separable, special_tokens: bool) -> None:
         self._backend = backend
         self._ascii = AsciiWords.of(backend, how)
         self._spaced = how.spaced
@@ -213,12 +213,6 @@ class WordCache:
         self._bytes = 0
         self._lock = threading.Lock()
         self._turns = cycle(TURNS)
-
-    @classmethod
-    def of(cls, backend: Tokenizer, special_tokens: bool) -> WordCache | None:
-        """A cache for a tokenizer that does not truncate and never changes, None if it is not separable."""
-        how = separable(backend)
-        return None if how is None else cls(backend, how, special_tokens=special_tokens)
 
     def ids(self, text: str) -> list[int] | None:
         """The ids of a text, not truncated, with the special tokens if they are wanted. All are of type 0.

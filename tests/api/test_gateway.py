@@ -24,6 +24,7 @@ from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
 from hf_transformer.app.wiring import load_parts
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.access_log import Exchange, check_format
+from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types import Request, Response, Stream
@@ -285,7 +286,7 @@ def test_the_flag() -> None:
 # The access log: what a line says of a request, and that there is one however it ends
 
 
-LOGGER = logging.getLogger("test.access")
+LOGGER = logging.getLogger(ACCESS_LOGGER)
 SCOPE: dict[str, Any] = {
     "type": "http",
     "http_version": "1.1",
@@ -334,7 +335,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def gateway(format: str, handler: Handler = answer) -> Gateway:
-    settings = GatewaySettings(access_log=format, logger=LOGGER)
+    settings = GatewaySettings(access_log=format)
     return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics("m"), settings)
 
 

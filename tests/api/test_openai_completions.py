@@ -295,13 +295,13 @@ def expected(route: str, base: str = "/openai/v1") -> str:
 )
 def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
     hint = hint_for(path, status, prefix)
-    assert (None if hint is None else (hint.status, hint.said)) == (None if found is None else (404, found))
+    assert (None if hint is None else hint[:2]) == (None if found is None else (404, found))
 
 
 @pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
 def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
     hint = hint_for(path, 404, "openai")
-    assert hint is not None and hint.status == 501 and hint.said.startswith("no explanations are given here")
+    assert hint is not None and hint[0] == 501 and hint[1].startswith("no explanations are given here")
 
 
 async def test_the_answers(made: Bench) -> None:

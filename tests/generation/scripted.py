@@ -131,7 +131,6 @@ class Bench:
         running.tell(
             lambda context: self.called.append(context.request_id),
             lambda error: self.called.append(type(error)),
-            lambda: self.called.append("left"),
         )
         async with running:
             yield running

@@ -187,7 +187,7 @@ async def test_texts_that_are_read_whole(bench: Bench, choices: int) -> None:
     for choice in range(choices):
         assert text_of(piece for piece in found if piece.choice == choice) == " paris."
     assert running.completion_tokens == choices * len(bench.ids(" paris."))
-    assert bench.called == ["r", "left"]
+    assert bench.called == ["r"]
 
 
 @CHOICES
@@ -199,13 +199,13 @@ async def test_leaving_early_ends_everything_at_once(bench: Bench, choices: int)
     assert generator.running == 0 and asyncio.all_tasks() == before
     with pytest.raises(StopAsyncIteration):
         await anext(running)
-    assert bench.called == ["left"], "it was not given whole"
+    assert bench.called == [], "it was not given whole"
 
 
 @CHOICES
 @pytest.mark.parametrize(
     ("error", "called"),
-    [(PredictorError("it broke"), [PredictorError, "left"]), (InvalidInput("no such prompt"), ["left"])],
+    [(PredictorError("it broke"), [PredictorError]), (InvalidInput("no such prompt"), [])],
     ids=["the predictor's", "the client's"],
 )
 async def test_an_error_comes_after_the_pieces_before_it(
@@ -272,7 +272,7 @@ async def test_a_deadline_while_the_model_works(bench: Bench, choices: int, own:
     async with bench.streaming(generator, choices, **options) as running:
         with pytest.raises(expected, match="caller's deadline" if own else r"0\.02 s"):
             await anext(running)
-    assert generator.running == 0 and bench.called == (["left"] if own else [PredictorTimeout, "left"])
+    assert generator.running == 0 and bench.called == ([] if own else [PredictorTimeout])
     task = asyncio.current_task()
     assert task is not None and not task.cancelling()
 
@@ -289,7 +289,7 @@ async def test_a_deadline_while_the_client_does_not_read(bench: Bench, choices: 
             with pytest.raises(CallersDeadline, match="not read in"):
                 await anext(running)
     assert f'hf_transformer_generations_total{{finish="abandoned"}} {choices}.0' in metrics.render().decode()
-    assert bench.called == ["left"], "it is no fault of the predictor's"
+    assert bench.called == [], "it is no fault of the predictor's"
 
 
 async def test_a_cancellation_at_the_deadline_is_still_one(bench: Bench) -> None:

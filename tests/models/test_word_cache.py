@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers
 
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types import PLAIN, Encoding
-from tests.tiny_tokenizers.any_texts import any_texts
+from tests.tiny_tokenizers.corpus import any_texts
 from tests.tiny_tokenizers.separable import encode
 
 LIMIT = 32

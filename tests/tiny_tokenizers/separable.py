@@ -8,7 +8,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import WordCache
+from hf_transformer.tokenizer.words import WordCache, separable
 from hf_transformer.types import PLAIN, Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
 
@@ -110,7 +110,7 @@ def vocabulary(name: str) -> Sequence[str]:
     return [token.removeprefix("##").replace("Ġ", "") for token in copy_of(name).get_vocab()]
 
 
-def cache_of(name: str) -> WordCache:
-    found = WordCache.of(copy_of(name), True)
-    assert found is not None
-    return found
+def cache_of(name: str, special: bool = True) -> WordCache:
+    how = separable(copy_of(name))
+    assert how is not None
+    return WordCache(copy_of(name), how, special)

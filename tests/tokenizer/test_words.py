@@ -1,4 +1,4 @@
-"""The word cache gives the ids that the library gives, and never holds more than its bounds."""
+"""The word cache gives the library's ids within its bounds, for tokenizers that can be taken apart at spaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import string
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer import words
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, WordCache
+from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, AsciiWords, WordCache, separable
 from hf_transformer.types import PLAIN, Words
-from tests.tiny_tokenizers.any_texts import any_texts
-from tests.tiny_tokenizers.corpus import grid
+from tests.tiny_tokenizers.corpus import any_texts, grid
 from tests.tiny_tokenizers.separable import BACKENDS, LIMIT, Library, cache_of, copy_of, encode, engine_of, vocabulary
-from tests.tiny_tokenizers.trained import wordpiece
+from tests.tiny_tokenizers.trained import byte_level, roberta, unigram, wordpiece
 
 warm = cache(engine_of)
 library = cache(Library)
@@ -62,8 +62,7 @@ RARE = (" a", " don't", " 1 2 3", " é\u0301 b", " \u0301a", " [MASK] a", " <mas
 @every_backend
 @pytest.mark.parametrize("special", [True, False])
 def test_usual_texts_are_in_the_cache_also_with_a_space_before_them(name: str, special: bool) -> None:
-    known, reference = WordCache.of(copy_of(name), special), Library(name, 512, special=special)
-    assert known is not None
+    known, reference = cache_of(name, special), Library(name, 512, special=special)
     for text in (*USUAL, *RARE):
         tries = [known.ids(text) for _ in range(len(TURNS) + 1)]
         wanted = reference.encode(text).ids
@@ -173,3 +172,126 @@ def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.getsizeof(chunk) + sys.getsizeof(ids) + sum(map(sys.getsizeof, ids)) for chunk, ids in known._young.items()
     ]
     assert 0 < sum(sizes) <= known._bytes <= 5_000
+
+
+# Which tokenizers are taken apart at spaces, and which are left to the library
+
+Change = Callable[[Tokenizer], object]
+
+
+def bert() -> Tokenizer:
+    return wordpiece(lowercase=True)
+
+
+def gpt2() -> Tokenizer:
+    return byte_level(["<|endoftext|>"])
+
+
+class Reversing:
+    """A normalizer written in Python."""
+
+    def normalize(self, normalized: Any) -> None:
+        normalized.map(lambda char: char)
+
+
+def template(single: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single=single, pair="$A $B:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3), ("[MASK]", 4)]
+    )
+
+
+def part(name: str, value: Any) -> Change:
+    return lambda backend: setattr(backend, name, value)
+
+
+def normalized_by(*steps: normalizers.Normalizer) -> Change:
+    return part("normalizer", normalizers.Sequence([*steps]))
+
+
+def adding(content: str, **flags: bool) -> Change:
+    return lambda backend: backend.add_tokens([AddedToken(content, **flags)])
+
+
+METASPACE = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+OUTSIDE: dict[str, tuple[Callable[[], Tokenizer], Change]] = {
+    "strip": (bert, normalized_by(normalizers.Strip())),
+    "replace": (bert, normalized_by(normalizers.Replace(Regex(" +"), " "))),
+    "prepend": (bert, normalized_by(normalizers.Lowercase(), normalizers.Prepend("x"))),
+    "nested": (bert, normalized_by(normalizers.Sequence([normalizers.Strip()]))),
+    "python normalizer": (bert, lambda b: setattr(b, "normalizer", normalizers.Normalizer.custom(Reversing()))),
+    "no pre-tokenizer": (bert, part("pre_tokenizer", None)),
+    "metaspace": (bert, part("pre_tokenizer", pre_tokenizers.Metaspace())),
+    "sequence": (bert, part("pre_tokenizer", METASPACE)),
+    "own pattern": (gpt2, part("pre_tokenizer", pre_tokenizers.Split(Regex(r"\s+"), "isolated"))),
+    "bytes without a pattern": (gpt2, part("pre_tokenizer", pre_tokenizers.ByteLevel(use_regex=False))),
+    "digits": (bert, part("pre_tokenizer", pre_tokenizers.Digits())),
+    "unigram": (bert, part("model", models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0))),
+    "dropout": (gpt2, lambda backend: setattr(backend.model, "dropout", 0.5)),
+    "type ids": (bert, part("post_processor", template("[CLS] $A [SEP]:2"))),
+    "type id of the text": (bert, part("post_processor", template("[CLS] $A:1 [SEP]"))),
+    "text twice": (bert, part("post_processor", template("[CLS] $A [SEP] $A"))),
+    "no text": (bert, part("post_processor", template("[CLS] [SEP]"))),
+    "token with a space": (bert, adding("two words")),
+    "token of a space": (gpt2, adding("  ", normalized=False)),
+    "token with a line end": (bert, adding("a\nb", normalized=False)),
+    "token that becomes spaces": (bert, adding("中")),
+    "token that becomes nothing": (bert, adding("\u0301")),
+    "token that takes the space behind it": (gpt2, adding("<x>", rstrip=True)),
+    "accents of bytes": (gpt2, normalized_by(normalizers.StripAccents())),
+    "compatibility of bytes": (gpt2, normalized_by(normalizers.NFKC())),
+    "bert's normalizer of bytes": (gpt2, normalized_by(normalizers.BertNormalizer())),
+}
+
+
+@pytest.mark.parametrize(("make", "change"), OUTSIDE.values(), ids=OUTSIDE)
+def test_what_is_not_certain_is_left_to_the_library(make: Callable[[], Tokenizer], change: Change) -> None:
+    backend = make()
+    assert separable(backend) is not None, "without the change"
+    change(backend)
+    assert separable(backend) is None
+
+
+@pytest.mark.parametrize("backend", [unigram(["<unk>"]), Tokenizer(models.BPE())], ids=["sentencepiece", "bare"])
+def test_other_models_are_not_separable(backend: Tokenizer) -> None:
+    assert separable(backend) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "processor", "before", "after"),
+    [
+        (bert, None, (), ()),
+        (bert, template("$A"), (), ()),
+        (bert, template("[CLS] $A [SEP]"), (2,), (3,)),
+        (bert, template("[CLS] [MASK] $A:0 [SEP]:0 [SEP]"), (2, 4), (3, 3)),
+        (bert, processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), (2,), (3,)),
+        (bert, processors.Sequence([processors.ByteLevel(), template("[CLS] $A")]), (2,), ()),
+        (roberta, processors.RobertaProcessing(("</s>", 2), ("<s>", 0)), (0,), (2,)),
+        (gpt2, processors.ByteLevel(), (), ()),
+    ],
+)
+def test_special_tokens_around(
+    make: Callable[[], Tokenizer], processor: Any, before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    backend = make()
+    backend.post_processor = processor
+    how = separable(backend)
+    assert how is not None and (how.before, how.after) == (before, after)
+    for special in (True, False):
+        words = WordCache(backend, how, special)
+        encoded = backend.encode("Paris is the capital", add_special_tokens=special)
+        assert words.ids("Paris is the capital") == encoded.ids
+        assert encoded.type_ids == [0] * len(encoded.ids)
+
+
+@pytest.mark.parametrize(
+    ("content", "plain"), [("[X]", True), ("x_y", True), ("œuf", True), ("zoë", False), ("ing", False), ("2", False)]
+)
+def test_only_words_that_hold_no_added_token_are_put_together(content: str, plain: bool) -> None:
+    backend = bert()  # for which zoë is zoe
+    backend.add_tokens([content])
+    how = separable(backend)
+    words = None if how is None else AsciiWords.of(backend, how)
+    assert (words is not None) == plain, "a token of letters alone may be in any word"
+    for chunk in (content, f"a{content}b", "", "é", "a b", "a\n", "\x7f", "x" * 33):
+        assert words is None or words.ids(chunk, False) is None
+    assert words is None or words.ids("Paris.", False) == (*backend.encode("Paris.", add_special_tokens=False).ids,)

@@ -94,10 +94,8 @@ class Health:
     """grpc.health.v1: whether all models are served (the empty name, or the V2 service), or the one of that name.
 
     The servicer of grpcio-health-checking is not used: it tells what was set before, and one watcher that leaves ends
-    the news of the others. Here each call asks the models themselves.
-
-    Args:
-        closing: once it is set nothing is served any more, and watches end.
+    the news of the others. Here each call asks the models themselves. Once ``closing`` is set nothing is served any
+    more, and watches end.
     """
 
     def __init__(self, models: Models, closing: asyncio.Event) -> None:
@@ -157,8 +155,7 @@ class Health:
 def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:
     """Adds grpc.reflection.v1alpha, which describes all services.
 
-    Args:
-        methods: those of the V2 protocol that are answered here. Its definition has more, which are the predictor's.
+    V2's definition has more methods than those that are answered here, which are the predictor's.
     """
     pool = DescriptorPool()
     for module in (health_pb2, reflection_pb2, pb):

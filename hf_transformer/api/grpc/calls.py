@@ -109,14 +109,10 @@ def identify(context: Context, message_id: str = "") -> str:
 
 
 async def refuse(rpc: Rpc, error: RequestError, context: Context, *, within: float | None = None) -> NoReturn:
-    """Ends a call with an error.
+    """Ends a call with an error, which the client has ``within`` seconds to take: gRPC keeps it behind the messages
+    that are still on their way, until the client reads or is gone.
 
-    Args:
-        within: seconds that the client has to take it. gRPC keeps the error behind the messages that are still on
-            their way, until the client reads or is gone.
-
-    Raises:
-        asyncio.CancelledError: the client is gone, or was too slow; gRPC then ends the call silently.
+    Raises CancelledError if the client is gone, or was too slow; gRPC then ends the call silently.
     """
     trailing = [(REQUEST_ID, identify(context))]
     if error.retry_after is not None:

@@ -11,31 +11,22 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error, without_clients_own
+from hf_transformer.api.base import Model, Service, as_request_error, without_clients_own
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
-from hf_transformer.api.tensors import (
-    all_parameters,
-    backend_tensors,
-    infer,
-    is_for_backend,
-    read_as_backend,
-    to_query,
-)
+from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
+from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Budget, Context
-
-API = "grpc"
-"""The name of this API in the metrics."""
 
 
 @contextmanager
@@ -52,12 +43,12 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
         status, code = error.status, grpc.StatusCode[error.grpc_code]
         raise
     except asyncio.CancelledError:
-        status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
+        status, code = CLIENT_CLOSED, grpc.StatusCode.CANCELLED
         raise
     except Exception as error:
         raise as_request_error(error, identify(context), context.headers.get("traceparent")) from None
     finally:
-        service.metrics.count_request(API, status, context.arrived)
+        service.metrics.count_request("grpc", status, context.arrived)
         if trace is not None and tracing is not None:
             tracing.end_grpc(trace, SERVICE, method, code.value[0], context if context.request_id else None)
 

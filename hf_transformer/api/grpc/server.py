@@ -34,8 +34,7 @@ from hf_transformer.credentials import KeyPair, Renewable, read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.protocol.grpc import SERVICE
 
-LARGEST = 2**31 - 1
-"""The largest value of an option of gRPC."""
+LARGEST = 2**31 - 1  # the largest value of an option of gRPC
 STREAMS = 128
 """Calls of one connection at a time; a client's further calls wait there for a free place. gRPC refuses a call with
 more than 16 KiB of header fields, but holds up to a megabyte for it until then, and HTTP/2 compresses a field to one
@@ -54,10 +53,9 @@ class GrpcSettings:
     """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
 
     ``certificate`` is the PEM files of a certificate and its private key. Each new connection gets what they hold then.
-    ``grace`` is how many seconds calls in flight have to finish when the server ends.
-    ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
-    and HTTP/2's may take, ``patience`` how many a client has to take an answer of a stream, ``idle`` after how many a
-    connection without a call is closed; clients open another one without a word.
+    ``connections`` may be open at a time, handshakes included; more are closed. All times are in seconds: ``grace`` for
+    calls in flight when the server ends, ``handshake`` for TLS's and HTTP/2's, ``patience`` for a client to take an
+    answer of a stream, ``idle`` until a connection without a call is closed; clients open another one.
     """
 
     host: str

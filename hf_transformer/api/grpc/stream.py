@@ -103,12 +103,10 @@ class StreamRoom:
 def stream_method(
     inference: Inference, calls: CallsInProgress, longest_message: int, patience: float
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """ModelStreamInfer.
+    """ModelStreamInfer. A request may have ``longest_message`` bytes; -1 is unlimited.
 
-    Args:
-        longest_message: bytes that a request may have; -1 is unlimited.
-        patience: seconds that a client has to take an answer, and as many more for each MiB of it: gRPC does not tell
-            how much of one has been taken.
+    A client has ``patience`` seconds to take an answer, and as many more for each MiB of it: gRPC does not tell how
+    much of one has been taken.
     """
     held = HeldBytes(longest_message)
 

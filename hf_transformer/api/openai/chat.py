@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -33,6 +34,9 @@ from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
 
+if TYPE_CHECKING:
+    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
+
 OWN = (
     "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
     "parallel_tool_calls chat_template_kwargs"
@@ -45,7 +49,6 @@ STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 CACHE_CONTROL = "cache_control"
 """Marks of clients of Anthropic's models, on messages, parts and tools; what may be cached is cached anyway."""
 IN_MESSAGES = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
-"""All fields of a message."""
 OURS = ("messages", "tools", "add_generation_prompt", "self")
 """Variables of a template that chat_template_kwargs can't set: the request has them itself, or Jinja does."""
 MAX_TOOLS = 128
@@ -103,11 +106,8 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
 
 
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
-    """A function that renders the prompt, in any thread. It raises InvalidInput if the template can't.
-
-    Raises InvalidInput where the model does not chat; see read_messages for the rest.
-    """
-    template = model.chat_template
+    """A function that renders the prompt, in any thread. Both raise InvalidInput; see also read_messages."""
+    template: ChatTemplate | None = model.chat_template
     if template is None:
         raise InvalidInput(
             f"model: {model.name!r} has no chat template, so it can't be asked in messages; ask it by completions, or "

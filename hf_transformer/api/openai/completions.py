@@ -26,8 +26,7 @@ from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types import Json, Response, TokenIds
 
 FIELDS = (*SHARED, *unused("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
-USUAL_TOKENS = 16
-"""OpenAI's default of max_tokens."""
+USUAL_TOKENS = 16  # OpenAI's default of max_tokens
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:

@@ -93,11 +93,8 @@ FIELD = re.compile(r"(?!body:)(\w+(?:\[\d+\])*(?:\.\w+(?:\[\d+\])*)*): ")
 """The name of a field, as messages begin with it. ``body`` is none."""
 ABOUT_FIELDS = frozenset((400, 404, 413))
 """The statuses whose messages begin with a field; others may quote anybody."""
-SHOWN_NAMES = 5
-"""Unknown fields that a message names."""
-
+SHOWN_NAMES = 5  # unknown fields that a message names
 Ids = TypeVar("Ids")
-
 
 _UNUSED = {endpoint: {one.name: one for one in TABLE if endpoint in one.endpoints} for endpoint in TASKS}
 
@@ -113,8 +110,8 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
     Errors about fields may begin with ``parameters.``, see as_sent.
 
     Raises:
-        InvalidInput: not a JSON object; an unknown field, or one that asks for what is not done; no model, or a model
-            that does another task than the endpoint's.
+        InvalidInput: no JSON object; an unknown field, or one that asks for what is not done; no model, or a model
+            of another task.
         UnknownModel: another model is served.
         RequestError: the body can't be read, see Call.json.
     """
@@ -183,15 +180,8 @@ def known_model(models: Models, name: str) -> Model:
 def read_texts(
     name: str, given: Json, max_texts: int, read_ids: Callable[[list[Json], str], Ids]
 ) -> tuple[list[str | Ids], bool]:
-    """The texts of a field, and whether it is one text rather than a list.
-
-    Args:
-        read_ids: reads a text that is a list of token ids, under the name that it has in messages.
-
-    Raises:
-        InvalidInput: the field has none of its four forms.
-        TooLarge: more texts than ``max_texts``.
-    """
+    """The texts of a field, and whether it is one text rather than a list. ``read_ids`` reads a list of token ids,
+    under the name that it has in messages. Raises InvalidInput, and TooLarge for more than ``max_texts``."""
     if isinstance(given, str):
         return [given], True
     if not isinstance(given, list) or not given:

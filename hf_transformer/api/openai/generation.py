@@ -33,7 +33,6 @@ SAMPLING = (
 ).split()
 """Fields that say how a text is generated."""
 SHARED = ("model", "stream", "stream_options", *SAMPLING)
-"""Fields of both endpoints."""
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's: all of the distribution is drawn from."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -61,12 +60,8 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
 class GeneratedAnswer(TextStream):
     """The answer to one request, as a stream or whole; a subclass per endpoint has the form of its choices.
 
-    Attributes:
-        prefix: how the answer's id begins.
-        object: names a whole answer, and ``chunk_object`` a part of a stream.
-
-    Args:
-        usage: whether a stream ends with the usage.
+    Ids begin with ``prefix``. ``object`` names a whole answer, ``chunk_object`` a part of a stream, which ends with the
+    tokens if ``usage`` is asked for.
     """
 
     __slots__ = ("_about", "_after", "_before", "_with_usage")
@@ -98,7 +93,7 @@ class GeneratedAnswer(TextStream):
         """The choices of the events, one each, for a piece; may be none."""
 
     async def whole(self) -> Response:
-        """The answer, whole. Raises RequestError."""
+        """Raises RequestError."""
         with renamed(self.as_sent):
             async with await self.start() as running:
                 found = await running.collect()

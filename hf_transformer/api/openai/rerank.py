@@ -44,11 +44,9 @@ async def create(service: Service, call: Call) -> Response:
 
 
 def read_query(given: Parameters, max_texts: int) -> Query:
-    """The query with its documents, as the task's only instance.
+    """The query with its documents, as the task's only instance; the task checks its own parameters.
 
-    Raises:
-        InvalidInput: a field is missing or not of its type; the task checks those that it reads.
-        TooLarge: more documents than ``max_texts``.
+    Raises InvalidInput for a field that is missing or wrong, and TooLarge for more than ``max_texts`` documents.
     """
     query, documents = given.string("query"), given.get("documents")
     if query is None:

@@ -26,10 +26,6 @@ from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.api.openai.fields import known_model, render_error
 from hf_transformer.types import Json
 
-OWNER = "hf_transformer"
-SHARED = "/v1/models"
-"""What V1 has under /v1: it keeps its own errors there."""
-
 
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by their paths."""
@@ -66,7 +62,7 @@ def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
     mine = f"{root or '/v1'}/"
 
     def renderer(path: str) -> RenderError:
-        shared = not root and f"{path}/".startswith(f"{SHARED}/")
+        shared = not root and f"{path}/".startswith("/v1/models/")  # V1 keeps its own errors there
         return render_error if f"{path}/".startswith(mine) and not shared else error_json
 
     return renderer
@@ -80,5 +76,5 @@ def root_of(prefix: str) -> str:
 
 def model_cards(models: Models) -> dict[str, dict[str, Json]]:
     """What is said of each model, by name; it was created when the service was."""
-    created = int(time.time())
-    return {name: {"id": name, "object": "model", "created": created, "owned_by": OWNER} for name in models.names}
+    about = {"object": "model", "created": int(time.time()), "owned_by": "hf_transformer"}
+    return {name: {"id": name, **about} for name in models.names}

@@ -144,7 +144,6 @@ async def contract(subject: Subject) -> list[Finding]:
         subject.pipeline = pipeline = build(subject.spec)
     except ContractError as error:
         return [_mismatch(problem) for problem in error.problems]
-    subject.stack.push_async_callback(pipeline.close)
     if isinstance(pipeline, GenerationPipeline):
         return ok(f"it can be driven, as a model of {pipeline.interface} (--generation_interface={pipeline.interface})")
     signature = subject.bound.signature

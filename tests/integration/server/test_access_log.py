@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.gateway import GatewaySettings
+from hf_transformer.observability.logging import ACCESS_LOGGER
 from tests.integration.hostile.wire import SECONDS
 from tests.integration.server.serving import App, connected_to, serving, whole
 
-LOGGER = "tests.access_log"
 FORMAT = "%(R)s %(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({content-type}o)s %({x-request-id}o)s"
 ID = b"x-request-id", b"r2"
 LARGE = 65537
-SETTINGS = GatewaySettings(access_log=FORMAT, logger=logging.getLogger(LOGGER))
+SETTINGS = GatewaySettings(access_log=FORMAT)
 CHUNKS = b"3\r\none\r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n"
 
 
@@ -64,7 +64,7 @@ async def until_left(receive: Any) -> None:
 async def test_the_line_of_a_request(
     caplog: pytest.LogCaptureFixture, request_line: str, said: str, body: bytes | None
 ) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
+    caplog.set_level(logging.INFO, ACCESS_LOGGER)
     app = Logged()
     async with asyncio.timeout(SECONDS), serving(app, settings=SETTINGS) as (_, port), connected_to(port) as client:
         client.send(f"{request_line}\r\nConnection: close\r\n\r\n".encode())
@@ -73,6 +73,6 @@ async def test_the_line_of_a_request(
             client.leave()
         else:
             assert (await client.rest()).partition(b"\r\n\r\n")[2] == body
-        while not (lines := [one.getMessage() for one in caplog.records if one.name == LOGGER]):  # noqa: ASYNC110
+        while not (lines := [one.getMessage() for one in caplog.records if one.name == ACCESS_LOGGER]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # it is written behind the answer, and no event announces it
     assert lines == [f"{request_line} {said}"]
