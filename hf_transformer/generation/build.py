@@ -29,11 +29,8 @@ _NAMES = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_i
 
 def generator_settings(files: ModelFiles, tokenizer: Tokenizer, **flags: Any) -> GeneratorSettings:
     """Reads the ids in generation_config.json, as transformers does, else in config.json. Nothing else in it counts:
-    sampling is up to requests and the service's flags. ``flags`` are the other fields of GeneratorSettings.
-
-    Raises:
-        LoadError: an id is not valid, or an encoder-decoder has none to begin with.
-    """
+    sampling is up to requests and the service's flags. ``flags`` are the other fields of GeneratorSettings. Raises
+    LoadError for an id that is not valid, and for an encoder-decoder that has none to begin with."""
     own = read_json(files.model_folder / "generation_config.json", required=False)
     given = {name: own[name] if name in own else files.config.get(name) for name in _NAMES}
     pad = [] if given["pad_token_id"] == -1 else _ids(given, "pad_token_id")  # -1 is none in the first LLaMAs
@@ -103,11 +100,8 @@ def make_generator(
     executor: Executor,
     metrics: Metrics,
 ) -> Generator:
-    """The generator of a model that the predictor describes by ``spec``. Its long work runs in ``executor``.
-
-    Raises:
-        ContractError: the model is of no kind, or lacks something that its kind or a flag needs.
-    """
+    """The generator of a model that the predictor describes by ``spec``. Its long work runs in ``executor``. Raises
+    ContractError if the model is of no kind, or lacks something that its kind or a flag needs."""
     interface = choose_interface(spec, settings)
     if interface == "logits":
         return LogitsGenerator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)

@@ -202,7 +202,6 @@ def _why(error: Exception) -> str:
 
 
 def _reads_content(node: nodes.Node) -> bool:
-    """Whether an expression is a message's content."""
     if isinstance(node, nodes.Getattr):
         return node.attr == "content"
     return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"

@@ -77,10 +77,7 @@ class Vocabulary:
 
     def _is_special(self, number: int) -> bool:
         """Whether a token is left out of a text: special ones, and ids that the model has and the tokenizer does not.
-
-        Raises:
-            PredictorError: it can be no token's id at all.
-        """
+        Raises PredictorError for what can't be a token's id."""
         if not 0 <= number < 2**31:
             raise PredictorError(f"the predictor gave {number} as a token's id")
         if self.tokenizer.id_to_token(number) is None:

@@ -89,11 +89,6 @@ class ModelInput:
         self._dtype: np.dtype[Any] = np.dtype(np.object_ if spec.datatype == "BYTES" else np.float32)  # also of BF16
         self._dtype = NUMPY_DTYPES.get(spec.datatype, self._dtype)
 
-    @property
-    def takes_any_number(self) -> bool:
-        """Whether it may have any number of elements."""
-        return self._fixed == 1 and bool(self._free)
-
     def fits(self, count: int) -> bool:
         """Whether it may have ``count`` elements."""
         rest, over = divmod(count, self._fixed) if self._fixed else (0, count)
@@ -122,9 +117,8 @@ class ModelInput:
 class TensorGenerator(Generator):
     """A model that chooses the tokens itself, and gives a whole text in one call.
 
-    Args:
-        own: the inputs that the subclass fills, beside those of FIELDS and CONSTANT.
-        end: the value of end_id without ignore_eos; None leaves it to the model.
+    The subclass fills the inputs ``own``. ``end`` is the value of end_id without ignore_eos; None leaves it to the
+    model.
     """
 
     def __init__(self, spec: ModelSpec, predictor: Predictor, own: Collection[str], *, end: int | None) -> None:
@@ -190,7 +184,10 @@ class TensorGenerator(Generator):
         without them, and has one seed for all), so these are always sent; others unless neutral and optional.
         """
         tensors = [*self._constant]
-        greedy = self._greedy if sampling.greedy else {}
+        greedy: dict[str, float] = {}
+        if sampling.greedy:  # by top_k if there is one, since not all models take a top_p of 0
+            greedy = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
+            greedy |= {"temperature": 1.0, "min_p": 0.0, "seed": 0}
         for field, one in self._fields.items():
             value = greedy[field] if field in greedy else getattr(sampling, field)
             if field == "seed":
@@ -208,12 +205,6 @@ class TensorGenerator(Generator):
             if end is not None or not self._end.optional:
                 tensors.append(self._end.tensor(NO_END if end is None else end))
         return tensors
-
-    @property
-    def _greedy(self) -> Mapping[str, float]:
-        """The values for the likeliest token: by top_k if there is one, since not all models take a top_p of 0."""
-        likeliest: Mapping[str, float] = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
-        return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
 
     def _responses(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context

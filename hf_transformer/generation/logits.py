@@ -3,10 +3,6 @@
 Continuous batching: each sequence submits its next step to the scheduler as soon as its last one is decoded, so the
 steps of all sequences share batches. A sequence joins and leaves between two steps.
 
-    LogitsGenerator.generate   the decode loop of one sequence
-    LogitsSequence             its tokens, its cache, and the choice of the next token
-    StepForm                   steps of several sequences to tensors, and back
-
 A text does not depend on the others in its batches, but for a logit's last bits, which change with the batch size.
 """
 
@@ -50,10 +46,8 @@ LOGITS = "logits"
 class LogitsSequence:
     """One sequence while it is generated. Its cache and its chooser are made by ``begin``.
 
-    Args:
-        start: the decoder's first tokens.
-        source: the prompt of an encoder-decoder, else empty.
-        max_new: the largest number of generated tokens.
+    It begins with the decoder's tokens ``start``, and generates ``max_new`` at most. ``source`` is the prompt of an
+    encoder-decoder, else empty.
 
     Attributes: ``prompt``, its ids: sequences of one request share the object; ``source`` [S] int64; ``cache``, None if
     the model has none.
@@ -83,14 +77,12 @@ class LogitsSequence:
         self._ids[: len(start)] = start
 
     def begin(self) -> None:
-        """Called before the first step."""
         ends = self._eos_ids.union(self._sampling.stop_token_ids)
         self._chooser = Chooser(self._sampling, self.tokens.tolist(), ends)
         self.cache = Cache(self._caches, self._cached, len(self.source)) if self._caches else None
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the whole cache."""
         return 0 if self.is_full else cache_bytes(self._caches, self._cached, len(self.source))
 
     @property
@@ -290,11 +282,9 @@ class StepForm(Form[LogitsSequence]):
         return StepShape(rows, read, 0, source, False)
 
     def _wanted(self, shape: StepShape) -> Sequence[CacheTensor]:
-        """The caches to be returned."""
         return self._growing if shape.has_begun else self._signature.caches
 
     def _positions(self, shape: StepShape) -> int:
-        """The number of positions of the logits."""
         return shape.read if self._signature.all_positions else 1
 
     def _columns(self, rows: Sequence[LogitsSequence], shape: StepShape) -> dict[str, Array]:
@@ -415,13 +405,11 @@ class LogitsGenerator(Generator):
         )
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises TooLarge for a cache that never fits into --max_cache_bytes, and InvalidInput for a prompt that can't
-        be continued."""
         for prompt, sampling in texts:
             self._caches.check(self._sequence(prompt, sampling).cache_bytes)
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """The decode loop of one sequence; see Generator.generate. It waits for room for its cache."""
+        """The decode loop of one sequence, which waits for room for its cache."""
         sequence = self._sequence(prompt, sampling)
         if sequence.is_full:
             yield Step(finish="length")

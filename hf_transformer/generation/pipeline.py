@@ -70,9 +70,8 @@ class GenerationPipeline:
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
         """Checks and tokenizes all prompts. The result's time runs; it generates once it is entered.
 
-        Raises:
-            InvalidInput: a prompt without tokens, or a parameter that is wrong or can't be honoured by this model.
-            TooLarge: too many prompts, or too long ones.
+        Raises InvalidInput for a prompt without tokens and for a parameter that is wrong or can't be honoured by this
+        model, and TooLarge for too many prompts, or too long ones.
         """
         began, place = time.perf_counter(), context.place
         length = self._check(request)

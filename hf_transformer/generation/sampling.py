@@ -96,7 +96,6 @@ def _stop(given: Parameters, name: str, vocab_size: int) -> tuple[str, ...]:
 
 
 def _stop_token_ids(given: Parameters, name: str, vocab_size: int) -> tuple[int, ...]:
-    """Tokens that end a text, as in vLLM."""
     ids = given.get(name)
     if not isinstance(ids, list):
         raise InvalidInput(f"parameters.{name}: expected a list of token ids, got {describe(ids)}")
@@ -199,18 +198,9 @@ def read_sampling(
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:
-    """The tokens that may be drawn, by temperature, top_k, top_p and min_p in this order.
-
-    Args:
-        scores: the processed logits [V].
-
-    Returns:
-        Their ids [K], ascending, None for the whole vocabulary; and their weights, float32 [K]: probabilities but for
-        a common factor.
-
-    Raises:
-        PredictorError: the logits are NaN or infinite, or none is left.
-    """
+    """The tokens that may be drawn from processed logits [V], by temperature, top_k, top_p and min_p in this order:
+    their ids [K], ascending, None for the whole vocabulary; and their weights, float32 [K], which are probabilities but
+    for a common factor. Raises PredictorError if the logits are NaN or infinite, or none is left."""
     best = scores.max()
     _require_finite(best)
     size = scores.shape[-1]
@@ -283,13 +273,10 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
 
 
 class Chooser:
-    """Chooses the tokens of one sequence. It has its own random generator and draws one number per token, so a seed
-    always gives the same tokens from the same logits.
+    """Chooses the tokens of one sequence, which come after ``ids``. It has its own random generator and draws one
+    number per token, so a seed always gives the same tokens from the same logits.
 
-    Args:
-        sampling: a temperature of 0 is greedy too.
-        ids: the tokens before the first generated one.
-        eos_ids: the tokens that end a text, held back until there are ``sampling.min_tokens``.
+    The tokens ``eos_ids``, which end a text, are held back until there are ``sampling.min_tokens``.
     """
 
     def __init__(self, sampling: Sampling, ids: Sequence[int], eos_ids: frozenset[int]) -> None:
@@ -312,11 +299,7 @@ class Chooser:
         """The next token, and its score if logprobs are asked for: those of the model's own distribution, before bias,
         penalties and temperature, as with OpenAI and vLLM (logprobs_mode raw_logprobs).
 
-        Args:
-            logits: [V], floats of any precision; not changed.
-
-        Raises:
-            PredictorError: they are NaN or infinite.
+        ``logits`` [V] are floats of any precision. Raises PredictorError if they are NaN or infinite.
         """
         scores = self.process(logits)
         if self._random is None:

@@ -18,15 +18,7 @@ from typing import Self
 from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stops import StopSearch
-from hf_transformer.generation.types import (
-    Generator,
-    Piece,
-    Prompt,
-    Sampling,
-    Step,
-    TokenScore,
-    TokenText,
-)
+from hf_transformer.generation.types import Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context
 
@@ -40,10 +32,8 @@ class Assembler:
     """Assembles the text of one sequence (one continuation of one prompt): detokenizes, searches for stop strings, and
     shows the tokens.
 
-    Args:
-        place: the number of the prompt and of the choice.
-        before: the beginning of the text (echo), part of the first piece.
-        continues: whether the new text follows the prompt's last token, which decides on a space between them.
+    ``place`` is the number of the prompt and of the choice. ``before`` begins the text (echo), as part of the first
+    piece. ``continues`` says that the new text follows the prompt's last token, which decides on a space between them.
 
     Attributes: ``count``, new tokens so far, held back or not; ``written``, the whole text so far if the model gives
     text and no ids.
@@ -135,12 +125,9 @@ class Generation:
     """One request's stream. Enter it, then iterate, in one task: pieces of all sequences come interleaved, and the last
     one of each has ``finish``.
 
-    Leaving it ends the calls to the predictor that still run, and waits for that. The time runs from its making.
-
-    Args:
-        sequences: in the order of prompts and choices.
-        count_text: counts the tokens of a text if its generator doesn't.
-        timeout: seconds for all of them together.
+    Leaving it ends the calls to the predictor that still run, and waits for that. The time, ``timeout`` seconds for all
+    ``sequences`` together, runs from its making. They are in the order of prompts and choices. ``count_text`` counts
+    the tokens of a text if its generator doesn't.
 
     Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens`` of all sequences so far.
     """
@@ -208,11 +195,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> Piece:
-        """The next piece of any of the sequences.
-
-        Raises:
-            RequestError: one of them has failed, and with it the whole request.
-        """
+        """The next piece of any of the sequences. Raises RequestError if one of them has failed, and with it all."""
         pieces = self._pieces
         while not pieces:
             if self._error is not None:
@@ -262,7 +245,6 @@ class Generation:
         self._fail(late)
 
     def _fail(self, error: Exception) -> None:
-        """Ends all sequences with an error."""
         if self._error is None:
             self._error = error
         self._cancel()
@@ -317,11 +299,7 @@ class Generation:
 
     async def _write(self, sequence: Assembler) -> Piece:
         """Queues the pieces of one sequence but the last, and returns that. The call to the predictor is over then: a
-        slow reader must not keep it open.
-
-        Raises:
-            RequestError: the generator's errors, and PredictorError for a sequence without an end.
-        """
+        slow reader must not keep it open."""
         sampling, metrics = sequence.sampling, self._metrics
         if sampling.max_tokens == 0:
             return Piece(*sequence.place, sequence.before, finish="length")

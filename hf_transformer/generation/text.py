@@ -109,7 +109,6 @@ class TextGenerator(TensorGenerator):
         return tensors
 
     def _problems(self, wanted: Sequence[str]) -> list[str]:
-        """A sentence for each reason why the model does not fit."""
         inputs, outputs = self._inputs, {one.name: one for one in self._spec.outputs}
         problems = []
         if self._input not in inputs or not self._output:
@@ -141,11 +140,8 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
 class _Reading:
     """Reads the responses of one call, whose text may have ``most`` tokens.
 
-    Args:
-        leading: leaves out the prompt of a model that may give it back.
-        cuts: whether the text is truncated here, because the model takes no max_tokens.
-
-    Attributes: ``is_over``, whether the text was truncated.
+    ``leading`` leaves out the prompt of a model that may give it back. Where the model takes no max_tokens, the text is
+    truncated here (``cuts``); ``is_over`` says whether it was.
     """
 
     def __init__(
@@ -227,12 +223,10 @@ def _element(tensor: Tensor) -> bytes:
 
 
 class LeadingPrompt:
-    """Removes the prompt from the beginning of a text that comes in parts.
+    """Removes ``prompt``, as it was sent, from the beginning of a text that comes in parts.
 
-    Args:
-        prompt: as it was sent.
-        read_back: returns it without special tokens, as the model's tokenizer may give a chat back. Called at most
-            once, and only if the text does not begin with ``prompt``.
+    ``read_back`` returns it without special tokens, as the model's tokenizer may give a chat back. It is called at most
+    once, and only if the text does not begin with ``prompt``.
     """
 
     def __init__(self, prompt: str, read_back: Callable[[], str]) -> None:

@@ -116,7 +116,6 @@ class TokenGenerator(TensorGenerator):
         return [*tensors, *self._sampled(sampling)]
 
     def _problems(self) -> list[str]:
-        """A sentence for each reason why the model does not fit."""
         inputs, own = self._inputs, dict(self._own)
         problems = []
         if IDS not in inputs or "max_tokens" not in self.honours or OUTPUT not in self._outputs:
@@ -131,7 +130,7 @@ class TokenGenerator(TensorGenerator):
         counts = dict.fromkeys([name for name in (IDS, LENGTHS) if name in inputs], 1)
         counts |= {name: 1 if isinstance(values, int) else len(values) for name, values in own.items()}
         for name, count in counts.items():
-            if name in (IDS, DECODER_IDS) and not inputs[name].takes_any_number:
+            if name in (IDS, DECODER_IDS) and not (inputs[name].fits(1) and inputs[name].fits(2)):
                 problems.append(f"Its input {name!r} always has the same length; set dims: [ -1 ] in config.pbtxt.")
             else:
                 may_be_none = name == WORDS and not inputs[WORDS].optional

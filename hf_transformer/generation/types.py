@@ -187,9 +187,7 @@ class Generator(ABC):
 
         Nothing is sent before the first step is asked for. Closing it (``aclose``) or cancelling ends the predictor's
         work if possible. ``sampling.max_tokens`` is a number here, and the choices of a prompt have different seeds.
-
-        Raises:
-            RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.
+        Raises the predictor's RequestErrors, and InvalidInput for a prompt that can't be continued.
         """
 
     async def trial(self, prompt: Prompt) -> None:

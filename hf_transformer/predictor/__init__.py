@@ -10,11 +10,7 @@ from hf_transformer.predictor.shared_memory import SharedMemory
 
 
 def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
-    """The bare transport of a --predictor_protocol, still to be entered with ``async with``.
-
-    Raises:
-        ConfigError: the settings can't be used.
-    """
+    """The bare transport of a --predictor_protocol, still to be entered with ``async with``. Raises ConfigError."""
     if protocol == "v2":
         return RestPredictor(settings)
     from hf_transformer.predictor.grpc import GrpcPredictor  # 3 MB and 18 ms that REST does without
@@ -34,10 +30,7 @@ def open_predictor(
     """The predictor of a --predictor_protocol, still to be entered with ``async with``.
 
     Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience, which has the other
-    arguments.
-
-    Raises:
-        ConfigError: the settings can't be used.
+    arguments. Raises ConfigError for settings that can't be used.
     """
     predictor: Predictor
     predictor = transport = open_transport(protocol, settings)

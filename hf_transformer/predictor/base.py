@@ -95,14 +95,11 @@ class Predictor(ABC):
 
     @abstractmethod
     async def infer(self, call: ModelCall) -> Reply:
-        """Runs the model once.
+        """Runs the model once. The outputs are verified to be those asked for; the caller checks dtypes and shapes, and
+        calls ``release`` whatever happens.
 
         Cancelling the coroutine ends the waiting at once, not the predictor's work: REST closes the connection, and a
         gRPC call ends by itself, since a cancellation on the wire can crash Triton before 25.06.
-
-        Returns:
-            The outputs by name, verified to be those asked for. The caller checks dtypes and shapes, and calls
-            ``release`` whatever happens.
         """
 
     @abstractmethod
@@ -154,9 +151,8 @@ class Transport(Predictor):
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         """Runs the model once; outputs with a placement in ``destination`` are views into that.
 
-        Raises, beside what every predictor does:
-            UnknownRegion: the destination's region is not registered.
-            StaleConnection: see there. Without a destination the transport itself sends such a request once more.
+        Also raises UnknownRegion and StaleConnection. Without a destination the transport itself sends a request once
+        more when its connection was stale.
         """
 
     @abstractmethod
@@ -249,11 +245,7 @@ _ADDRESS = re.compile(r"(?:\[([^]\s/?#@]*:[^]\s/?#@]*)\]|([^][:\s/?#@]+))(?::([0
 
 
 def parse_address(settings: PredictorSettings) -> Address:
-    """Reads ``settings.host``.
-
-    Raises:
-        ConfigError: it is no address, or its host is no host name.
-    """
+    """Reads ``settings.host``. Raises ConfigError if it is no address, or its host is no host name."""
     found = _ADDRESS.fullmatch(settings.host)
     if found is None or not 0 < int(found[3] or 80) < 65536:
         raise ConfigError(f"predictor_host is {settings.host!r}, expected HOST, HOST:PORT or [IPV6]:PORT")

@@ -38,13 +38,10 @@ ERROR: Final = "error"
 ALL: Final = (CONNECTION, NO_ANSWER, LOST, UNAVAILABLE, BUSY, CIRCUIT_OPEN, TIMEOUT, ERROR)
 
 RETRIED: Final = frozenset({CONNECTION, NO_ANSWER, UNAVAILABLE})
-"""What is tried again. A busy predictor is not: that is what would keep it busy."""
-
+"""Without BUSY: retries would keep a busy predictor busy."""
 DEAD: Final = frozenset({CONNECTION, NO_ANSWER, LOST, UNAVAILABLE})
-"""What speaks for a predictor that is dead."""
-
 NEUTRAL: Final = frozenset({TIMEOUT, CIRCUIT_OPEN})
-"""What speaks neither for that nor against it: a model that is slow for some requests answers others."""
+"""Say neither that the predictor is dead nor that it is not: a model that is slow for some requests answers others."""
 
 BUSY_WORDS = ("queue size", "Request timeout expired")
 """In Triton's messages, of a request that its queue has no place for, or not in time."""
@@ -59,7 +56,6 @@ def kind_of(error: RequestError) -> str:
 
 
 def refusal(message: str) -> str:
-    """The kind of a refusal with this message."""
     return BUSY if any(words in message for words in BUSY_WORDS) else UNAVAILABLE
 
 
@@ -89,10 +85,7 @@ def quoted(message: str) -> str:
 
 def verified(asked: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:
     """The outputs, if they are those asked for (all if none are named), or with ``some`` no others. Triton does not
-    check what a model returns.
-
-    Raises:
-        PredictorError: one is missing, or one came that nobody asked for.
+    check what a model returns. Raises PredictorError for a missing one, and for one that was not asked for.
     """
     if outputs.keys() == set(asked):
         return outputs

@@ -311,11 +311,8 @@ class _Line:
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers as gRPC metadata.
-
-    What gRPC would fail the call for is left out: binary keys (``-bin``), its own (``grpc-``), and values that are not
-    ASCII.
-    """
+    """The headers as gRPC metadata, without those that gRPC would fail the call for: binary keys (``-bin``), its own
+    (``grpc-``), and values that are not ASCII."""
     metadata = []
     for line in forwarded(headers):
         key, _, value = line.removesuffix("\r\n").partition(": ")
@@ -324,11 +321,7 @@ def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     return metadata
 
 
-# What a channel is made with.
-
-
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
-    """The options of a channel."""
     # What stands for Host: always with the port. TLS expects this host in the certificate.
     authority = f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
     longest = settings.max_receive_message_length
@@ -390,12 +383,7 @@ _REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)  # around the reaso
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "name resolution failure")
 _BROKEN_FRAMES = "Failed parsing HTTP/2"
 _LOST = (
-    "Socket closed",
-    "recvmsg",
-    "Connection reset",
-    "Broken pipe",
-    "ping timeout",
-    "GOAWAY received",
+    *("Socket closed", "recvmsg", "Connection reset", "Broken pipe", "ping timeout", "GOAWAY received"),
     _BROKEN_FRAMES,
 )
 _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
@@ -421,7 +409,7 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 
 
 def _kind(status: StatusCode, details: str, lost: str) -> str:
-    """Which kind of unavailability a status is."""
+    """Which failure code a status has."""
     if status is StatusCode.CANCELLED:
         return failures.LOST
     if status is StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED):

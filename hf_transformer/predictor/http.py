@@ -1,17 +1,7 @@
 """An HTTP/1.1 client for one server: many small calls, large bodies, and answers that are read while they come.
 
 It knows no redirects, cookies, proxies, compression, pipelining or deadlines. Cancelling a call closes its connection.
-
-    HttpError
-    ├── NotHttp             the first bytes are not HTTP/1
-    ├── MalformedAnswer     HTTP/1, but against its rules, or over a limit on its framing
-    ├── AnswerTooLarge      the body is larger than allowed
-    ├── ConnectTimeout      no connection could be opened in time
-    └── Disconnected        the connection ended, or was closed here, before the answer was whole
-        ├── NoAnswer            and before the first byte of the answer
-        └── ClientClosed        the client was closed before anything was sent
-
-Where there is no connection and nothing was sent, calls also raise OSError (ssl.SSLError is one).
+Calls raise HttpError, and OSError (such as ssl.SSLError) where there is no connection and nothing was sent.
 """
 
 from __future__ import annotations
@@ -401,7 +391,6 @@ class Connection(asyncio.BufferedProtocol):
             self._body, self._unfilled = body, body[received:]
 
     def _described(self, exc: Exception, nbytes: int) -> HttpError:
-        """The parser's error as one of ours."""
         if isinstance(exc.__context__, HttpError):  # a callback of this class has raised it
             return exc.__context__
         first = bytes(self._buffer[: min(nbytes, 40)])

@@ -50,11 +50,8 @@ FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
 
 
 class Bound:
-    """Cancels the current task after so many seconds. asyncio.timeout does the same, and takes 5 us instead of 1.
-
-    Attributes:
-        timer: to be cancelled when the task is done with what is bounded.
-    """
+    """Cancels the current task after so many seconds, unless its ``timer`` is cancelled before. asyncio.timeout does
+    the same, and takes 5 us instead of 1."""
 
     __slots__ = ("_cancelled", "_others", "_task", "timer")
 
@@ -79,15 +76,9 @@ class Bound:
 class Resilience(Predictor):
     """Another predictor with a bound, retries and a circuit breaker around ``infer`` and ``stream``; see above.
 
-    Args:
-        inner: entered and left with this.
-        where: the predictor's address, for messages.
-        timeout: seconds for all tries of one call.
-        metrics: count errors and retries, and show the circuit.
-        retries: how often one call is tried again at most; 0 is never.
-        retry_budget: retries per call on average.
-        circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
-        sleep, jitter, clock: for tests; ``jitter`` gives 0 to 1, ``clock`` seconds.
+    ``inner`` is entered and left with this, ``where`` is the predictor's address, for messages. One call is tried again
+    ``retries`` times at most. ``circuit_failures`` of 0 is no circuit breaker. ``sleep``, ``jitter`` (0 to 1) and
+    ``clock`` (seconds) are for tests.
     """
 
     def __init__(
@@ -114,12 +105,10 @@ class Resilience(Predictor):
         self._sleep = sleep
         self._jitter = jitter
         self._clock = clock
-
         self._budget_per_call = retry_budget
         self._budget_limit = max(RETRIES_IN_HAND, retry_budget)
         self._budget = RETRIES_IN_HAND
         self._budget_since = clock()
-
         self._reason: str | None = None
         """Why the predictor counts as dead; None while it does not."""
         self._failures_in_a_row = 0

@@ -239,7 +239,6 @@ class RestPredictor(Transport):
         raise _OTHERS.get(status, PredictorError)(message)
 
     def _parsed(self, answer: http.Answer, parse: Callable[[memoryview], Parsed]) -> Parsed:
-        """What the body of an answer says."""
         self._raise_for_status(answer)
         return call_codec(parse, answer.body)
 

@@ -1,10 +1,5 @@
 """Large outputs through shared memory: the predictor writes them where they are decoded, and sends only their shapes.
 
-    SharedMemory    a predictor around a transport: gives each large call a slot, or sends it inline
-    Registration    has one region registered at the predictor, and replaces it when it is lost
-    Region          a file in /dev/shm, divided into slots
-    Gaps            the free parts of a region
-
 Without shared memory, or room in it, outputs travel inline, in the response. No request fails or waits for that.
 
 Triton may write into a slot after its call was given up: neither a closed connection nor a cancelled call stops a model
@@ -82,14 +77,11 @@ class Pauses:
 
 
 class SharedMemory(Predictor):
-    """A transport, with outputs in shared memory where their sizes are known and together at least ``min_bytes``.
+    """A transport, with outputs in shared memory of ``size`` bytes where their sizes are known and together at least
+    ``min_bytes``; of fewer the response is as fast. Other outputs travel inline.
 
-    Args:
-        transport: what talks to the predictor; entered and left with this.
-        size: bytes of shared memory.
-        min_bytes: below it the response is as fast.
-        warns: whether a missing region is logged as a warning; else another worker warns.
-        folder, pauses: for tests.
+    ``transport`` is entered and left with this. Unless it ``warns``, another worker does. ``folder`` and ``pauses`` are
+    for tests.
     """
 
     def __init__(
@@ -151,8 +143,7 @@ class SharedMemory(Predictor):
         return await self.transport.infer(call)
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
-        """As the transport has it: many responses can't share one place."""
-        return self.transport.stream(call)
+        return self.transport.stream(call)  # inline: many responses can't share one place
 
     def shares(self, size: int) -> bool:
         region = self.registration.region
@@ -245,9 +236,9 @@ class Registration:
 
     def want(self) -> None:
         """Starts a registration, unless one is under way or it is too early for one."""
-        now = asyncio.get_running_loop().time()
         if self.region is not None or self._registering is not None or self._ended:
             return
+        now = asyncio.get_running_loop().time()
         if now >= self._not_before and len(self._lost) < _MOST_LOST:
             self._not_before = now + self._pauses.refused  # in case the task fails by a mistake of ours
             self._registering = asyncio.create_task(self._register())
@@ -329,10 +320,6 @@ class Registration:
 
         It is registered before it has any, even if there is no room. If the predictor finds our file, both see one
         /dev/shm, so regions there without a file belong to dead processes, and may be what takes the room.
-
-        Raises:
-            OSError: /dev/shm is missing or too small.
-            RequestError: the predictor refuses, or is not there.
         """
         remove_leftovers(self._folder)
         region = Region(self._size, self._folder)
@@ -465,11 +452,7 @@ class Region:
     """
 
     def __init__(self, size: int, folder: Path = FOLDER) -> None:
-        """Makes the file.
-
-        Raises:
-            OSError: ``folder`` is missing, not writable or too small (ENOSPC) even if it were empty.
-        """
+        """Makes the file. Raises OSError if ``folder`` is missing, not writable, or too small (ENOSPC) when empty."""
         if size + MARGIN > shutil.disk_usage(folder).total:
             raise _no_room(size, folder)
         self.size = size
@@ -485,11 +468,8 @@ class Region:
         os.ftruncate(self._file, size)
 
     def fill(self) -> None:
-        """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB.
-
-        Raises:
-            OSError: there is not so much, and MARGIN beside it (ENOSPC).
-        """
+        """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB. Raises
+        OSError (ENOSPC) unless there is so much, and MARGIN beside it."""
         folder = self.path.parent
         if free_bytes(folder) < self.size + MARGIN:
             raise _no_room(self.size, folder)
@@ -541,11 +521,7 @@ class Region:
 
 
 def free_bytes(folder: Path = FOLDER) -> int:
-    """What is left in a folder's file system.
-
-    Raises:
-        OSError: the folder is missing.
-    """
+    """What is left in a folder's file system. Raises OSError for a missing folder."""
     return shutil.disk_usage(folder).free
 
 

@@ -15,12 +15,10 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 
 
 def root_certificates(settings: PredictorSettings) -> str | None:
-    """PEM text of ``ca_file`` and of the files in ``ca_path``; None where neither is set (the system's then).
+    """PEM text of ``ca_file`` and of the files in ``ca_path``; None where neither is set (the system's then). Raises
+    ConfigError if a file can't be read, or one of the two has no certificate.
 
     A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has none.
-
-    Raises:
-        ConfigError: a file can't be read, or the file or all of the folder have no certificate.
     """
     return _certificates(settings.ca_file, settings.ca_path)
 
@@ -61,27 +59,18 @@ def _certificates_in(paths: Sequence[Path], where: str) -> str:
 
 
 def own_certificate(settings: PredictorSettings) -> KeyPair | None:
-    """The certificate for a predictor that asks for one, None where there is none.
-
-    Raises:
-        ConfigError: it can't be used.
-    """
+    """The certificate for a predictor that asks for one, None where there is none. Raises ConfigError."""
     if settings.cert_file is None or settings.key_file is None:
         return None
     return read_key_pair(settings.cert_file, settings.key_file, ("predictor_cert_file", "predictor_key_file"))
 
 
 def ssl_context(settings: PredictorSettings) -> ssl.SSLContext:
-    """A client's context: host names are checked, and versions older than TLS 1.2 refused.
-
-    Raises:
-        ConfigError: the certificates can't be used.
-    """
+    """A client's context: host names are checked, and versions older than TLS 1.2 refused. Raises ConfigError."""
     try:
         context = ssl.create_default_context(cadata=root_certificates(settings))
     except ssl.SSLError as exc:
         raise ConfigError(f"the predictor's CA certificates can't be used: {exc}") from exc
-    own = own_certificate(settings)
-    if own is not None:
+    if own := own_certificate(settings):
         own.load_into(context)
     return context

@@ -30,10 +30,8 @@ def model_spec(about: pb.ModelMetadataResponse, config: pb.ModelConfig | None) -
     """The model that its metadata and Triton's configuration describe.
 
     Only the configuration tells whether there is a batch axis, which inputs are optional and whether the model is
-    decoupled. Without it the shapes are those of the metadata and max_batch_size is None.
-
-    Raises:
-        Malformed: a name is missing, a datatype is unknown, or max_batch_size is negative.
+    decoupled. Without it the shapes are those of the metadata and max_batch_size is None. Raises Malformed for a
+    missing name, an unknown datatype and a negative max_batch_size.
     """
     version = about.versions[-1] if about.versions else ""
     if config is None:

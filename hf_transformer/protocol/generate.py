@@ -45,10 +45,8 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     """The response's error, empty if there is none, and its tensors: those of ``outputs`` that it has, or all of them
     if ``outputs`` is empty.
 
-    Every tensor has one axis and is INT64, FP64, BOOL or BYTES, whatever it was before it became JSON.
-
-    Raises:
-        Malformed: the body is no such response.
+    Every tensor has one axis and is INT64, FP64, BOOL or BYTES, whatever it was before it became JSON. Raises Malformed
+    for anything else than a response.
     """
     response = json_object(parse_answer(body))
     if "error" in response and "error" not in outputs:
@@ -75,13 +73,13 @@ def _tensor(name: str, value: Json) -> Tensor:
 
 
 class EventReader:
-    """Server-sent events (WHATWG HTML, 9.2.6): bytes, cut anywhere, -> the data of each event of one stream.
+    """Server-sent events (WHATWG HTML, 9.2.6): bytes, cut anywhere, -> the data of each event of one stream, which has
+    ``limit`` bytes at most.
 
     Names, ids and comments are skipped. The stream begins without a byte order mark, as Triton's do.
     """
 
     def __init__(self, limit: int) -> None:
-        """limit: the most bytes of one event."""
         self._limit = limit
         self._rest = bytearray()
         self._data: list[bytes] = []

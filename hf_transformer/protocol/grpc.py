@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -33,10 +33,8 @@ SERVICE = "inference.GRPCInferenceService"
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """The parameter of a request that asks for a last response even where the model has nothing more to send."""
-
 FINAL_RESPONSE = "triton_final_response"
 """The parameter of a response that tells whether it is the last one."""
-
 TYPED_CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -64,10 +62,8 @@ def encode_infer_request(
 ) -> bytes:
     """A serialized ModelInferRequest with raw contents. Outputs with a place in ``placements`` are written there.
 
-    With ``streamed``, as for ModelStreamInfer, the last response says that it is the last.
-
-    Raises:
-        Unwritable: an input's data doesn't fit its datatype.
+    With ``streamed``, as for ModelStreamInfer, the last response says that it is the last. Raises Unwritable if an
+    input's data doesn't fit its datatype.
     """
     request = pb.ModelInferRequest(model_name=model_name)
     if streamed:
@@ -88,11 +84,8 @@ def encode_infer_request(
 
 
 def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Placement] = NOWHERE) -> dict[str, Tensor]:
-    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their places.
-
-    Raises:
-        Malformed: the message breaks the protocol.
-    """
+    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their places. Raises Malformed
+    if the message breaks the protocol."""
     message = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -104,29 +97,17 @@ def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Pla
     return _tensors(decode(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
 
 
-class StreamResponse(NamedTuple):
-    """One message of a stream. ``error`` is empty where there is none; ``final`` says that nothing more comes."""
-
-    error: str
-    outputs: dict[str, Tensor]
-    final: bool
-
-
-def decode_stream_response(body: bytes) -> StreamResponse:
-    """The content of a serialized ModelStreamInferResponse; its tensors are views of memory that nothing else uses.
-
-    Such a message is small, so protobuf's class parses all of it.
-
-    Raises:
-        Malformed: the message breaks the protocol.
+def decode_stream_response(body: bytes) -> tuple[str, dict[str, Tensor], bool]:
+    """The content of a serialized ModelStreamInferResponse: its error, empty if there is none; its tensors, views of
+    memory that nothing else uses; and whether nothing more comes. Raises Malformed if the message breaks the protocol.
     """
-    message = decode(pb.ModelStreamInferResponse, body)
+    message = decode(pb.ModelStreamInferResponse, body)  # all of it, since such a message is small
     if message.error_message:
-        return StreamResponse(message.error_message, {}, False)
+        return message.error_message, {}, False
     response = message.infer_response
     raw = [memoryview(contents) for contents in response.raw_output_contents]
     final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
-    return StreamResponse("", _tensors(response.outputs, raw, NOWHERE), final)
+    return "", _tensors(response.outputs, raw, NOWHERE), final
 
 
 def _tensors(
@@ -211,11 +192,8 @@ def bytes_field_head(number: int, size: int) -> bytes:
 
 def fields(message: memoryview, most: int | None = None, where: str = "body") -> Iterator[tuple[int, int, int, int]]:
     """The fields of a serialized message in order: each one's key, and the positions at which the field begins, its
-    value begins, and both end.
-
-    Raises:
-        Malformed: the bytes are not a message, or it has more than ``most`` fields; ``where`` names it.
-    """
+    value begins, and both end. Raises Malformed if the bytes are not a message, or it has more than ``most`` fields;
+    ``where`` names it."""
     position, length, count = 0, len(message), 0
     while position < length:
         if count == most:

@@ -67,12 +67,9 @@ _BYTES_ELEMENT = pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER << 3 | DELIM
 def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
     """The request in a serialized ModelInferRequest; its ``binary`` is whether its inputs are raw, unless it says more.
 
-    Args:
-        max_elements: the most elements of a tensor whose elements are read one by one: BYTES, and typed contents.
-
     Raises:
         Malformed: the message breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
-        TooLarge: a tensor has more than ``max_elements`` elements.
+        TooLarge: a tensor that is read element by element (BYTES, typed contents) has more than ``max_elements``.
     """
     rest, raw = _take_apart(memoryview(body), max_elements)
     message = decode(pb.ModelInferRequest, rest)

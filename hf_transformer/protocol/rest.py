@@ -42,10 +42,7 @@ def encode_infer_request(
 
     Large inputs are views of the tensors' own memory where that is laid out like the bytes, so nobody may change them
     before the request is answered. Outputs with a place in ``placements`` are written there, the others come as binary;
-    without ``outputs`` the predictor sends all that it has.
-
-    Raises:
-        Unwritable: an input's data doesn't fit its datatype.
+    without ``outputs`` the predictor sends all that it has. Raises Unwritable if data doesn't fit its datatype.
     """
     entries: list[Json] = []
     chunks: list[bytes | memoryview] = []
@@ -66,14 +63,10 @@ def encode_infer_request(
 def decode_infer_response(
     body: memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
 ) -> dict[str, Tensor]:
-    """The tensors of a response by name: binary ones are views of ``body``, those in shared memory of their places.
+    """The tensors of a response by name: binary ones are views of ``body``, those in shared memory of their places. The
+    JSON has ``header_length`` bytes, None where it is the whole body.
 
-    Args:
-        header_length: bytes of the JSON; None where it is the whole body.
-
-    Raises:
-        Malformed: the body breaks the protocol.
-        PredictorError: it is an error in spite of its status.
+    Raises Malformed if the body breaks the protocol, PredictorError if it is an error in spite of its status.
     """
     text, raw = split_body(body, header_length)
     header = json_object(parse_answer(text))

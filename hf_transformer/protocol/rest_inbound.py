@@ -48,16 +48,13 @@ NOTHING = memoryview(b"")
 
 
 def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
-    """A request's tensors, parameters and wanted outputs.
-
-    Args:
-        body: JSON in UTF-8, and raw elements behind it.
-        header_length: bytes of the JSON; None where it is the whole body.
-        max_elements: the most elements of a tensor whose elements are read one by one: BYTES, and anything in JSON.
+    """A request's tensors, parameters and wanted outputs. The JSON has ``header_length`` bytes, None where it is the
+    whole body.
 
     Raises:
         Malformed: the body breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
-        TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
+        TooLarge: a tensor that is read element by element (BYTES, anything in JSON) has more than ``max_elements``, or
+            the JSON has more parts than such tensors have.
     """
     text, raw = (body, NOTHING) if header_length is None else split_body(memoryview(body), header_length)
     header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))

@@ -31,30 +31,19 @@ DATATYPES = frozenset(_AS_VALUES) | {"BYTES"}
 
 _MAX_RANK = 32
 """More axes than any model has, and as many as every numpy takes."""
-
 _MAX_ELEMENTS = 2**48
 """Far above any message, and below what overflows an index when multiplied by an element's size."""
-
 _MAX_NAME = 200
 """Characters of a tensor's name, which messages repeat."""
-
 _WORTH_A_VIEW = 4096
 """Bytes of a tensor from which on making a view is faster than copying."""
-
 _LENGTH = struct.Struct("<I")
 _SHORT = Repr()
 _SHORT.maxlist = _MAX_RANK
 """Looks only at the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """The types of JSON values that are elements of each kind of numpy dtype."""
-_JSON_KINDS = {
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-}
+_JSON_KINDS = {bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
 
 
 class Malformed(ValueError):
@@ -104,16 +93,8 @@ def extent_of(shape: Sequence[int]) -> int:
 
 
 def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
-    """Refuses more elements than a client may send, before any element is read.
-
-    Args:
-        room: how many elements the tensor's bytes can hold at most.
-        most: how many elements are accepted (--max_instances and --max_sequences).
-
-    Raises:
-        Malformed: there are no bytes for so many elements, or so many rows are empty.
-        TooLarge: there are too many.
-    """
+    """Refuses more elements than a client may send, before any element is read. Raises TooLarge for more than ``most``,
+    and Malformed if the tensor's bytes hold at most ``room``, which is fewer, or so many rows are empty."""
     extent = extent_of(shape)
     if extent <= most:
         return
@@ -296,7 +277,7 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def json_kind(value: Json) -> str:
     """The kind of a JSON value in words; the value itself stays out of messages where it may be a prompt."""
-    return "null" if value is None else _JSON_KINDS[type(value)]
+    return "null" if value is None else _JSON_KINDS.get(type(value), "a number")
 
 
 # Outputs in shared memory

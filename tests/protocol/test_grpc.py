@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from hf_transformer.errors import TooLarge
 from hf_transformer.protocol.grpc import (
-    StreamResponse,
     decode,
     decode_infer_response,
     decode_response,
@@ -180,9 +179,9 @@ def test_response_of_a_stream(final: bool | None) -> None:
     assert (error, last) == ("", bool(final))
     found = [(one.name, one.datatype, one.data.tolist()) for one in outputs.values()]
     assert found == [("logits", "FP32", LOGITS.tolist()), ("text", "BYTES", [b"paris"])]
-    assert decode_stream_response(stream_response(final=True)) == StreamResponse("", {}, True)
+    assert decode_stream_response(stream_response(final=True)) == ("", {}, True)
     failed = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
-    assert decode_stream_response(failed) == StreamResponse("why", {}, False)
+    assert decode_stream_response(failed) == ("why", {}, False)
     for broken in (b"\xff\xff", stream_response(message=response())[:-1]):
         with pytest.raises(Malformed):
             decode_stream_response(broken)
