@@ -205,8 +205,7 @@ class LocalTriton:
         flags = [
             f"--model-repository={self.model_repository.absolute()}",
             *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
-            # It looks once a second whether requests have ended; whoever asks it has ended before.
-            "--exit-timeout-secs=0",
+            "--exit-timeout-secs=2",  # for requests; with 0 it aborts now and then, as its models are still unloading
             f"--backend-config=python,shm-region-prefix-name={self.prefix}",
         ]
         if self.models is not None:

@@ -74,7 +74,7 @@ class Rig:
         self.model = self.repository / MODEL
         shutil.copytree(HERE / "model_repository" / MODEL, self.model)
         shutil.copyfile(HERE / "known_logits.py", self.model / "1" / "known_logits.py")
-        options = ["--disable-auto-complete-config", "--exit-timeout-secs=2"]  # one fault lets it drain
+        options = ["--disable-auto-complete-config"]
         self.triton = LocalTriton(
             self.repository, environment=triton_environment(), models=[MODEL], config_name=None, options=options
         )
