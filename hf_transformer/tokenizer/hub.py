@@ -150,5 +150,5 @@ def _advice(token: str | None) -> str:
 
 
 def _one_line(exc: BaseException, token: str | None) -> str:
-    text = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
-    return text.replace(token, "***") if token else text
+    text = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
+    return (text.replace(token, "***") if token else text)[:300]

@@ -231,6 +231,13 @@ def test_what_the_environment_says(tmp_path: Path, files: dict[str, bytes]) -> N
     assert other.stdout.startswith(OLDER), other.stderr
 
 
+class Echoing(Hub):
+    """Repeats the client's token in an error."""
+
+    def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
+        return 400, {"X-Error-Message": f"no use for {authorization}"}, b""
+
+
 MAIN = {"main": COMMIT}
 GATED = Hub(REPO, MAIN, {}, token="another", gated=True)
 FAILURES: dict[str, tuple[Hub | None, Any, str]] = {
@@ -243,6 +250,7 @@ FAILURES: dict[str, tuple[Hub | None, Any, str]] = {
         {},
         rf"no tokenizer files in {REPO} \(revision main\).*it holds config\.json\.",
     ),
+    "token repeated": (Echoing(REPO, MAIN, {}), {"token": TOKEN}, r"reached \(.*no use for Bearer \*\*\*"),
     "offline": (None, {"token": TOKEN}, r"not in the hub's cache and .* can't be reached \(OfflineModeIsEnabled"),
 }
 
