@@ -468,7 +468,8 @@ async def test_leaving_breaks_calls_off(
         left = {task for task in asyncio.all_tasks() - before if "predictor/grpc.py" in str(task.get_stack())}
         assert not left
     gc.collect()
-    assert not caplog.records
+    # grpc's poller may log that the event loop of an earlier test, to which it hands an event, is closed.
+    assert not [one for one in caplog.records if "PollerCompletionQueue" not in one.getMessage()]
 
 
 # Everything that is no inference.
