@@ -125,7 +125,7 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     """The request in a body, whose names are those of the backends' inputs; ABOUT is the caller's to read.
 
     ``streamed`` says whether the route gives pieces, without the prompt, unless the body says otherwise; None where
-    only the body says so. Raises RequestError for a field that is not what is expected.
+    only the body says so. Raises RequestError for a wrong field.
     """
     prompt = body.get(PROMPT)
     if not isinstance(prompt, str):

@@ -111,8 +111,8 @@ def no_diagnosis(pair: Pair) -> None:
 
 
 def load_parts(config: Config) -> Parts:
-    """Loads the tokenizer and the task. Raises LoadError with one line on what is missing or wrong, and ConfigError for
-    a flag that does not fit the task."""
+    """Loads the tokenizer and the task. Raises LoadError with one line that names the missing or wrong file, and
+    ConfigError for a flag that does not fit the task."""
     files = find_model_files(
         config.model_id,
         config.model_dir,
@@ -238,7 +238,7 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
 @dataclass(frozen=True, slots=True)
 class PipelineBuilder:
     """Builds the pipeline for a model, and has the pair diagnosed. Requests under way keep the pipeline that they have,
-    so all that one builder makes share what is the predictor's: the concurrency limit and the budget of caches."""
+    so the pipelines of one builder share the predictor's concurrency limit and budget of caches."""
 
     config: Config
     parts: Parts

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has left, as head does. Python flushes what is left at the process's end, and would fail again.
+        # The reader has left, as head does. Python flushes stdout once more at exit, and would fail again.
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         return 128 + signal.SIGPIPE

@@ -173,7 +173,7 @@ def demonstrate(
         settings.model_repository,
         environment=settings.triton_environment,
         models=[example.model],
-        # Ours are complete; Triton would start the model's process once more to ask for what is missing.
+        # Ours are complete; otherwise Triton starts the model's process once more to ask for missing fields.
         options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
         environ=environ,
         log=folder / "triton.log",

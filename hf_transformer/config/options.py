@@ -365,7 +365,7 @@ def all_options() -> tuple[Option, ...]:
 
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Config, list[str]]:
     """The configuration, and lines to log once logging is set up. Raises ConfigError: one line that names the flag or
-    variable, its value and what was expected."""
+    variable, its value and the expected form."""
     given, notes = collect(all_options(), argv, environ)
     draft = Draft(given, {name: entry.value() for name, entry in given.items()}, notes)
     for rule in RULES:

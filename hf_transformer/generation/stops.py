@@ -1,6 +1,6 @@
 """Stop strings, and replacing, in a text that comes in pieces.
 
-Text is held back only while it may still become a match. At the end of the text ``held`` has what is left.
+Text is held back only while it may still become a match. At the end of the text ``held`` has the rest.
 """
 
 from __future__ import annotations

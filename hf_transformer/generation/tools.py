@@ -74,7 +74,7 @@ class ToolCallParser:
         return given
 
     def _call(self, text: str, end: str, calls: list[ToolCall]) -> str:
-        """Adds a call to ``calls``; returns what is none as content."""
+        """Adds a call to ``calls``; returns any other text as content."""
         call = _read_call(text)
         if call is None:
             return self._content(BEGIN + text + end)

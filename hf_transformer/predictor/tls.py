@@ -59,7 +59,7 @@ def _certificates_in(paths: Sequence[Path], where: str) -> str:
 
 
 def own_certificate(settings: PredictorSettings) -> KeyPair | None:
-    """The certificate for a predictor that asks for one, None where there is none. Raises ConfigError."""
+    """The certificate for a predictor that asks for one, else None. Raises ConfigError."""
     if settings.cert_file is None or settings.key_file is None:
         return None
     return read_key_pair(settings.cert_file, settings.key_file, ("predictor_cert_file", "predictor_key_file"))

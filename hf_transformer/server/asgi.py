@@ -105,7 +105,7 @@ class _Call:
 
 class AsgiApplication:
     """The service as an ASGI application, for any server; ours takes ``application`` itself. The lifespan is that of
-    ``inner``. ``ends`` are called, on the event loop, as soon as the server is told to end."""
+    ``inner``. ``ends`` are called on the event loop when shutdown begins."""
 
     def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
         self.application = application

@@ -1,8 +1,9 @@
-"""uvicorn with our protocol class: settings, signals, slow clients, certificates, and the end."""
+"""uvicorn with our protocol class: settings, signals, slow clients, certificates, free memory, and the end."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -20,7 +22,6 @@ import uvicorn
 from hf_transformer.credentials import KeyPair, Renewable, keep_renewing, read_key_pair
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection
-from hf_transformer.server.memory import keep_trimmed
 from hf_transformer.types import Application
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 SWEEPS = 10  # looks at a connection within the time that its client has
 LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05  # seconds between two sweeps at most and at least
 AT_ONCE = 500  # connections that are looked at without a pause, about a millisecond
+
+SHORTEST_TRIM_PAUSE, LONGEST_TRIM_PAUSE = 2.0, 60.0  # seconds between two looks at the memory
+GROWN = 32 << 20  # bytes that are worth a trim
+IDLE = 0.2  # the share of one core that an idle process uses at most
 
 SAME_WISH = 1.0
 """Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
@@ -205,3 +210,39 @@ class Server(uvicorn.Server):
         elif self._impatient and now - self._told_at > SAME_WISH:
             self.config.clean_up()
             os._exit(SIGNALLED + sig)
+
+
+def held_memory() -> int:
+    """Bytes of memory that this process alone holds: resident, without files and shared memory (proc_pid_statm(5)).
+    Raises OSError where the system has no such file."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def keep_trimmed() -> None:
+    """Gives free memory back to the system, for ever, when it has grown and the process is idle; ends at once where the
+    C library can't.
+
+    glibc keeps the memory of a burst of requests: a freed block returns to the system only from the end of a heap, and
+    one small block that is still in use there keeps all of it. ``malloc_trim`` returns whole free pages wherever they
+    lie. It takes some 100 ms for 400 MB, in which no thread can allocate, so it runs only in an idle process. Blocks in
+    use at a trim may be freed soon after it, so another one follows, and later ones more and more seldom while they
+    give little back.
+    """
+    try:
+        trim, least = ctypes.CDLL(None).malloc_trim, held_memory()
+    except (AttributeError, OSError):  # another C library, or another system
+        return
+    pause, used = SHORTEST_TRIM_PAUSE, time.process_time()
+    while True:
+        await asyncio.sleep(pause)
+        before, used = used, time.process_time()
+        held = held_memory()
+        least = min(least, held)
+        if held - least < GROWN or used - before > IDLE * pause:
+            pause = SHORTEST_TRIM_PAUSE
+            continue
+        await asyncio.to_thread(trim, 0)
+        given_back = held - held_memory()
+        logger.debug("gave %d MB of memory back", given_back >> 20)
+        pause = SHORTEST_TRIM_PAUSE if given_back >= GROWN else min(2 * pause, LONGEST_TRIM_PAUSE)

@@ -148,7 +148,7 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
 
 
 def logprobs_of(top: int, text: str, *tokens: TokenText) -> Any:
-    """What is told of a choice of these tokens."""
+    """The log probabilities of a choice of these tokens."""
     request = GenerationRequest(prompts=[""], sampling=Sampling(logprobs=top))
     answer = CompletionAnswer(cast(Model, SimpleNamespace(name="m")), request, Context("7", {}), False)
     choice: Any = answer.choice(0, Piece(0, 0, text, list(tokens), finish="stop"))
@@ -172,7 +172,7 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     ):
         chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (part,))
         found = logprobs_of(1, "\ufffd", chosen)
-        assert found["tokens"] == [name], "what is no character is told in bytes"
+        assert found["tokens"] == [name], "a token that is no character is given as bytes"
         assert found["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
 

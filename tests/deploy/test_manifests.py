@@ -226,7 +226,7 @@ def test_arguments_are_a_configuration(parts: Any) -> None:
     assert config.model_dir == f"/mnt/models/{config.model_name}"
     assert config.enable_predictor_health_check
     assert config.predictor_host == f"{options['http-address']}:{options['http-port']}"
-    assert options["http-address"] == "127.0.0.1", "nobody else can reach it"
+    assert options["http-address"] == "127.0.0.1", "other machines can't reach it"
     assert options["model-repository"] == "/mnt/models"
 
 

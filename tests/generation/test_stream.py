@@ -1,4 +1,4 @@
-"""Requests from prompts to texts: what is asked of the model, order, back-pressure, deadlines, errors, clients that
+"""Requests from prompts to texts: calls of the model, order, back-pressure, deadlines, errors, clients that
 leave."""
 
 from __future__ import annotations

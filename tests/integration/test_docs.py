@@ -228,7 +228,7 @@ WRONG_VALUES: dict[str, tuple[list[Any], str]] = {
     "integer": ([True, 1.5, "1"], "expected a whole number, got a "),
     "string": ([1, ["x"]], "..., got a "),
 }
-"""By the type of a parameter: values that it does not take, and what is said."""
+"""By the type of a parameter: values that it does not take, and the error's words."""
 
 
 @pytest.mark.parametrize("task", [task for task in MODELS if task not in GENERATIVE])

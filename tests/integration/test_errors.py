@@ -110,7 +110,7 @@ BAD_TENSORS: list[tuple[Any, str]] = [
     ({"inputs": [TENSOR], "parameters": {"topk": 1}}, "parameters.topk: unknown"),
     ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
 ]
-"""tests/protocol/test_rest.py and tests/tasks/test_tensors.py have what is wrong with tensors alone."""
+"""tests/protocol/test_rest.py and tests/tasks/test_tensors.py have the errors of single tensors."""
 
 
 def test_bad_input(serve: Serve) -> None:

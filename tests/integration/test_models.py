@@ -1,4 +1,4 @@
-"""The forms that a predictor's model can take, what is said of those that do not fit, and batches of different texts,
+"""The forms that a predictor's model can take, the errors of those that do not fit, and batches of different texts,
 in which no answer depends on its neighbours or on padding."""
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def test_charsets_and_compression(serve: Serve) -> None:
 
 @pytest.mark.parametrize("raw", [True, False], ids=["raw", "typed"])
 def test_the_answers_of_v1_over_grpc(serve: Serve, raw: bool) -> None:
-    """tests/clients has them for every task, through clients of others."""
+    """tests/clients has them for every task, through foreign clients."""
     service = serve("bert")
     with stub(service) as calls:
         for texts in ([FRANCE], [FRANCE, ITALY] * 9):

@@ -35,7 +35,7 @@ ODD_BYTES = (
     *(b'"', b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\\ud800", b"null", b"1e308", b"-1", b"[[[[", b'"":', b"\xff"),
     b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # 2**64 - 1 as a varint
 )
-"""Pieces that codecs have stumbled over: limits of integers, JSON's own characters, what is not UTF-8."""
+"""Pieces that codecs have stumbled over: limits of integers, JSON's own characters, broken UTF-8."""
 
 DEEP = "deep"
 """Stands for lists in lists, as deep as parsers of JSON take them; deeper than Python's own recursion goes."""

@@ -375,7 +375,7 @@ def test_wrong_bodies(body: bytes, length: int | None, error: type[Exception], s
 
 
 def test_more_elements_than_are_taken() -> None:
-    """Before one of them is looked at: what is no string in JSON, or cut off in raw, is not found."""
+    """The count is checked first: a JSON element that is no string, or a raw one that is cut off, is not reached."""
     count = MAX_ELEMENTS + 1
     raw = bytes(4 * count - 1) + b"\xff"
     entries = [

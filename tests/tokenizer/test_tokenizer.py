@@ -121,7 +121,7 @@ def test_texts_that_can_not_be_encoded(ours: Any) -> None:
         ours("byt5").encode(["a"], offsets=True)
 
 
-# Loading: its limit, custom code, broken files, and what is not imported
+# Loading: its limit, custom code, broken files, and modules that are not imported
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 

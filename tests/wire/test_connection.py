@@ -47,7 +47,7 @@ SENT = {
     "large bodies": post(b"x" * 5000) + post(b"y" * 5000),
 }
 STEP = 97
-"""Between the cuts of what is long; the short is cut at every byte."""
+"""Bytes between the cuts of a long request; a short one is cut at every byte."""
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=list(SENT))

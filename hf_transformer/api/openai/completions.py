@@ -95,7 +95,7 @@ class CompletionAnswer(GeneratedAnswer):
 
 
 def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
-    """What is told of tokens, with the ``top`` likeliest beside each.
+    """Log probabilities of tokens, with the ``top`` likeliest beside each.
 
     ``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the
     likeliest ones too where it is none of them, as with OpenAI.

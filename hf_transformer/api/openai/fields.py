@@ -110,7 +110,7 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
     Errors about fields may begin with ``parameters.``, see as_sent.
 
     Raises:
-        InvalidInput: no JSON object; an unknown field, or one that asks for what is not done; no model, or a model
+        InvalidInput: no JSON object; an unknown or unsupported field; no model, or a model
             of another task.
         UnknownModel: another model is served.
         RequestError: the body can't be read, see Call.json.

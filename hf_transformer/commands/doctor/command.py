@@ -1,4 +1,4 @@
-"""hf-transformer doctor: what is wrong between the service, its model's files and the predictor."""
+"""hf-transformer doctor: finds faults between the service, its model's files and the predictor."""
 
 from __future__ import annotations
 

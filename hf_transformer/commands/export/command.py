@@ -70,7 +70,7 @@ spec:
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Exports one model; returns the exit code. Raises ConfigError if a flag has a bad value or the task can't be
-    exported so, LoadError if the model can't be loaded or written, or what was written differs from it."""
+    exported so, LoadError if the model can't be loaded or written, or the written one differs from it."""
     settings = parse(argv, environ)
     missing = [name for name in LIBRARIES[settings.format] if find_spec(name) is None]
     if missing:

@@ -47,7 +47,7 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
                 if old.exists() and not target.exists():
                     os.rename(old, target)
     except BrokenPipeError:
-        raise  # of what is printed meanwhile
+        raise  # printing has failed within new_folder
     except OSError as exc:
         raise LoadError(f"--output: {target} can't be written: {exc.strerror or exc}") from exc
     finally:

@@ -22,7 +22,7 @@ SECONDS = 30.0
 """How long a test waits for anything before it fails."""
 MEGABYTE = 2**20
 MOST_GROWTH = 64 * MEGABYTE
-"""Bytes that a service may hold more after what is too large: four times --max_request_bytes."""
+"""Bytes that a service may hold more after a request that is too large: four times --max_request_bytes."""
 
 
 @dataclass(frozen=True, slots=True)

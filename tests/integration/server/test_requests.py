@@ -131,7 +131,7 @@ async def test_a_handshake_that_does_not_come_is_broken_off(certificate: tuple[s
 
 
 class Watched(asyncio.Protocol):
-    """A protocol class that notes what is asked of it; the event loop's own calls are those of asyncio.Protocol."""
+    """A protocol class that notes its calls; the event loop's own are those of asyncio.Protocol."""
 
     made: dict[str, Any] = {}  # noqa: RUF012 - one server at a time
     asked: set[str] = set()  # noqa: RUF012
