@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
@@ -17,6 +18,19 @@ from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, 
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}
 SPEC = ModelSpec("m", "1", (), (), 0)
+
+
+async def leave_early(responses: AsyncGenerator[Outputs, None], by: str) -> None:
+    """Takes one response of a stream; then it is closed, or the wait for the next one is cancelled."""
+    await anext(responses)
+    if by == "closing":
+        await responses.aclose()
+        return
+    task = asyncio.ensure_future(anext(responses))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def until(condition: Callable[[], bool]) -> None:

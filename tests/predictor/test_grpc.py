@@ -45,7 +45,7 @@ from tests.predictor.grpc_server import (
     serving,
     until_request,
 )
-from tests.predictor.scripted import until
+from tests.predictor.scripted import leave_early, until
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 
@@ -594,14 +594,7 @@ async def test_failures(end: bytes | Code, expected: type[RequestError], kind: s
 async def test_leaving_early_cancels_the_call(by: str) -> None:
     told = Telling(response(5))
     async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
-        async with aclosing(stream(client)) as responses:
-            await anext(responses)
-            if by == "cancelling":
-                task = asyncio.ensure_future(anext(responses))
-                await asyncio.sleep(0)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
+        await leave_early(stream(client), by)
         await asyncio.wait_for(told.cancelled.wait(), 20)
 
 

@@ -7,7 +7,7 @@ import gc
 import gzip
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import numpy as np
 import orjson
@@ -28,6 +28,7 @@ from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import Array, ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
+from tests.predictor.scripted import leave_early
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 LOGITS = np.array([[0.25, 0.75]], "<f4")
@@ -503,14 +504,6 @@ async def test_leaving_a_stream_early_closes_its_connection(by: str) -> None:
         await connection.until_closed()
         closed.set()
 
-    async with scripted(script) as host, predictor(host) as rest, aclosing(stream(rest)) as responses:
-        await anext(responses)
-        if by == "cancelling":
-            task = asyncio.ensure_future(anext(responses))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        else:
-            await responses.aclose()
+    async with scripted(script) as host, predictor(host) as rest:
+        await leave_early(stream(rest), by)
         await closed.wait()
