@@ -468,8 +468,9 @@ async def test_leaving_breaks_calls_off(
         left = {task for task in asyncio.all_tasks() - before if "predictor/grpc.py" in str(task.get_stack())}
         assert not left
     gc.collect()
-    # grpc's poller may log that the event loop of an earlier test, to which it hands an event, is closed.
-    assert not [one for one in caplog.records if "PollerCompletionQueue" not in one.getMessage()]
+    # Of an earlier test: grpc's poller hands an event to that test's event loop, which is closed.
+    late = [one for one in caplog.records if one.exc_info and str(one.exc_info[1]) == "Event loop is closed"]
+    assert [one for one in caplog.records if one not in late or "PollerCompletionQueue" not in one.getMessage()] == []
 
 
 # Everything that is no inference.
