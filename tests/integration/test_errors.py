@@ -168,6 +168,14 @@ def test_over_a_limit(serve: Serve) -> None:
     assert service.predict([TEXT] * 3) == ["paris"] * 3
 
 
+def test_unknown_encodings(serve: Serve) -> None:
+    service = serve("bert")
+    brotli, charset = {"content-encoding": "br"}, {"content-type": "application/json; charset=utf-7"}
+    for path, body in (("/v1/models/bert:predict", BODY), (INFER, {"inputs": [TENSOR]})):
+        assert "'br'" in message_of(service.client.post(path, json=body, headers=brotli), 415)
+        assert "utf-7" in message_of(service.client.post(path, json=body, headers=charset), 415)
+
+
 @pytest.mark.parametrize("raw", [False, True], ids=["json", "raw"])
 def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
     limited, usual = serve("bert", "v2", *LIMITS), serve("bert")

@@ -275,8 +275,36 @@ def test_the_answers_of_v1_over_grpc(serve: Serve, raw: bool) -> None:
         assert [json.loads(one) for one in values(response)] == service.predict([FRANCE], parameters)
 
 
-def test_a_small_message_that_would_become_100_mb_is_not_inflated(serve: Serve) -> None:
-    """tests/integration/api/test_grpc_infer.py has the other limits of a message."""
+def test_a_stream_over_grpc(serve: Serve) -> None:
+    texts = [FRANCE, "no mask", ITALY] * 30
+    requests = [request("bert", {"text": [text]}, id=str(number)) for number, text in enumerate(texts)]
+    requests[0].parameters["triton_enable_empty_final_response"].bool_param = True
+    with stub(serve("bert")) as calls:
+        answers = list(calls.ModelStreamInfer(iter(requests)))
+    assert [one.infer_response.id for one in answers] == [str(number) for number in range(90)]
+    assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in answers)
+    for text, one in zip(texts, answers, strict=True):
+        if text == "no mask":
+            assert "instances[0]: no [MASK]" in one.error_message
+        else:
+            assert (one.error_message, values(one.infer_response)) == ("", ["paris" if text == FRANCE else "rome"])
+
+
+def test_the_id_of_a_grpc_request_is_kept_and_the_request_counted(serve: Serve) -> None:
+    service, counter = serve("bert"), 'hf_transformer_requests_total{api="grpc",status="200"}'
+    asked = {"text": [FRANCE]}
+    with stub(service) as calls:
+        _, call = calls.ModelInfer.with_call(request("bert", asked), metadata=(("x-request-id", "caller-grpc"),))
+        assert dict(call.trailing_metadata())["x-request-id"] == "caller-grpc"
+        before = service.metric(counter)
+        calls.ModelInfer(request("bert", asked, id="message-grpc"))
+        assert service.metric(counter) == before + 1
+    assert poll(lambda: "requestId: message-grpc, preprocess_ms" in service.log, 10.0)
+    assert "requestId: caller-grpc, preprocess_ms" in service.log
+
+
+def test_messages_over_a_limit(serve: Serve) -> None:
+    """A message of a megabyte, which gzip makes small enough; one that would become 100 MB is not inflated."""
     service = serve("bert", "v2", *LIMITS)
     status = Path(f"/proc/{service.process.pid}/status")
 
@@ -287,6 +315,8 @@ def test_a_small_message_that_would_become_100_mb_is_not_inflated(serve: Serve) 
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
     with channel_to(service) as channel, stub(service) as calls:
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            with fails(exhausted, "larger than max"):
+                calls.ModelInfer(request("bert", {"text": ["x" * 1_000_000]}), compression=compression)
             with fails(exhausted, "--max_instances"):
                 calls.ModelInfer(request("bert", {"text": [FRANCE] * 4}), compression=compression)
             assert values(calls.ModelInfer(request("bert", {"text": [FRANCE]}), compression=compression)) == ["paris"]

@@ -73,7 +73,7 @@ def region_of(predictor: SharedMemory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(triton: LocalTriton, load: Callable[[str], None]) -> LocalTriton:
-    for model in ("bert", "bert_two_outputs"):
+    for model in ("bert", "bert_two_outputs", "fault_slow"):
         load(model)
     return triton
 
@@ -124,6 +124,26 @@ async def test_many_calls_over_few_slots(loaded: LocalTriton, protocol: str) -> 
         assert batches["shared"] >= 15 and batches["inline_full"] > 0
         assert batches["shared"] + batches["inline_full"] == 3 * 64
         assert predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": 5 * 2**15}
+
+
+async def test_nobody_reads_what_an_abandoned_call_writes(loaded: LocalTriton, protocol: str) -> None:
+    """Its slot is quarantined at once, while the model works on."""
+    mine, later = ids(1, 16, 1), ids(1, 16, 2)
+    room = 3 * mine.data.size * VOCABULARY * 4
+    async with transport(loaded, protocol) as inline, shared(loaded, protocol, room, "fault_slow") as predictor:
+        expected = await logits(inline, later)
+        predictor.registration.want()
+        await until(lambda: predictor.use().registered)
+        call = asyncio.create_task(logits(predictor, mine))
+        await until(lambda: predictor.use().slots["in_use"] == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert predictor.use().slots == {"in_use": 0, "quarantined": 1}
+        for _ in range(2):
+            assert np.array_equal(await logits(predictor, later), expected)
+        assert predictor.use().slots == {"in_use": 0, "quarantined": 1}
+        assert predictor.use().batches["shared"] == 2
 
 
 async def test_the_predictor_forgets_what_is_no_longer_used(loaded: LocalTriton, protocol: str) -> None:

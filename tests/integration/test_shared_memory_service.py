@@ -7,6 +7,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from hf_transformer.commands.local_triton import poll
 from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import Serve
@@ -35,13 +37,13 @@ def until_registered(service: Service) -> Path:
     return file
 
 
-def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: Serve) -> None:
-    """One over REST ends in order and one over gRPC; test_shared_memory.py has both that find what others left."""
-    with serve.own("bert", "v2", SMALL) as living, serve.own("bert", "v2", SMALL) as killed:
+@pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
+def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: Serve, protocol: str) -> None:
+    with serve.own("bert", protocol, SMALL) as living, serve.own("bert", protocol, SMALL) as killed:
         alive, dead = until_registered(living), until_registered(killed)
         os.kill(killed.process.pid, signal.SIGKILL)
         assert killed.process.wait(SECONDS) and dead.exists()
-        with serve.own("bert", "grpc-v2", SMALL) as third:
+        with serve.own("bert", protocol, SMALL) as third:
             third.wait_until("/v1/models/bert")
             assert (alive.exists(), dead.exists()) == (True, False)
             own = until_registered(third)

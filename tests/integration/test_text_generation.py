@@ -183,6 +183,13 @@ async def test_caches_that_do_not_fit_at_the_same_time_wait_for_each_other(serve
             assert "retry-after" not in response.headers
 
 
+def test_a_prompt_that_is_too_long(serve: Serve) -> None:
+    body = {"model": "gpt2_past", "prompt": "word " * 300, "max_tokens": 5}
+    response = serve("gpt2_past", "grpc-v2").client.post(COMPLETIONS, json=body)
+    assert response.status_code in (400, 413)
+    assert "word word" not in response.text
+
+
 @three_kinds
 def test_stop_strings(serve: Serve, model: str) -> None:
     """Across the borders of tokens, and not part of the text."""

@@ -130,4 +130,5 @@ def test_bad_input_and_what_is_over_a_limit(serve: Serve) -> None:
         assert says in message_of(ask(limited, verb, instances), 413)
     assert limited.metric('hf_transformer_requests_total{api="tokenize",status="413"}') >= 3
     counts = answers(limited, "tokenize", ["a " * 50] * 3, return_tokens=False)
+    assert limited.metric('hf_transformer_requests_total{api="tokenize",status="200"}') >= 1
     assert [(one["count"], one["kept"], one["truncated_text"]) for one in counts] == [(52, 32, [[60, 99]])] * 3

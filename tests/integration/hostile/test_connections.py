@@ -130,6 +130,18 @@ def test_a_client_that_reads_nothing_is_not_read_either(service: Service) -> Non
         assert resident(service) - before < MOST_GROWTH
 
 
+def test_a_byte_at_a_time_from_many(service: Service) -> None:
+    """A hundred clients whose requests come in single bytes, all at once: each gets its answer."""
+    whole = post(BODY, "connection: close")
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(service)) for _ in range(100)]
+        for byte in whole:
+            for connection in connections:
+                connection.sendall(bytes([byte]))
+        for connection in connections:
+            assert [answer.body for answer in all_answers(connection)] == [ANSWER]
+
+
 def stands_still(service: Service) -> bool:
     """Whether no request is answered while fifty others look."""
     before = service.metric(ANSWERED)
