@@ -53,6 +53,19 @@ class LogitsSequence:
     the model has none.
     """
 
+    __slots__ = (
+        "_chooser",
+        "_ends",
+        "_form",
+        "_ids",
+        "_length",
+        "_sampling",
+        "_start",
+        "_waited",
+        "cache",
+        "prompt",
+        "source",
+    )
     _chooser: Chooser
 
     def __init__(
@@ -69,21 +82,24 @@ class LogitsSequence:
         self.source = np.array(source, np.int64)
         self.cache: Cache | None = None
         self._sampling = sampling
-        self._eos_ids = eos_ids
-        self._caches = caches
+        self._waited = eos_ids.union(sampling.stop_token_ids)
+        """Tokens that wait for min_tokens."""
+        self._ends = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else self._waited
+        self._form = caches
         self._start = self._length = len(start)
         # Memory for all of it: a list would have to become an array with each step.
         self._ids = np.empty(len(start) + max(max_new, 0), np.int64)
         self._ids[: len(start)] = start
 
     def begin(self) -> None:
-        ends = self._eos_ids.union(self._sampling.stop_token_ids)
-        self._chooser = Chooser(self._sampling, self.tokens.tolist(), ends)
-        self.cache = Cache(self._caches, self._cached, len(self.source)) if self._caches else None
+        """Before the first step: makes the cache, and the chooser of the tokens."""
+        self._chooser = Chooser(self._sampling, self.tokens.tolist(), self._waited)
+        self.cache = Cache(self._form, self._cached, len(self.source)) if self._form else None
 
     @property
     def cache_bytes(self) -> int:
-        return 0 if self.is_full else cache_bytes(self._caches, self._cached, len(self.source))
+        """Bytes of its cache at the end; 0 if no token is to be generated."""
+        return 0 if self.is_full else cache_bytes(self._form, self._cached, len(self.source))
 
     @property
     def _cached(self) -> int:
@@ -120,7 +136,7 @@ class LogitsSequence:
 
     def add(self, token: int, score: TokenScore | None) -> Step:
         """Adds a chosen token; the step has ``finish`` if the sequence ends with it."""
-        if token in self._sampling.stop_token_ids or (token in self._eos_ids and not self._sampling.ignore_eos):
+        if token in self._ends:
             return Step(finish="stop")
         self._ids[self._length] = token
         self._length += 1
@@ -451,7 +467,7 @@ class LogitsGenerator(Generator):
         if sequence.is_new:
             cost += cache_bytes(self._signature.caches, len(sequence.tokens), len(sequence.source)) // BYTES_PER_COST
         entry = Entry(sequence, None, cost)
-        self._scheduler.submit((entry,), lambda _owner, item, rows, _options: item.decode(rows), None, context)
+        self._scheduler.submit((entry,), _decode, None, context)
         return entry
 
     def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
@@ -479,3 +495,10 @@ class LogitsGenerator(Generator):
         if sampling.max_tokens is not None:
             most = min(sampling.max_tokens, most)
         return LogitsSequence(prompt, start, source, sampling, self._eos_ids, most, self._signature.caches)
+
+
+def _decode(
+    owner: object, item: LogitsSequence, rows: Mapping[str, Array], options: object
+) -> tuple[int, TokenScore | None]:
+    """See core.scheduler.Decode."""
+    return item.decode(rows)

@@ -107,12 +107,10 @@ class GenerationPipeline:
         context.postprocess += time.perf_counter() - written
         return Answers(predictions, (), context.tokens, tensor)
 
-    async def encode(
-        self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
-    ) -> list[list[Encoding]]:
+    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """Tokenizes alone, under the limits of a request; raises TooLarge for them, and InvalidInput for a text that
         can't be encoded."""
-        self._limits.check_texts(texts, name)
+        self._limits.check_texts(texts, "instances")
         if how.token_values:
             how = replace(how, max_tokens=self._limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)

@@ -190,6 +190,7 @@ class Generation:
         self._cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._tasks = []  # a task's error refers to its frames, and these to this object
 
     def __aiter__(self) -> Self:
         return self
@@ -273,6 +274,7 @@ class Generation:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 ending = "abandoned"
+                del task
                 raise
             # Something that the generator waited for was cancelled.
             self._fail(PredictorError("the call to the predictor was cancelled"))

@@ -67,13 +67,8 @@ class FillMask(Task[str, FillMaskOptions, Json]):
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
         given = Parameters(parameters, self.parameters)
         form = read_form(given, self.settings, pipeline_only=("top_k", "targets"))
-        return FillMaskOptions(
-            form,
-            given.integer("top_k", DEFAULT_TOP_K, 1),
-            self._targets(given),
-            read_truncation(given, self.settings),
-            exact="top_k" in parameters,
-        )
+        overflow, top_k = read_truncation(given, self.settings), given.integer("top_k", DEFAULT_TOP_K, 1)
+        return FillMaskOptions(form, top_k, self._targets(given), overflow, exact="top_k" in parameters)
 
     def _targets(self, given: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""

@@ -4,6 +4,8 @@ leave."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -290,6 +292,20 @@ async def test_a_deadline_while_the_client_does_not_read(bench: Bench, choices: 
                 await anext(running)
     assert f'hf_transformer_generations_total{{finish="abandoned"}} {choices}.0' in metrics.render().decode()
     assert bench.called == [], "it is no fault of the predictor's"
+
+
+@CHOICES
+async def test_one_that_is_left_leaves_no_work_to_the_collector(bench: Bench, choices: int) -> None:
+    gc.disable()
+    try:
+        async with bench.streaming(endless(), choices) as running:
+            await anext(running)
+        left = weakref.ref(running)
+        del running
+        await asyncio.sleep(0)
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_cancellation_at_the_deadline_is_still_one(bench: Bench) -> None:
