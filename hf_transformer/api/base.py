@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Final, Never
+from typing import TYPE_CHECKING, Final, Never, Protocol
 
 import orjson
 from starlette.requests import Request as StarletteRequest
@@ -19,18 +19,33 @@ from starlette.routing import Route
 
 from hf_transformer.api.body import USUAL_TYPES, to_utf8
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import ServedModel
+from hf_transformer.core.model import GeneratePipeline
 from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.tasks.base import describe
-from hf_transformer.types import Context, Json, Request, Response
+from hf_transformer.tasks.base import Servable, describe
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types import (
+    Answers,
+    Context,
+    Encoding,
+    Json,
+    ModelDescription,
+    Query,
+    Request,
+    Response,
+    TextInput,
+    Tokenization,
+)
 
 if TYPE_CHECKING:
     from hf_transformer.api.streaming import OpenStreams
+    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
     from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
 
 logger = logging.getLogger(__name__)
@@ -48,7 +63,23 @@ CLIENTS_OWN = frozenset((TIMEOUT, "priority", "sequence_id", "sequence_start", "
 """Parameters that clients of Triton send with any request. All but ``timeout`` change nothing here."""
 
 
-Model = ServedModel
+class Model(Protocol):
+    """The served model, as far as an API sees it; core/model.py can't name the types of generation."""
+
+    name: str
+    task: Servable
+
+    async def require_ready(self) -> None: ...
+    async def predict(self, query: Query, context: Context) -> Answers: ...
+    async def generate(self, request: GenerationRequest, context: Context) -> Generation: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    def describe(self) -> ModelDescription: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def writer(self) -> GeneratePipeline: ...
+    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
 
 
 class Models(dict[str, Model]):

@@ -40,7 +40,6 @@ from hf_transformer.api.base import (
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.streaming import STREAM, TextStream, event
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL
@@ -288,7 +287,7 @@ def _outputs(texts: Sequence[Piece], prompt_tokens: int, further: Collection[str
 async def whole(model: Model, asked: GenerateRequest, context: Context) -> Outputs:
     """All outputs of a request, once its texts are written. Raises RequestError."""
     with renamed(asked.as_sent):
-        generation: Generation = await model.generate(asked.request, context)
+        generation = await model.generate(asked.request, context)
         async with generation as running:
             [texts] = await running.collect()
             return _outputs(texts, running.prompt_tokens, asked.further)

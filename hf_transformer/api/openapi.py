@@ -9,7 +9,11 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import orjson
 import yaml
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.base import Service
@@ -21,6 +25,16 @@ ABOUT = "x-for"
 """The key with the tasks and settings that an object of the file is about."""
 OPENAI = "/openai/"  # how the OpenAI API's paths begin in the file
 _LEFT_OUT = object()
+
+
+def route(made: Mapping[str, Json]) -> Route:
+    """The route of a document, which is written here, once."""
+    written = orjson.dumps(made)
+
+    async def show(request: Request) -> Response:
+        return Response(written, media_type="application/json")
+
+    return Route("/openapi.json", show)
 
 
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import Models, Service, json_route
+from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.streaming import OpenStreams
@@ -203,7 +203,7 @@ def starlette_app(
         *v2.routes(service),
         *openai.routes(service, prefix),
         *info.routes(service, told),
-        json_route("/openapi.json", lambda: document),
+        openapi.route(document),
     ]
     if config.enable_docs_url or config.enable_playground:
         from hf_transformer.api import pages  # nothing of them is loaded if they are off

@@ -37,7 +37,7 @@ from hf_transformer.generation.types import Generator, GeneratorSettings
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
-from hf_transformer.tasks import check_stride, find_task, flags_without_effect
+from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import (
     GenerationSettings,
     OutputFormat,
@@ -46,6 +46,7 @@ from hf_transformer.tasks.base import (
     Task,
     TaskSettings,
 )
+from hf_transformer.tasks.flags import check_stride, flags_without_effect
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files

@@ -1,4 +1,4 @@
-"""The predictive tasks, and the service's flags that only some of them read.
+"""The predictive tasks, and the choice of one.
 
 A new one is a file here and a line in TASKS; generation/task.py has those that generate.
 """
@@ -6,14 +6,13 @@ A new one is a file here and a line in TASKS; generation/task.py has those that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tasks.base import LOGITS, GenerationSettings, Servable, TaskSettings
+from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.fill_mask import FillMask
-from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
+from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
@@ -32,12 +31,6 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     (TextEmbedding, "Model"),
 )
 """Each task, and the end of its architectures' names in config.json; empty for one that only --task chooses."""
-FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
-"""Fields of TaskSettings that only tasks with a parameter of that name read."""
-GENERATIVE = ("text_generation", "text2text_generation")
-"""The tasks that read GenerationSettings."""
-SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
-"""Of a window in most tokenizers: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
 
 
 def find_task(
@@ -71,40 +64,3 @@ def find_task(
         raise LoadError(f"{found}, so the task can't be told; set --task to one of {known}")
     shown = ", ".join(architectures)
     raise LoadError(f"the architecture {shown} stands for no task that can be served; set --task to one of {known}")
-
-
-def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[str]:
-    """The flags that are set and that the task does not read, as on a command line."""
-    default = {field.name: field.default for field in fields(TaskSettings)}
-    given = {name: getattr(settings, name) for name in FLAGS}
-    found = [
-        f"--{name}" if value is True else f"--{name}={value}"
-        for name, value in given.items()
-        if value != default[name] and name not in task.parameters
-    ]
-    if task.name not in GENERATIVE:
-        for field in fields(GenerationSettings):
-            value = getattr(settings.generation, field.name)
-            if value != field.default:
-                flag = "generation_max_length" if field.name == "max_length" else field.name
-                found.append(f"--{flag}={str(value).lower()}")
-    return found
-
-
-def check_stride(task: type[Servable], settings: TaskSettings) -> None:
-    """Checks that windows that share --stride tokens have others too.
-
-    Raises:
-        ConfigError: they have none, so every long text would be refused.
-    """
-    if settings.stride is None or "stride" not in task.parameters:
-        return
-    window, special = settings.max_length, SPECIAL_TOKENS
-    if task is QuestionAnswering:
-        window, special = min(window, MAX_SEQ_LEN), SPECIAL_TOKENS_OF_PAIR
-    room = window - special
-    if settings.stride >= room:
-        raise ConfigError(
-            f"--stride={settings.stride}: windows of {window} tokens have room for {room} beside the special ones, "
-            "and have to share fewer than these"
-        )

@@ -152,5 +152,6 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
         return StreamedPieces(model, request, context, asked, NewOutputs(asked)) if asked.stream else None
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
-    asked = GenerateRequest(model.task.request(to_query(model.task, request)), True, (), str)
+    query = to_query(model.task, request)
+    asked = GenerateRequest(model.task.request(query), stream=True, further=(), as_sent=str)
     return StreamedPieces(model, request, context, asked, None)

@@ -35,7 +35,7 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
 
 if TYPE_CHECKING:
-    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
+    pass  # it imports Jinja
 
 OWN = (
     "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
@@ -107,7 +107,7 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
 
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
     """A function that renders the prompt, in any thread. Both raise InvalidInput; see also read_messages."""
-    template: ChatTemplate | None = model.chat_template
+    template = model.chat_template
     if template is None:
         raise InvalidInput(
             f"model: {model.name!r} has no chat template, so it can't be asked in messages; ask it by completions, or "
