@@ -282,8 +282,20 @@ class Context:
     """
 
     __slots__ = (
-        *("arrived", "deadline", "headers", "instances", "parse", "place", "postprocess", "predict", "preprocess"),
-        *("queue", "request_id", "sent_with", "tokenize", "tokens"),
+        "arrived",
+        "deadline",
+        "headers",
+        "instances",
+        "parse",
+        "place",
+        "postprocess",
+        "predict",
+        "preprocess",
+        "queue",
+        "request_id",
+        "sent_with",
+        "tokenize",
+        "tokens",
     )
 
     def __init__(self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None) -> None:
@@ -322,8 +334,19 @@ class Request(ABC):
     """
 
     __slots__ = (
-        *("at_end", "fields", "headers", "id", "log", "method", "params", "path", "query", "raw_path", "route"),
-        *("scheme", "version"),
+        "at_end",
+        "fields",
+        "headers",
+        "id",
+        "log",
+        "method",
+        "params",
+        "path",
+        "query",
+        "raw_path",
+        "route",
+        "scheme",
+        "version",
     )
 
     def __init__(

@@ -32,7 +32,8 @@ EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-co
 class Router:
     """Finds the endpoint of a path: in a dict of known paths, else by template.
 
-    Templates are such as ``/v1/models/{model}:predict``; the first match counts. Of ``models`` all paths are known.
+    Templates are such as ``/v1/models/{model}:predict``; the first match counts. The paths
+    of ``models`` are in the dict.
     """
 
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
@@ -106,7 +107,7 @@ class GatewaySettings:
     """What the gateway does beside routing; None or empty leaves it out.
 
     ``origins`` is --cors_allow_origin, ``access_log`` the format of a line. ``open_paths`` are further paths that need
-    no key, of pages that ask for one. Of ``trusted_proxies``, in uvicorn's form, X-Forwarded-For is believed.
+    no key, of pages that ask for one. X-Forwarded-For is believed from ``trusted_proxies``, in uvicorn's form.
     """
 
     keys: ApiKeys | None = None

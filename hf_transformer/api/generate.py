@@ -63,11 +63,20 @@ NUMBERS = frozenset(
 )
 """Fields of SamplingParams that vLLM's backend takes as text too: its own sample sends them so."""
 ASKS_FOR_NOTHING: Mapping[str, Json] = {
-    **{"best_of": 1, "beam_width": 1, "length_penalty": 1.0},
-    **dict.fromkeys(("detokenize", "skip_special_tokens", "spaces_between_special_tokens"), True),
-    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "return_logprobs"), False),
-    **dict.fromkeys(("return_cumulative_logprob", "return_log_probs"), False),
-    **dict.fromkeys(("return_context_logits", "return_generation_logits"), False),
+    "best_of": 1,
+    "beam_width": 1,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "include_stop_str_in_output": False,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "return_logprobs": False,
+    "return_cumulative_logprob": False,
+    "return_log_probs": False,
+    "return_context_logits": False,
+    "return_generation_logits": False,
 }
 """Defaults that Triton's clients write out, of fields that can't be honoured here."""
 RANDOM_SEED, END_ID, PAD_ID = "random_seed", "end_id", "pad_id"

@@ -79,7 +79,8 @@ class TextStream(ABC):
 
 
 async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream. None are empty, but for those of a stream that has no others. Raises RequestError."""
+    """The bytes of a stream. None are empty, except in a stream that has no others. Raises RequestError, which is
+    Unavailable at the end of the service."""
     has_begun, last = False, b""
     with streams.one() as end, renamed(stream.as_sent):
         try:

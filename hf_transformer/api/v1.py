@@ -121,7 +121,7 @@ def parse(payload: Json) -> Query:
     """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
     if not isinstance(payload, dict):
         raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
-    usual, other = "instances", "inputs"  # the second one is of clients that know V2, as KServe reads it
+    usual, other = "instances", "inputs"  # clients that know V2 send the second; KServe reads it too
     name = usual if usual in payload else other
     if name not in payload or (name == usual and other in payload):
         found = "both" if name in payload else f"neither, in {describe(payload)}"

@@ -133,7 +133,7 @@ def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
 
 
 def _attributes_of_calls(config: Config, infers: bool) -> dict[str, str | int]:
-    """Of the spans of calls to the predictor. A model that generates may be asked in several ways.
+    """Attributes of the spans of calls to the predictor. A model that generates may be asked in several ways.
 
     Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
     """
@@ -223,7 +223,7 @@ async def _lifespan(
     latency_log: LatencyLog | None,
     opened: Sequence[AbstractAsyncContextManager[object] | None],
 ) -> AsyncIterator[None]:
-    """Opens those that there are, in order, and closes them in reverse."""
+    """Enters all of ``opened`` but None, in order, and leaves them in reverse."""
     async with AsyncExitStack() as stack:
         stack.callback(service.streams.close)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
@@ -237,7 +237,7 @@ async def _lifespan(
 
 @asynccontextmanager
 async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Runs ``work`` meanwhile; at the end it is cancelled."""
+    """Runs ``work`` as a task, which is cancelled at the end."""
     task = asyncio.ensure_future(work())
     try:
         yield

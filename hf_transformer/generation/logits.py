@@ -3,7 +3,7 @@
 Continuous batching: each sequence submits its next step to the scheduler as soon as its last one is decoded, so the
 steps of all sequences share batches. A sequence joins and leaves between two steps.
 
-A text does not depend on the others in its batches, but for a logit's last bits, which change with the batch size.
+A text does not depend on the others in its batches, except for a logit's last bits, which change with the batch size.
 """
 
 from __future__ import annotations

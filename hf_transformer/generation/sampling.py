@@ -200,7 +200,7 @@ def read_sampling(
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:
     """The tokens that may be drawn from processed logits [V], by temperature, top_k, top_p and min_p in this order:
     their ids [K], ascending, None for the whole vocabulary; and their weights, float32 [K], which are probabilities but
-    for a common factor. Raises PredictorError if the logits are NaN or infinite, or none is left."""
+    for a common factor, the largest about 1. Raises PredictorError for NaN or infinite logits, and if none is left."""
     best = scores.max()
     _require_finite(best)
     size = scores.shape[-1]
@@ -276,7 +276,8 @@ class Chooser:
     """Chooses the tokens of one sequence, which come after ``ids``. It has its own random generator and draws one
     number per token, so a seed always gives the same tokens from the same logits.
 
-    The tokens ``eos_ids``, which end a text, are held back until there are ``sampling.min_tokens``.
+    A temperature of 0 is greedy too. The tokens ``eos_ids``, which end a text, are held back until there are
+    ``sampling.min_tokens``.
     """
 
     def __init__(self, sampling: Sampling, ids: Sequence[int], eos_ids: frozenset[int]) -> None:

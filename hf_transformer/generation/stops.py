@@ -1,4 +1,4 @@
-"""Stop strings, and replacing, in a text that comes in pieces.
+"""Stop-string matching across token boundaries, and replacing in a text that comes in pieces.
 
 Text is held back only while it may still become a match. At the end of the text ``held`` has the rest.
 """
@@ -21,7 +21,7 @@ def open_end(text: str, wanted: str) -> int:
 
 
 class StopSearch:
-    """Looks for stop strings.
+    """Looks for stop strings in a text that comes in pieces.
 
     The first one to be complete ends the text; of several that are complete with the same character, the longest. So
     the result does not depend on the pieces.

@@ -126,7 +126,7 @@ class Generation:
     one of each has ``finish``.
 
     Leaving it ends the calls to the predictor that still run, and waits for that. The time, ``timeout`` seconds for all
-    ``sequences`` together, runs from its making. They are in the order of prompts and choices. ``count_text`` counts
+    ``sequences`` together, runs from its creation. They are in the order of prompts and choices. ``count_text`` counts
     the tokens of a text if its generator doesn't.
 
     Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens`` of all sequences so far.

@@ -65,8 +65,8 @@ class GenerationRequest:
 
     ``prompts`` are texts or ids (``TokenIds``). ``special_tokens`` says whether the tokenizer adds its own to a text:
     a rendered chat has them already. ``echo`` puts the prompt in front of each text. ``max_length`` bounds the prompt
-    and the new tokens together, without ``sampling.max_tokens``. ``name`` is the client's name of its prompts, for
-    messages; with ``single`` it is one prompt and not a list.
+    and the new tokens together (transformers' max_length) if ``sampling.max_tokens`` is None. ``name`` is the client's
+    name of its prompts, for messages; with ``single`` it is one prompt and not a list.
     """
 
     prompts: Sequence[TextInput]

@@ -383,7 +383,12 @@ _REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)  # around the reaso
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "name resolution failure")
 _BROKEN_FRAMES = "Failed parsing HTTP/2"
 _LOST = (
-    *("Socket closed", "recvmsg", "Connection reset", "Broken pipe", "ping timeout", "GOAWAY received"),
+    "Socket closed",
+    "recvmsg",
+    "Connection reset",
+    "Broken pipe",
+    "ping timeout",
+    "GOAWAY received",
     _BROKEN_FRAMES,
 )
 _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")

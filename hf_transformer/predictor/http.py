@@ -1,7 +1,17 @@
 """An HTTP/1.1 client for one server: many small calls, large bodies, and answers that are read while they come.
 
 It knows no redirects, cookies, proxies, compression, pipelining or deadlines. Cancelling a call closes its connection.
-Calls raise HttpError, and OSError (such as ssl.SSLError) where there is no connection and nothing was sent.
+
+    HttpError
+    ├── NotHttp             the first bytes are not HTTP/1
+    ├── MalformedAnswer     HTTP/1, but against its rules, or over a limit on its framing
+    ├── AnswerTooLarge      the body is larger than allowed
+    ├── ConnectTimeout      no connection could be opened in time
+    └── Disconnected        the connection ended, or was closed here, before the answer was whole
+        ├── NoAnswer            and before the first byte of the answer
+        └── ClientClosed        the client was closed before anything was sent
+
+Calls also raise OSError (such as ssl.SSLError) where there is no connection and nothing was sent.
 """
 
 from __future__ import annotations

@@ -452,7 +452,8 @@ class Region:
     """
 
     def __init__(self, size: int, folder: Path = FOLDER) -> None:
-        """Makes the file. Raises OSError if ``folder`` is missing, not writable, or too small (ENOSPC) when empty."""
+        """Makes the file. Raises OSError if ``folder`` is missing, not writable, or, even if it were empty, too small
+        (ENOSPC)."""
         if size + MARGIN > shutil.disk_usage(folder).total:
             raise _no_room(size, folder)
         self.size = size

@@ -46,7 +46,7 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     if ``outputs`` is empty.
 
     Every tensor has one axis and is INT64, FP64, BOOL or BYTES, whatever it was before it became JSON. Raises Malformed
-    for anything else than a response.
+    for anything but such a response.
     """
     response = json_object(parse_answer(body))
     if "error" in response and "error" not in outputs:

@@ -93,8 +93,11 @@ def extent_of(shape: Sequence[int]) -> int:
 
 
 def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
-    """Refuses more elements than a client may send, before any element is read. Raises TooLarge for more than ``most``,
-    and Malformed if the tensor's bytes hold at most ``room``, which is fewer, or so many rows are empty."""
+    """Refuses more elements than a client may send, before any element is read.
+
+    ``room`` is the number of elements that the tensor's bytes can hold at most. Raises TooLarge for more than ``most``,
+    and Malformed instead if the bytes have no room for so many, or the rows are empty.
+    """
     extent = extent_of(shape)
     if extent <= most:
         return

@@ -183,11 +183,8 @@ class Servable(ABC):
     """What an error says of a task that has no LOGITS, beside its name."""
 
     def __init__(self, settings: TaskSettings) -> None:
-        """
-        Raises:
-            ConfigError: a flag asks for LOGITS, which the task does not have.
-            LoadError: the task can't be done with such a model.
-        """
+        """Raises ConfigError if a flag asks for LOGITS that the task does not have, and LoadError if the model can't do
+        the task."""
         for flag in LOGITS:
             if getattr(settings, flag) and flag not in self.parameters:
                 raise ConfigError(f"--{flag}: {self.name}{self.instead_of_logits} has no such answers; leave it out")

@@ -200,7 +200,7 @@ class WordCache:
 
     Threads share it. Readers take no lock: looking up a string in a dict is one step of CPython, and a reader that
     misses an entry which another thread just moved encodes it again, to the same ids. Writers take a lock, so that the
-    bytes are counted right. Entries never change, so the tokenizer must not truncate and never change either.
+    bytes are counted right. It is for a tokenizer that does not truncate and never changes.
     """
 
     def __init__(self, backend: Tokenizer, how: Separable, special_tokens: bool) -> None:
