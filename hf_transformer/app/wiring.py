@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +39,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import (
+    LOGITS,
     GenerationSettings,
     OutputFormat,
     SentenceTransformers,
@@ -46,7 +47,7 @@ from hf_transformer.tasks.base import (
     Task,
     TaskSettings,
 )
-from hf_transformer.tasks.flags import check_stride, flags_without_effect
+from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
@@ -59,6 +60,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
+
+FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
+"""Fields of TaskSettings that only tasks with a parameter of that name read."""
+GENERATIVE = ("text_generation", "text2text_generation")
+"""The tasks that read GenerationSettings."""
+SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
+"""Of a window in most tokenizers: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +222,43 @@ def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
 
 
 # To the predictor's model
+
+
+def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[str]:
+    """The flags that are set and that the task does not read, as on a command line."""
+    default = {field.name: field.default for field in fields(TaskSettings)}
+    given = {name: getattr(settings, name) for name in FLAGS}
+    found = [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in given.items()
+        if value != default[name] and name not in task.parameters
+    ]
+    if task.name not in GENERATIVE:
+        for field in fields(GenerationSettings):
+            value = getattr(settings.generation, field.name)
+            if value != field.default:
+                flag = "generation_max_length" if field.name == "max_length" else field.name
+                found.append(f"--{flag}={str(value).lower()}")
+    return found
+
+
+def check_stride(task: type[Servable], settings: TaskSettings) -> None:
+    """Checks that windows that share --stride tokens have others too.
+
+    Raises:
+        ConfigError: they have none, so every long text would be refused.
+    """
+    if settings.stride is None or "stride" not in task.parameters:
+        return
+    window, special = settings.max_length, SPECIAL_TOKENS
+    if task is QuestionAnswering:
+        window, special = min(window, MAX_SEQ_LEN), SPECIAL_TOKENS_OF_PAIR
+    room = window - special
+    if settings.stride >= room:
+        raise ConfigError(
+            f"--stride={settings.stride}: windows of {window} tokens have room for {room} beside the special ones, "
+            "and have to share fewer than these"
+        )
 
 
 def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettings:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import load_parts
+from hf_transformer.app.wiring import check_stride, flags_without_effect, load_parts
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
-from hf_transformer.tasks.flags import check_stride, flags_without_effect
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from tests.configuring import config
 from tests.tasks.task_settings import settings
