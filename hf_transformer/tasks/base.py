@@ -178,7 +178,7 @@ class Servable(ABC):
     switched_on_by: ClassVar[Mapping[str, str]] = {}
     """Output tensors beside the predictions, each with the parameter that asks for it."""
     parameters: ClassVar[Sequence[str]]
-    """The names of a request's parameters. A flag of the service with the same name (see app/wiring.py) is the default of one."""
+    """The names of a request's parameters. A flag of that name (app/wiring.py, FLAGS) is the default of one."""
     instead_of_logits: ClassVar[str] = ""
     """What an error says of a task that has no LOGITS, beside its name."""
 
