@@ -118,9 +118,11 @@ def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
 def test_a_text_of_a_million_characters(unit: str) -> None:
     """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB."""
     body = json.dumps({"instances": ["[MASK] " + (unit * 1_000_000)[:999_993]]}).encode()
-    flags = ("--max_text_length=1000000", "--max_total_length=100000000", "--max_queued_tokens=100000000")
+    flags = ["--max_text_length=1000000", "--max_total_length=100000000", "--max_queued_tokens=100000000"]
+    flags.append("--predictor_shared_memory=off")  # its 64 MiB come with the first answer, at some moment
     with HostilePredictor() as predictor, behind(predictor, *flags) as service, ThreadPoolExecutor(10) as pool:
+        assert service.post(BODY).status_code == 200  # the first answer takes memory of its own
         before = peak(service)
         for at_once in (1, 10):
             assert {one.status_code for one in pool.map(service.post, [body] * at_once)} == {200}
-            assert peak(service) - before < 16 * MEGABYTE * at_once
+            assert peak(service) - before < 12 * MEGABYTE * at_once
