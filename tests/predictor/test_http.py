@@ -317,7 +317,7 @@ async def test_a_server_that_reads_slowly() -> None:
         await connection.until_closed()
 
     async with meeting(script) as client:
-        slow = asyncio.create_task(body_of(client.request(post(body)[0], *map(memoryview, pieces))))
+        slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
         await until(lambda: len(client.connections) == 1)
         for _ in range(3):
             assert await body_of(client.request(*post(b"small"))) == b"small"
