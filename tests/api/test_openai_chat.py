@@ -281,7 +281,7 @@ IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"refusal": "y"}, "refusal: only a message of the assistant has one"),
     ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
     ({"content": "x", "cache_control": {"type": "x"}}, 'cache_control: expected {"type": "ephemeral"}, got an'),
-    ({"content": "x", "annotations": [{"type": "url_citation"}]}, "annotations: they can't be told to the model"),
+    ({"content": "x", "annotations": [{}]}, "annotations: they can't be told to the model, expected an empty"),
     ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
     ({"content": "x", "tool_calls": [{}]}, "tool_calls: only a message of the assistant has them"),
     ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object with the string name"),

@@ -213,10 +213,14 @@ def test_help_and_version_import_nothing_heavy() -> None:
         assert modules & HEAVY == set()
 
 
-def test_a_bad_value_ends_the_process_with_one_line() -> None:
+def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
     answer = python("-m", "hf_transformer", "--http_port=abc")
     expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc' (see hf-transformer "
     expected += "--help=http_port)\n"
+    assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
+    answer = python("-m", "hf_transformer", "--predictor_host=triton", HF_TRANSFORMER_WORKERS="0")
+    expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0' "
+    expected += "(see hf-transformer --help=workers)\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
 
 

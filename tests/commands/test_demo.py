@@ -267,11 +267,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("task", ANSWERS)
-def test_every_task_answers_from_an_installed_package(tmp_path: Path, installed: Path, task: str) -> None:
-    """It leaves nothing. Every second one asks Triton over gRPC, fill_mask over REST."""
-    protocol = ("v2", "grpc-v2")[list(ANSWERS).index(task) % 2]
-    with demo(tmp_path, f"--task={task}", "--once", f"--predictor-protocol={protocol}", cwd=installed) as running:
+PROTOCOLS = ("v2", "grpc-v2")
+ONCE = [
+    *((task, PROTOCOLS[number % 2], True) for number, task in enumerate(ANSWERS)),
+    *(("fill_mask", protocol, False) for protocol in PROTOCOLS),
+]
+"""A task, a protocol, and whether it is asked of an installed package or of the checkout."""
+
+
+@pytest.mark.parametrize(("task", "protocol", "packed"), ONCE)
+def test_once_prints_the_answer_and_leaves_nothing(
+    tmp_path: Path, installed: Path, task: str, protocol: str, packed: bool
+) -> None:
+    folder = installed if packed else ROOT
+    with demo(tmp_path, f"--task={task}", "--once", f"--predictor-protocol={protocol}", cwd=folder) as running:
         running.read_until("The service is ready")
         sessions = running.children
         assert len(sessions) == 2

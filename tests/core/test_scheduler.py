@@ -116,6 +116,15 @@ async def test_who_was_answered_can_be_in_the_very_next_batch() -> None:
 # Requests that end early
 
 
+async def test_a_cancelled_request_leaves_the_queue_and_takes_no_rows_of_a_batch() -> None:
+    async with bench() as b:
+        first, left, *others = await b.send(1), await b.send(7, 8, 9), await b.send(2), await b.send(3)
+        left.cancel()
+        await b.turn()
+        assert await b.answer_all(first, *others) == [[1], [2], [3]]
+        assert b.sent == [[1], [2, 3]] and left.cancelled()
+
+
 async def test_a_request_leaves_the_queue_and_a_batch_goes_on_without_its_clients() -> None:
     async with bench() as b:
         one, gone, two, three = await b.send(1), await b.send(7, 8, 9), await b.send(2), await b.send(3)

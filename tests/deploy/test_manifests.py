@@ -31,16 +31,26 @@ def test_manifest_fits_its_schema(document: dict[str, Any]) -> None:
 
 CONTAINER: list[str | int] = ["spec", "transformer", "containers", 0]
 POD: list[str | int] = ["spec", "template", "spec"]
+TARGET: list[str | int] = ["spec", "metrics", 0, "pods", "target"]
 KUBERNETES, KSERVE = "kubernetes/deployment.yaml", "kserve/inferenceservice.yaml"
 BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
     "field of a pod": (KUBERNETES, [*POD, "volume"], []),
+    "probe": (KUBERNETES, [*POD, "containers", 0, "readinessProbe", "timeoutSecond"], 1),
     "field of a list's item": (KUBERNETES, [*POD, "initContainers", 0, "restartpolicy"], "Always"),
     "wrong type": (KUBERNETES, [*POD, "terminationGracePeriodSeconds"], "45s"),
     "no version": ("kubernetes/service.yaml", ["apiVersion"], None),
+    "service": ("kubernetes/service.yaml", ["spec", "selectors"], {}),
+    "budget": ("kubernetes/poddisruptionbudget.yaml", ["spec", "maxUnavailables"], 1),
+    "autoscaler": ("kubernetes/horizontalpodautoscaler.yaml", [*TARGET, "averageUtilisation"], 1),
+    "policy": ("kubernetes/networkpolicy.yaml", ["spec", "ingress", 0, "ports", 0, "portName"], "http"),
     "monitor": ("kubernetes/servicemonitor.yaml", ["spec", "endpoints", 0, "intervall"], "15s"),
     "kserve, top level": (KSERVE, ["specs"], {}),
     "kserve, metadata": (KSERVE, ["metadata", "lables"], {"app": "bert"}),
     "kserve, component": (KSERVE, ["spec", "transformers"], {"containers": []}),
+    "kserve, pod": (KSERVE, ["spec", "transformer", "volume"], []),
+    "kserve, container": (KSERVE, [*CONTAINER, "readynessProbe"], {}),
+    "kserve, security context": (KSERVE, [*CONTAINER, "securityContext", "runAsRoot"], False),
+    "kserve, model": (KSERVE, ["spec", "predictor", "model", "storageURI"], "gs://bucket/models"),
     "kserve, probe": (KSERVE, [*CONTAINER, "readinessProbe", "httpGet", "url"], "/"),
     "kserve, wrong type": (KSERVE, [*CONTAINER, "ports", 0, "containerPort"], "http"),
     "kserve, bad quantity": (KSERVE, [*CONTAINER, "resources", "limits", "memory"], "256 MB"),
@@ -48,7 +58,6 @@ BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
     "kserve, wrong version": (KSERVE, ["apiVersion"], "serving.kserve.io/v1alpha1"),
     "kserve, no name": (KSERVE, [*CONTAINER, "name"], None),
 }
-"""One mistake for each rule of the schemas, which say the same of every object."""
 
 
 @pytest.mark.parametrize(("file", "path", "value"), BROKEN.values(), ids=BROKEN.keys())

@@ -229,6 +229,17 @@ WRONG_VALUES: dict[str, tuple[list[Any], str]] = {
     "string": ([1, ["x"]], "..., got a "),
 }
 """By the type of a parameter: values that it does not take, and the error's words."""
+OF_OTHERS = {
+    "feature_extraction": "normalize",
+    "fill_mask": "top_n",
+    "question_answering": "return_probabilities",
+    "rerank": "top_k",
+    "sequence_classification": "top_n",
+    "text_embedding": "top_k",
+    "token_classification": "top_k",
+    "zero_shot_classification": "return_raw_logits",
+}
+"""Parameters that another task takes."""
 
 
 @pytest.mark.parametrize("task", [task for task in MODELS if task not in GENERATIVE])
@@ -238,7 +249,10 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
     """tests/api/test_openapi.py has that it describes all of them."""
     instances = examples(document["paths"][f"/v1/models/{service.model}:predict"]["post"])[0]["instances"]
     [form] = document["components"]["schemas"]["Parameters"]["anyOf"]
-    wrong: list[tuple[str, Any, str]] = [("none", 1, "unknown, expected one of output_format")]
+    known = "...".join(form["properties"].keys() - CLIENTS_OWN)
+    wrong: list[tuple[str, Any, str]] = [
+        (name, 1, f"unknown, expected one of output_format...{known}") for name in ("none", OF_OTHERS[task])
+    ]
     for name, schema in form["properties"].items():
         if name in {*CLIENTS_OWN, "stride"}:  # which only windows have
             continue

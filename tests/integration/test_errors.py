@@ -51,16 +51,21 @@ def refusal(service: Service, api: str) -> tuple[int, str]:
 
 ROUTES = [
     ("GET", "/v3", 404, "/v3"),
+    ("POST", "/v1/models/bert", 405, "/v1/models/bert"),
     ("GET", "/v1/models/bert:predict", 405, "expected POST"),
     ("PUT", "/", 405, "/"),
     ("POST", "/v1/models/other:predict", 404, "'other'"),
     ("GET", "/v1/models/other", 404, "served: bert"),
+    ("GET", "/v1/models/bert:tokenize", 405, "expected POST"),
+    ("GET", "/v1/models/bert:detokenize", 405, "expected POST"),
     ("POST", "/v1/models/other:tokenize", 404, "'other'"),
     ("POST", "/v1/models/other:detokenize", 404, "'other'"),
+    ("GET", "/v1/models/other/info", 404, "not served here"),
     ("POST", "/info", 405, "expected GET, HEAD"),
     *(
-        (method, f"/v2/models/bert/versions/2{path}", 404, "served: 1")
-        for method, path in (("POST", "/infer"), ("GET", ""))
+        (method, f"/v2/models/{model}{route}", 404, f"not served here; served: {served}")
+        for model, served in (("other", "bert"), ("bert/versions/2", "1"))
+        for method, route in (("POST", "/infer"), ("GET", ""), ("GET", "/ready"))
     ),
     ("GET", "/v2/other", 404, "/v2/other"),
     ("GET", INFER, 405, "expected POST"),
@@ -139,8 +144,10 @@ def test_bad_input_over_grpc(serve: Serve) -> None:
     invalid, exhausted = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
     with stub(serve("bert")) as calls:
         for message, code, says in (
+            (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "served: bert"),
             (request("bert", {"text": [TEXT], "txt": [TEXT]}), invalid, "'txt' is unknown"),
             (request("bert", {"text": [TEXT]}, parameters={"topk": 1}), invalid, "parameters.topk"),
+            (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: no [MASK]"),
             (request("bert", {"text": [TEXT] * 2049}, raw=True), exhausted, "--max_sequences"),
         ):
             with fails(code, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import httpx
@@ -182,6 +183,9 @@ def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
         found = error(client.request(method, f"/openai/v1/{endpoint}", **sent), status)
         assert found.items() >= about.items()
         assert says in found["message"]
+    content = json.dumps(BODY).encode("utf-16")
+    utf_16 = {"content-type": "application/json; charset=utf-16"}
+    assert client.post("/openai/v1/embeddings", content=content, headers=utf_16).status_code == 200
     compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
     assert error(compressed, 415)["param"] is None
     assert error(client.get("/openai"), 404)["message"].startswith("GET /openai: ")
@@ -244,7 +248,7 @@ def test_no_prefix(serve: Serve) -> None:
     assert_card(card)
     assert listed == {"models": [MODEL], "object": "list", "data": [card]}
     assert client.get(f"/v1/models/{MODEL}").json() == {"name": MODEL, "ready": True, **card}
-    for path in ("/v1/models/gpt", "/v2/models/gpt"):
-        assert isinstance(client.get(path).json()["error"], str)
+    for path in ("/v1/models", "/v1/models/gpt", "/v2/models", "/v2/models/gpt"):
+        assert isinstance(client.post(path).json()["error"], str), path
     assert error(client.get("/v1/embeddings"), 405)["code"] == "method_not_supported"
     assert error(client.post("/v1/images/generations"), 404)["code"] is None

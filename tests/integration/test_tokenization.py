@@ -109,6 +109,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("tokenize", {"instances": ["a", 7]}, "instances[1]: expected a string"),
     ("tokenize", {"instances": ["a"], "parameters": {"truncation": True}}, "parameters.truncation: unknown"),
     ("detokenize", {"instances": ["a"]}, "instances[0]: expected a list of token ids"),
+    ("detokenize", {"instances": [[2], [3, 10**6]]}, "instances[1]: token 1 is 1000000, expected 0 to"),
     ("detokenize", {"instances": [[2]], "parameters": {"skip": True}}, "parameters.skip: unknown"),
 ]
 TOO_MUCH: list[tuple[str, Any, str]] = [

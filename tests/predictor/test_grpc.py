@@ -187,8 +187,12 @@ async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> No
 
 @pytest.mark.parametrize(
     ("response", "message"),
-    [(b"\xff\xff", "response is malformed"), (answer("hidden"), "without the output 'logits' and with 'hidden'")],
-    ids=["garbage", "other output"],
+    [
+        (b"\xff\xff", "response is malformed"),
+        (b"", "without the output 'logits'$"),
+        (answer("hidden"), "without the output 'logits' and with 'hidden', which was not asked for"),
+    ],
+    ids=["garbage", "empty", "other output"],
 )
 async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
     async with serving(ModelInfer=answering(response)) as host, predictor(host) as client:
@@ -548,9 +552,13 @@ def stream(client: GrpcPredictor) -> AsyncGenerator[Outputs, None]:
     return client.stream(ModelCall([IDS], ["logits"], {}))
 
 
-@pytest.mark.parametrize("final", [True, False], ids=["said to be final", "never said"])
-async def test_a_stream_that_ends_is_not_cancelled(final: bool) -> None:
-    told = Telling(response(5), response(), response(6, 7, final=final), end=Code.OK)
+@pytest.mark.parametrize(
+    "last",
+    [[response(6, 7, final=True)], [response(6, 7)], [response(6, 7), response(final=True)]],
+    ids=["said to be final", "never said", "said by an empty one"],
+)
+async def test_a_stream_that_ends_is_not_cancelled(last: list[bytes]) -> None:
+    told = Telling(response(5), response(), *last, end=Code.OK)
     async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
         for outputs in (["logits"], []):
             responses = client.stream(ModelCall([IDS], outputs, {"x-request-id": "7"}))

@@ -302,6 +302,30 @@ async def test_bodies_of_any_size_on_one_connection(size: int, tls: bool) -> Non
         assert len(client.connections) == len(client.idle) == 1
 
 
+async def test_a_server_that_reads_slowly() -> None:
+    """What the socket does not take at once is sent later, in order, and other calls go on."""
+    pieces = [random.Random(size).randbytes(size) for size in (LARGE, 3, 2**17, 2**20)]
+    body, others_are_done = b"".join(pieces), asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await others_are_done.wait()
+        got = await connection.reader.readexactly(len(body))
+        await connection.answer("200 OK", str(got == body).encode())
+        await connection.until_closed()
+
+    async with meeting(script) as client:
+        slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
+        await until(lambda: len(client.connections) == 1)
+        for _ in range(3):
+            assert await body_of(client.request(*post(b"small"))) == b"small"
+        others_are_done.set()
+        assert await slow == b"True"
+        assert len(client.idle) == 2, "all was sent, so this connection is as good as the other"
+
+
 async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
     gates = [asyncio.Event() for _ in range(3)]
 

@@ -83,6 +83,9 @@ def test_addresses(host: str, use_ssl: bool, expected: tuple[str, int], text: st
 def test_bad_addresses(host: str) -> None:
     with pytest.raises(ConfigError, match=r"^predictor_host is "):
         parse_address(settings(host))
+    for protocol in ("v2", "grpc-v2"):
+        with pytest.raises(ConfigError, match=r"^predictor_host is "):
+            open_predictor(protocol, settings(host), Metrics("m"))
 
 
 def test_headers_that_are_passed_on() -> None:

@@ -147,7 +147,14 @@ ANSWERS = [
     ("404 No", b'{"error":"shared memory region: \'r1\'"}', UnknownRegion, "unavailable", "region: 'r1'", True),
     ("200 OK", gzip.compress(HEADER), FAILED, "error", "Content-Encoding gzip, although identity was asked for", True),
     ("200 OK", HEADER + b"1234", FAILED, "error", "malformed: ", True),
-    ("200 OK", HEADER.replace(b"logits", b"hidden") + LOGITS.tobytes(), FAILED, "error", "with 'hidden', which", True),
+    (
+        "200 OK",
+        HEADER.replace(b"logits", b"hidden") + LOGITS.tobytes(),
+        FAILED,
+        "error",
+        "'logits' and with 'hid",
+        True,
+    ),
     ("200 OK", b'{"error":"no memory"}'.ljust(len(HEADER)), FAILED, "error", "the predictor's error: no memory", True),
 ]
 
@@ -165,6 +172,27 @@ async def test_answers_that_are_errors_and_whether_they_settle_a_call(
     found = await fails(lambda connection: connection.answer(status, body, *fields), where)
     assert (type(found), kind_of(found), where.settled) == (error, kind, settled)
     assert message in str(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "message"),
+    [
+        (HEADER + LOGITS.tobytes(), "", "not JSON"),
+        (HEADER + LOGITS.tobytes(), "many", "expected a number of bytes"),
+        (bytes(100_000), "many", "expected a number of bytes"),
+        (HEADER + LOGITS.tobytes(), "99999", "is 99999, but the body has"),
+        (HEADER + b"1234", f"{len(HEADER)}", "binary_data_size 8, but 4 bytes are left"),
+        (b'{"outputs":[]}', "", "without the output 'logits'$"),
+        (b"", "", "not JSON"),
+    ],
+    ids=["no length", "no number", "no number, large", "too long", "too short", "none", "empty"],
+)
+async def test_answers_that_break_the_protocol(body: bytes, length: str, message: str) -> None:
+    fields = [f"Inference-Header-Content-Length: {length}"] if length else []
+    error = await fails(lambda connection: connection.answer("200 OK", body, *fields))
+    assert type(error) is PredictorError
+    with pytest.raises(PredictorError, match=message):
+        raise error
 
 
 BROKEN = {
@@ -474,7 +502,7 @@ STREAMS: dict[str, tuple[list[bytes], type[RequestError], str, str]] = {
     "not JSON": ([HEAD, chunk(b"data: {\n\n"), END], FAILED, "error", "malformed"),
     "no events": ([JSON, chunk(b"{}"), END], FAILED, "error", "expected text/event-stream"),
     "compressed": ([GZIPPED, chunk(b"\x1f\x8b"), END], FAILED, "error", "Content-Encoding gzip, although identity"),
-    "too large": ([HEAD, chunk(event("a" * 100_000)), END], FAILED, "error", "an event .* more than 50000 bytes"),
+    "too large": ([HEAD, chunk(event("a" * 1_000_000)), END], FAILED, "error", "an event .* more than 50000 bytes"),
 }
 
 

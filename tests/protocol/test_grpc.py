@@ -144,14 +144,14 @@ def test_malformed_responses(outputs: list[str], more: str, problem: str) -> Non
         (b"\x33", "wire type 3"),
         (b"\x6e\x00", "wire type 6"),
         (b"\x0d\x00", "cut off"),
-        (b"\x0a\x02\xff\xff", "not a ModelInfer"),
-        (b"\x00\x00", "not a ModelInfer"),
+        (b"\x0a\x02\xff\xff", "not a ModelInferResponse"),
+        (b"\x00\x00", "not a ModelInferResponse"),
     ],
 )
 def test_no_message(body: bytes, problem: str) -> None:
     with pytest.raises(Malformed, match=problem):
         decode_infer_response(body)
-    with pytest.raises(Malformed, match=problem):
+    with pytest.raises(Malformed, match=problem.replace("Response", "Request")):
         decode_infer_request(body, MAX_ELEMENTS)
 
 

@@ -424,10 +424,8 @@ def test_answers_in_both_ways_are_read_by_the_other_side() -> None:
     response = InferResponse("bert", "", outputs)
     body, length = encode_infer_response(response, InferRequest({}, outputs=wanted, binary=True))
     assert orjson.loads(body[:length]).keys() == {"model_name", "outputs"}
-    assert [list(one)[3:] for one in orjson.loads(body[:length])["outputs"]] == [
-        ["parameters"],
-        ["data"],
-        ["parameters"],
+    assert [list(one) for one in orjson.loads(body[:length])["outputs"]] == [
+        ["name", "datatype", "shape", last] for last in ("parameters", "data", "parameters")
     ]
     found = decode_infer_response(memoryview(body), length)
     assert [one.data.tolist() for one in found.values()] == [one.data.tolist() for one in outputs]

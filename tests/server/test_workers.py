@@ -3,14 +3,17 @@ own limit of descriptors."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker
+from hf_transformer.server.run import Server
+from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker, serves
 from tests.integration.server.processes import SECONDS
 
 pytestmark = pytest.mark.slow
@@ -98,6 +101,18 @@ def test_pauses_between_workers_that_die_young(monkeypatch: pytest.MonkeyPatch) 
     now[0] += LONGEST_PAUSE
     assert worker.is_due()
     assert [worker.pause_after(lived) for lived in (STEADY, 1.0)] == [0.0, 0.5]
+
+
+async def test_it_is_the_event_loop_that_says_that_a_worker_serves() -> None:
+    server, answers = Server(NOTHING), list[bool]()
+    assert not serves(server), "before it serves it answers without an event loop"
+    server.loop = asyncio.get_running_loop()
+    asking = threading.Thread(target=lambda: answers.append(serves(server)))
+    asking.start()
+    asking.join(0.1)
+    assert not answers, "the loop has not turned since"
+    await asyncio.to_thread(asking.join)
+    assert answers == [True]
 
 
 LIMITING = """

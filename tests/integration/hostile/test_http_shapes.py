@@ -1,6 +1,5 @@
 """Requests that are no HTTP, or that two readers would read in two ways: answered with 400, and nothing hidden in them
-is ever taken for a request. tests/wire has what the application sees of such requests, cut at every byte; of several on
-one connection, and of bodies that are asked for."""
+is ever taken for a request. tests/wire has what the application sees of such requests, cut at every byte."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from tests.integration.hostile.wire import (
     ANSWER,
     BODY,
     PREDICT,
+    Answer,
     all_answers,
     connected,
     exchange,
@@ -28,6 +28,7 @@ from tests.service import Service
 LENGTH = f"content-length: {len(BODY)}"
 CHUNKED = "transfer-encoding: chunked"
 CLOSE = "connection: close"
+HTTP2 = "http2-settings: AAMAAABkAAQAAP__"
 SERVED = 'hf_transformer_requests_total{api="v1",status="200"}'
 AS_A_CHUNK = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
 MODELS = b'{"models":["bert"]}'
@@ -69,15 +70,20 @@ def test_what_is_not_http(service: Service) -> None:
     at once, since the service waits a second for clients that still send."""
     others_are_served(service)
     before = service.metric(SERVED)
-    with ExitStack() as stack:
-        connections = {name: stack.enter_context(connected(service)) for name in BROKEN}
-        for name, connection in connections.items():
-            send(connection, BROKEN[name] + post() * 2)
-        found = {name: all_answers(connection) for name, connection in connections.items()}
+    found = at_once(service, {name: sent + post() * 2 for name, sent in BROKEN.items()})
     assert {name for name, answers in found.items() if [answer.status for answer in answers] != [400]} == set()
     assert all(answer.error for answers in found.values() for answer in answers)
     others_are_served(service)
     assert poll(lambda: service.metric(SERVED) == before + 1, 5.0)
+
+
+def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[Answer]]:
+    """What is answered to each of them until the service closes its connection."""
+    with ExitStack() as stack:
+        connections = {name: stack.enter_context(connected(service)) for name in sent}
+        for name, connection in connections.items():
+            send(connection, sent[name])
+        return {name: all_answers(connection) for name, connection in connections.items()}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,8 @@ ODD = {
     # A request without a version, or of another time: one answer, and the connection is closed.
     "HTTP/0.9": (b"GET /v1/models\r\n\r\n" + get("/hidden"), MODELS),
     "an upgrade that is not made": (
-        get("/v1/models", "connection: upgrade", "upgrade: websocket") + get("/v1/models", CLOSE),
+        get("/v1/models", "connection: upgrade, http2-settings", "upgrade: websocket", HTTP2)
+        + get("/v1/models", CLOSE),
         MODELS,
     ),
 }
@@ -126,8 +133,36 @@ def test_a_request_id_that_can_not_be_logged_is_replaced(service: Service, reque
     assert request_id not in service.log
 
 
+def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
+    """Good and bad ones; each is one answer, and what is wrong with one does not end the others."""
+    requests = [post(), post(b"{"), post(b'{"instances": []}'), post()] * 50
+    answers = exchange(service, b"".join(requests) + post(BODY, CLOSE))
+    assert [answer.status for answer in answers] == [200, 400, 400, 200] * 50 + [200]
+    assert {answer.body for answer in answers if answer.status == 200} == {ANSWER}
+
+
+def test_what_is_broken_behind_good_requests(service: Service) -> None:
+    """It may cost those that are not answered yet their answers, but it is never taken for one of theirs."""
+    found = at_once(service, {str(good): post() * good + b"nonsense\r\n\r\n" for good in range(5)})
+    for good, answers in found.items():
+        statuses = [answer.status for answer in answers]
+        assert statuses[-1:] == [400] or not statuses, (good, statuses)
+        assert set(statuses[:-1]) <= {200}
+
+
+def test_expect_continue(service: Service) -> None:
+    """The body is asked for; test_connections.py has one that is too large."""
+    with connected(service) as connection:
+        send(connection, head(LENGTH, "expect: 100-continue", CLOSE))
+        assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        send(connection, BODY)
+        assert [answer.body for answer in all_answers(connection)] == [ANSWER]
+
+
 def test_fields_behind_a_chunked_body_are_forgotten(service: Service) -> None:
-    """They are no headers: an id there does not go back, as one in front of the body would."""
-    sent = AS_A_CHUNK.removesuffix(b"\r\n") + b"x-request-id: late\r\n\r\n"
-    [answer] = exchange(service, head(CHUNKED, CLOSE) + sent)
+    """They are no headers: an id there does not go back, as one in front of the body would. They have a limit too."""
+    sent = AS_A_CHUNK.removesuffix(b"\r\n")
+    [answer] = exchange(service, head(CHUNKED, CLOSE) + sent + b"x-request-id: late\r\n\r\n")
     assert answer.body == ANSWER and answer.headers["x-request-id"] != "late"
+    answers = exchange(service, head(CHUNKED) + sent, *[b"a: " + b"b" * 1000 + b"\r\n"] * 100)
+    assert 431 in [answer.status for answer in answers]
