@@ -94,6 +94,8 @@ class LocalTriton:
     log: Path | None = None
     """File for Triton's output; None: a temporary one, gone after ``stop``."""
     timeout_seconds: float = START_SECONDS
+    any_numpy: bool = False
+    """Let the environment have numpy 2: for models whose tensors travel as DLPack."""
     interrupted: Callable[[], bool] = lambda: False
     """Asked while Triton starts; True ends the wait, with an InterruptedError."""
 
@@ -133,7 +135,7 @@ class LocalTriton:
         Raises InterruptedError if ``interrupted`` said so, else LoadError if there is no Triton, it ends early, a model
         does not load, or it takes too long; the message has the end of Triton's log. No process and no file stays.
         """
-        found = find_triton(self.environment, self.environ)
+        found = find_triton(self.environment, self.environ, any_numpy=self.any_numpy)
         if not self.model_repository.is_dir():
             raise LoadError(f"the model repository {self.model_repository} is not a folder")
         self.description = found.description
@@ -237,11 +239,11 @@ class TritonInstallation:
     """The stub program of pytriton's wheel for its Python; None: the backends lie beside the program."""
 
 
-def find_triton(environment: Path | None, environ: Mapping[str, str]) -> TritonInstallation:
+def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_numpy: bool = False) -> TritonInstallation:
     """Find a tritonserver: in ``environment`` alone if it is given, else in the running environment, else on PATH.
 
-    ``environment`` is the folder of a virtual environment with nvidia-pytriton and numpy below 2. ``environ`` are
-    variables for Triton; those of our own Python (PYTHONPATH and the like) are left out.
+    ``environment`` is the folder of a virtual environment with nvidia-pytriton and numpy below 2, or ``any_numpy``.
+    ``environ`` are variables for Triton; those of our own Python (PYTHONPATH and the like) are left out.
 
     Raises LoadError if there is none, or it can't work; the message says what to install.
     """
@@ -252,16 +254,16 @@ def find_triton(environment: Path | None, environ: Mapping[str, str]) -> TritonI
         python = environment / "bin" / "python"
         if not python.exists():
             raise LoadError(f"{environment} is not a virtual environment: there is no {python}. {ADVICE}")
-        return _in_environment(python, variables)
+        return _in_environment(python, variables, any_numpy=any_numpy)
     if importlib.util.find_spec("pytriton") is not None:
-        return _in_environment(Path(sys.executable), variables)
+        return _in_environment(Path(sys.executable), variables, any_numpy=any_numpy)
     program = shutil.which("tritonserver", path=variables["PATH"])
     if program is None:
         raise LoadError(f"there is no tritonserver: neither nvidia-pytriton here nor the program on PATH. {ADVICE}")
     return TritonInstallation(program, [program], variables)
 
 
-def _in_environment(python: Path, variables: Mapping[str, str]) -> TritonInstallation:
+def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bool) -> TritonInstallation:
     try:
         command = [str(python), "-I", "-c", PROBE]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -271,7 +273,7 @@ def _in_environment(python: Path, variables: Mapping[str, str]) -> TritonInstall
     folder = python.parent.parent
     if found["pytriton"] is None:
         raise LoadError(f"nvidia-pytriton is not installed in {folder}. {ADVICE}")
-    if found["numpy"] is None or int(found["numpy"].partition(".")[0]) >= 2:
+    if not any_numpy and (found["numpy"] is None or int(found["numpy"].partition(".")[0]) >= 2):
         raise LoadError(
             f"{folder} has numpy {found['numpy']}, but with any numpy other than 1 the tensors of Triton's Python "
             "models arrive empty. Install there: pip install 'numpy<2'"

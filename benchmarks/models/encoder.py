@@ -1,0 +1,149 @@
+"""A BERT encoder in torch, on the GPU where there is one: the models of benchmarks.gpu, in Triton's Python backend.
+
+Tensors travel as DLPack, so any numpy will do. Weights are those of ``model.safetensors`` beside this file where it is
+there (names as transformers has them in BertModel), else random ones of the size that config.pbtxt declares.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+import triton_python_backend_utils as pb_utils
+
+POSITIONS = 512
+EPSILON = 1e-12
+LABELS = 2
+
+
+class TritonPythonModel:
+    """``input_ids`` and ``attention_mask`` INT64 [B, S] to one output, by the parameter ``output``.
+
+    last_hidden_state FP16 [B, S, hidden]; sentence_embedding FP32 [B, hidden], the mean over the mask with length 1,
+    and embedding_norm FP32 [B, 1]; logits FP32 [B, 2]. On a CPU last_hidden_state is FP16 too, computed in float32.
+    """
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load or make the weights, and run once."""
+        parameters = json.loads(args["model_config"])["parameters"]
+        numbers = {name: value["string_value"] for name, value in parameters.items()}
+        self.layers, self.hidden, self.heads = (int(numbers[name]) for name in ("layers", "hidden", "heads"))
+        self.output = numbers["output"]
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.dtype = torch.float16 if self.device.type == "cuda" else torch.float32
+        path = Path(__file__).with_name("model.safetensors")
+        weights = read_safetensors(path) if path.exists() else self.random_weights(int(numbers["vocabulary"]))
+        self.weights = {name: weight.to(self.device, self.dtype) for name, weight in weights.items()}
+        self.classifier = torch.randn(LABELS, self.hidden, device=self.device, dtype=self.dtype) * 0.02
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            self.encode(torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.int64))
+
+    def random_weights(self, vocabulary: int) -> dict[str, torch.Tensor]:
+        """Weights of BERT's initial distribution: normal, 0.02 wide."""
+        torch.manual_seed(0)
+        hidden, inner = self.hidden, 4 * self.hidden
+        shapes = {"word": (vocabulary, hidden), "position": (POSITIONS, hidden), "token_type": (2, hidden)}
+        weights = {f"embeddings.{name}_embeddings.weight": torch.randn(*size) * 0.02 for name, size in shapes.items()}
+        dense = {f"attention.self.{name}": (hidden, hidden) for name in ("query", "key", "value")}
+        dense |= {"attention.output.dense": (hidden, hidden)}
+        dense |= {"intermediate.dense": (inner, hidden), "output.dense": (hidden, inner)}
+        for layer in range(self.layers):
+            for name, size in dense.items():
+                weights[f"encoder.layer.{layer}.{name}.weight"] = torch.randn(*size) * 0.02
+                weights[f"encoder.layer.{layer}.{name}.bias"] = torch.zeros(size[0])
+        norms = ["embeddings", *(f"encoder.layer.{i}.{part}output" for i in range(self.layers) for part in PARTS)]
+        for name in norms:
+            weights[f"{name}.LayerNorm.weight"], weights[f"{name}.LayerNorm.bias"] = (
+                torch.ones(hidden),
+                torch.zeros(hidden),
+            )
+        return weights
+
+    def linear(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """The dense layer of that name."""
+        return functional.linear(values, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
+
+    def norm(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """The layer normalization of that name."""
+        weight, bias = (self.weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
+        return functional.layer_norm(values, (self.hidden,), weight, bias, EPSILON)
+
+    def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The hidden states [B, S, hidden] of the last layer (Devlin et al., 2018)."""
+        ids, mask = ids.to(self.device, non_blocking=True), mask.to(self.device, non_blocking=True)
+        batch, length = ids.shape
+        table = self.weights
+        states = table["embeddings.word_embeddings.weight"][ids]
+        states = states + table["embeddings.position_embeddings.weight"][:length]
+        states = self.norm("embeddings", states + table["embeddings.token_type_embeddings.weight"][0])
+        seen = mask.bool()[:, None, None, :]
+        for layer in range(self.layers):
+            name = f"encoder.layer.{layer}"
+            query, key, value = (
+                self.linear(f"{name}.attention.self.{part}", states)
+                .view(batch, length, self.heads, self.hidden // self.heads)
+                .transpose(1, 2)
+                for part in ("query", "key", "value")
+            )
+            found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+            found = self.linear(
+                f"{name}.attention.output.dense", found.transpose(1, 2).reshape(batch, length, self.hidden)
+            )
+            states = self.norm(f"{name}.attention.output", states + found)
+            found = functional.gelu(self.linear(f"{name}.intermediate.dense", states))
+            states = self.norm(f"{name}.output", states + self.linear(f"{name}.output.dense", found))
+        return states
+
+    def answer(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The outputs of a batch, on the CPU."""
+        states = self.encode(ids, mask)
+        if self.output == "last_hidden_state":
+            return {self.output: states.to(torch.float16).cpu()}
+        if self.output == "logits":
+            return {self.output: functional.linear(states[:, 0], self.classifier).float().cpu()}
+        weights = mask.to(self.device)[:, :, None].float()
+        mean = (states.float() * weights).sum(1) / weights.sum(1)
+        length = mean.norm(dim=1, keepdim=True)
+        return {self.output: (mean / length).cpu(), "embedding_norm": length.cpu()}
+
+    @torch.inference_mode()
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Run all requests as one batch: Triton passes only requests of one shape together."""
+        ids, mask = (
+            torch.cat([torch.from_dlpack(pb_utils.get_input_tensor_by_name(one, name)) for one in requests])
+            for name in ("input_ids", "attention_mask")
+        )
+        rows = [pb_utils.get_input_tensor_by_name(one, "input_ids").shape()[0] for one in requests]
+        parts = {name: values.split(rows) for name, values in self.answer(ids, mask).items()}
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor.from_dlpack(name, part[number].contiguous()) for name, part in parts.items()]
+            )
+            for number in range(len(requests))
+        ]
+
+
+PARTS = ("attention.", "")
+"""The two sublayers of a layer that end in a layer normalization, as prefixes of "output"."""
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """All float tensors of a file of the safetensors format: the length of a JSON header, the header, raw values."""
+    content = bytearray(path.read_bytes())
+    (length,) = struct.unpack_from("<Q", content)
+    header, values = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
+    types = {"F32": torch.float32, "F16": torch.float16}
+    tensors = {}
+    for name, about in header.items():
+        if name != "__metadata__" and about["dtype"] in types:
+            begin, end = about["data_offsets"]
+            count = math.prod(about["shape"])
+            flat = torch.frombuffer(values[begin:end], dtype=types[about["dtype"]], count=count)
+            tensors[name] = flat.view(about["shape"])
+    return tensors
