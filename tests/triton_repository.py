@@ -26,6 +26,8 @@ GENERATION: Final = {
     "gpt2_tokens": "token_model.py",
     "gpt2_tokens_unary": "token_model.py",
     "gpt2_vllm": "text_model.py",
+    "gpt2_llmapi": "llmapi_model.py",
+    "gpt2_llmapi_unary": "llmapi_model.py",
     "gpt2_tutorial": "tutorial_model.py",
     "t5_logits": "logits_model.py",
 }

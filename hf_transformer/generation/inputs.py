@@ -29,7 +29,9 @@ DATATYPES: Final[Mapping[Kind, tuple[str, ...]]] = {
 }
 """The datatypes that hold a kind of value, the usual one first."""
 
-FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+LLM_API: Final = "sampling_param_"
+"""How the inputs of TensorRT-LLM's LLM API model begin that its SamplingParams has under the rest of the name."""
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_tokens": ("request_output_len", "max_tokens"),
     "min_tokens": ("min_length", "min_tokens"),
     "temperature": ("temperature",),
@@ -42,6 +44,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "seed": ("random_seed", "seed"),
     "logprobs": ("return_log_probs",),
 }
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {field: (*names, f"{LLM_API}{field}") for field, names in _NAMES.items()}
 """The inputs for a field of Sampling, of which the first that the model has is filled, and the kind of its values."""
 KINDS: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(FIELDS, "float"),
@@ -56,12 +59,14 @@ NO_WORDS: Final = (0, -1)
 LARGEST: Final = 2**31 - 1
 """Whole numbers up to here fit every input."""
 
+EXCLUDING: Final = ("exclude_input_in_output", f"{LLM_API}exclude_input_from_output")
+"""Inputs that leave the prompt out of the text."""
 CONSTANT: Final[Mapping[str, Any]] = {
     "streaming": False,
     "stream": False,
     "beam_width": 1,
     "num_return_sequences": 1,
-    "exclude_input_in_output": True,
+    **dict.fromkeys(EXCLUDING, True),
     "stop_words_list": NO_WORDS,
     "bad_words_list": NO_WORDS,
     "stop_words": "",
@@ -70,7 +75,7 @@ CONSTANT: Final[Mapping[str, Any]] = {
 """Inputs with one value for all requests: one text, and no words."""
 STREAMING: Final = ("streaming", "stream")
 """Those of them that are true for a decoupled model."""
-EVEN_IF_OPTIONAL: Final = (*STREAMING, "exclude_input_in_output")
+EVEN_IF_OPTIONAL: Final = (*STREAMING, *EXCLUDING)
 """Those that are sent even to a model that does not require them."""
 
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})

@@ -3,14 +3,16 @@
     text_input, and optionally stream, sampling_parameters (JSON), exclude_input_in_output, return_finish_reason, ...
     -> text_output, and optionally finish_reason, num_output_tokens                  vllm_backend
     text_input, max_tokens, temperature, top_k, ... -> text_output                   tensorrtllm_backend's ensemble
+    text_input, sampling_param_max_tokens, ... -> text_output, finish_reason         TensorRT-LLM's LLM API model
     text_input -> text, the prompt included                                          Triton's tutorial
 
-A decoupled model streams the new text, another one gives all at once.
+A decoupled model streams the new text, or the whole text so far (LLM API); another one gives all at once.
 """
 
 from __future__ import annotations
 
 import codecs
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -21,11 +23,13 @@ import orjson
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import TensorGenerator, numbers
+from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, TensorGenerator, numbers
 from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, Encoding, ModelSpec, Tensor, Tokenization
+
+logger = logging.getLogger(__name__)
 
 TEXT_INPUT: Final = "text_input"
 TEXT_OUTPUTS: Final = ("text_output", "text")
@@ -41,6 +45,9 @@ _IN_JSON: Final = (
 """Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""
 
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
+_BROKEN_OFF: Final = ("abort", "cancelled", "timeout")
+"""Reasons for an end, of vLLM and TensorRT-LLM, after which the text is not whole."""
 _REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _COUNTED: Final = Tokenization(whole=True, special_tokens=False)
 _LOCATED: Final = Tokenization(whole=True, special_tokens=False, detail=True)
@@ -77,10 +84,20 @@ class TextGenerator(TensorGenerator):
         asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
         # vLLM's backend leaves the prompt out where it streams.
-        self._excludes = "exclude_input_in_output" in inputs or ("stream" in inputs and spec.decoupled)
+        self._excludes = not inputs.keys().isdisjoint(EXCLUDING) or ("stream" in inputs and spec.decoupled)
+        # Its model.py sends RequestOutput.text, which grows, where others send what is new.
+        self._grows = spec.decoupled and any(name.startswith(LLM_API) for name in inputs)
         if problems := self._problems(wanted):
             raise ContractError(spec.name, problems)
         self._asked = [inputs[name].tensor(True) for name in asked]
+        if "max_tokens" not in self.honours:
+            logger.warning(
+                "%s has no input for max_tokens (%s, or %s): the service truncates its texts, and a text may end "
+                "earlier by the model's own default",
+                spec.name,
+                ", ".join(FIELDS["max_tokens"]),
+                PARAMETERS,
+            )
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
@@ -88,7 +105,9 @@ class TextGenerator(TensorGenerator):
             text = text.removeprefix(self._first)
         leading = None if self._excludes else LeadingPrompt(text, partial(self._decode, prompt.ids, True))
         cuts = "max_tokens" not in self.honours
-        reading = _Reading(self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=cuts)
+        reading = _Reading(
+            self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=cuts, grows=self._grows
+        )
         held = ""
         async with aclosing(self._responses(self._tensors(text, sampling), self._outputs, context)) as responses:
             async for tensors in responses:
@@ -141,17 +160,26 @@ class _Reading:
     """Reads the responses of one call, whose text may have ``most`` tokens.
 
     ``leading`` leaves out the prompt of a model that may give it back. Where the model takes no max_tokens, the text is
-    truncated here (``cuts``); ``is_over`` says whether it was.
+    truncated here (``cuts``); ``is_over`` says whether it was. With ``grows`` each response has the whole text so far.
     """
 
     def __init__(
-        self, outputs: Sequence[str], counter: TokenCounter, most: int, leading: LeadingPrompt | None, *, cuts: bool
+        self,
+        outputs: Sequence[str],
+        counter: TokenCounter,
+        most: int,
+        leading: LeadingPrompt | None,
+        *,
+        cuts: bool,
+        grows: bool = False,
     ) -> None:
         self._outputs = outputs
         self._counter = counter
         self._most = most
         self._leading = leading
         self._cuts = cuts
+        self._grows = grows
+        self._taken = self._grown = b""  # of a text that grows: the bytes that were taken, and all
         self._parts: list[str] = []
         self._count = 0  # of tokens, if the model counts them
         self._reason: FinishReason | None = None
@@ -161,19 +189,30 @@ class _Reading:
     def take(self, tensors: Mapping[str, Tensor]) -> str:
         """The new text of one response. Raises PredictorError for other data, and for a text that was broken off."""
         found = tensors.get(self._outputs[0])
-        new = "" if found is None else self._certain(self._decoder.decode(_element(found)))
+        new = "" if found is None else self._certain(self._decoder.decode(self._new(_element(found))))
         if COUNT in tensors:
             self._count += int(numbers(tensors[COUNT]).sum())
         if REASON in tensors:
             said = _element(tensors[REASON]).decode("utf-8", "replace")
             self._reason = _REASONS.get(said, self._reason)
-            if said == "abort":
-                raise PredictorError("the predictor has broken the text off (finish_reason abort)")
+            if said in _BROKEN_OFF:
+                raise PredictorError(f"the predictor has broken the text off (finish_reason {said})")
+        return new
+
+    def _new(self, text: bytes) -> bytes:
+        """The part of a response's text that no response before had. Replacement characters at its end are half a
+        character, which the next response may have whole."""
+        if not self._grows:
+            return text
+        self._grown, whole = text, text
+        while whole.endswith(_REPLACEMENT):
+            whole = whole.removesuffix(_REPLACEMENT)
+        new, self._taken = whole[len(self._taken) :], max(self._taken, whole, key=len)
         return new
 
     def rest(self) -> str:
         """The text that was held back, after the last response."""
-        rest = self._certain(self._decoder.decode(b"", True))
+        rest = self._certain(self._decoder.decode(self._grown[len(self._taken) :], True))
         if self._leading is not None and (held := self._leading.rest()):
             self._parts.append(held)
             rest += held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -26,16 +27,20 @@ from tests.integration.generating import (
 from tests.service import Service
 from tests.triton_repository import task_model_folder
 
-KINDS = ["gpt2_logits", "gpt2_past", "t5_logits", "gpt2_tokens", "gpt2_tokens_unary", "gpt2_vllm"]
+KINDS = ["gpt2_logits", "gpt2_past", "t5_logits", "gpt2_tokens", "gpt2_tokens_unary", "gpt2_vllm", "gpt2_llmapi"]
 ALONE = [
     ("gpt2_past", "v2"),
     ("gpt2_past_unplaced", "grpc-v2"),
     ("gpt2_tokens", "v2"),
     ("gpt2_tokens_unary", "grpc-v2"),
     ("gpt2_vllm", "v2"),
+    ("gpt2_llmapi", "v2"),
+    ("gpt2_llmapi_unary", "grpc-v2"),
 ]
+RETOLD = ("gpt2_vllm", "gpt2_llmapi", "gpt2_llmapi_unary")
+"""Models of text."""
 PARIS = "The capital of france is"
-three_kinds = pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_vllm"])
+three_kinds = pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_vllm", "gpt2_llmapi"])
 
 
 def assert_golden(found: Any, case: Any, *, retold: bool) -> None:
@@ -51,7 +56,7 @@ def assert_golden(found: Any, case: Any, *, retold: bool) -> None:
 
 async def ask_golden(client: httpx.AsyncClient, service: Service, case: Any, stream: bool) -> None:
     found = await complete(client, service, case["prompt"], max_tokens=TOKENS, stream=stream, **GREEDY)
-    assert_golden(found, case, retold=service.model == "gpt2_vllm")
+    assert_golden(found, case, retold=service.model in RETOLD)
 
 
 @pytest.mark.parametrize("model", KINDS)
@@ -106,6 +111,58 @@ def test_the_tutorials_requests(serve: Serve) -> None:
     assert (output["datatype"], output["shape"], output["data"]) == ("BYTES", [1], [f"{PARIS} paris."])
 
 
+def told(text: str) -> Any:
+    """The inputs that the LLM API model got, of an answer to a prompt that begins with "Tell:"."""
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("model", "protocol"), [("gpt2_llmapi", "grpc-v2"), ("gpt2_llmapi_unary", "v2")])
+async def test_the_parameters_that_the_llm_api_model_gets(
+    serve: Serve, model: str, protocol: str, stream: bool
+) -> None:
+    service = serve(model, protocol)
+    penalties = {"presence_penalty": 0.25, "frequency_penalty": 0.5}
+    drawn = {"temperature": 0.5, "top_k": 3, "top_p": 0.75, "seed": 11, **penalties}
+    async with client_of(service) as client:
+        found = await complete(client, service, "Tell: it", max_tokens=100, stop=["zzz"], stream=stream, **drawn)
+        told_by_openai = told(found["choices"][0]["text"])
+        chat = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 77, **GREEDY}
+        assert (await client.post(CHAT_COMPLETIONS, json=chat)).status_code == 200
+    sampled = {f"sampling_param_{name}": [value] for name, value in drawn.items()}
+    assert told_by_openai == {
+        "text_input": ["Tell: it"],
+        "streaming": [model == "gpt2_llmapi"],
+        "sampling_param_max_tokens": [100],
+        "sampling_param_exclude_input_from_output": [True],
+        "return_finish_reason": [True],
+        **sampled,
+    }
+    ((by_v1,),) = service.predict(["Tell: it"], {"max_new_tokens": 60, "return_full_text": False})
+    assert told(by_v1["generated_text"])["sampling_param_max_tokens"] == [60]
+
+
+@pytest.mark.parametrize("model", ["gpt2_llmapi", "gpt2_llmapi_unary"])
+def test_what_the_llm_api_model_does_not_take_is_refused(serve: Serve, model: str) -> None:
+    body = {"model": model, "prompt": "The", "max_tokens": 5, "min_p": 0.5}
+    response = serve(model, "grpc-v2").client.post(COMPLETIONS, json=body)
+    assert response.status_code == 400
+    assert "min_p" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_the_llm_api_model_gives_as_many_tokens_as_are_asked_for(serve: Serve, stream: bool) -> None:
+    """More than its own default of 32."""
+    service = serve("gpt2_llmapi", "grpc-v2")
+    async with client_of(service) as client:
+        asked = {"max_tokens": 80, "temperature": 30.0, "seed": 3, "stream": stream}
+        found = await complete(client, service, "The", **asked)
+        long = found["choices"][0]["text"]
+        short = (await complete(client, service, "The", **asked | {"max_tokens": 40}))["choices"][0]["text"]
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert len(short) > 40 and long.startswith(short.rstrip("\N{REPLACEMENT CHARACTER}")) and len(long) > len(short)
+
+
 @three_kinds
 def test_chats(serve: Serve, model: str) -> None:
     service = serve(model, "grpc-v2")
@@ -135,7 +192,7 @@ async def texts(client: httpx.AsyncClient, service: Service, prompt: str, **fiel
     return [choice["text"] for choice in found["choices"]]
 
 
-@pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_vllm", "t5_logits"])
+@pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_vllm", "gpt2_llmapi_unary", "t5_logits"])
 async def test_a_seed_gives_the_same_text_again(serve: Serve, model: str) -> None:
     service = serve(model, "grpc-v2")
     prompt = "reverse one" if model == "t5_logits" else "The"
