@@ -194,8 +194,8 @@ async def test_a_model_that_takes_the_place_of_another_one_shares_its_limits() -
 
 
 TOP_K = (
-    "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k or sampling_param_top_k, so it can't "
-    "be told; set --do_sample=false, or --top_k=0."
+    "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k or "
+    "sampling_param_top_k, so it can't be told; set --do_sample=false, or --top_k=0."
 )
 
 

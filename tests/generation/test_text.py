@@ -119,6 +119,30 @@ async def test_the_inputs_of_an_ensemble(bench: Bench) -> None:
     assert bench.predictor.sent() == {name: [[value]] for name, value in {**values, "stream": True}.items()}
 
 
+LLM_API = model(
+    (INPUT, spec("sampling_param_max_tokens", optional=True), spec("streaming", "BOOL", optional=True), RETURNS[0]),
+    VLLM_OUTPUTS[:2],
+)
+
+
+@pytest.mark.parametrize(
+    ("responses", "parts"),
+    [
+        pytest.param([" a", " a a", " a a a"], [" a", " a", " a"], id="each response has all before it"),
+        pytest.param(
+            [b" \xef\xbf\xbd", " é", " é!"], [" ", "é", "!"], id="half a character is replaced until it is whole"
+        ),
+        pytest.param([" a", " a", " a."], [" a", "."], id="a response without news"),
+        pytest.param([" a", b" a\xef\xbf\xbd"], [" a", "\N{REPLACEMENT CHARACTER}"], id="half a character at the end"),
+    ],
+)
+async def test_a_text_that_grows(bench: Bench, responses: list[str | bytes], parts: list[str]) -> None:
+    """As TensorRT-LLM's LLM API model streams it."""
+    reasons = [*["None"] * (len(responses) - 1), "length"]
+    found = [text(one, finish_reason=reason) for one, reason in zip(responses, reasons, strict=True)]
+    assert await bench.read(LLM_API, *found) == (parts, "length")
+
+
 async def test_parameters_that_are_honoured(bench: Bench) -> None:
     vllm, tutorial, ensemble = (bench.generator(found).honours for found in (VLLM, TUTORIAL, ENSEMBLE))
     assert vllm >= {"max_tokens", "greedy", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos"}
@@ -210,10 +234,12 @@ NO_COUNT = {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES
     ("response", "message"),
     [
         (text("a", finish_reason="abort"), "abort"),
+        (text("a", finish_reason="cancelled"), "cancelled"),
+        (text("a", finish_reason="timeout"), "timeout"),
         ({"text_output": tensor("text_output", "INT32", 1)}, "text_output is INT32, expected BYTES"),
         (NO_COUNT, "num_output_tokens is BYTES, expected whole numbers"),
     ],
-    ids=["broken off", "no text", "no count"],
+    ids=["broken off", "cancelled", "timeout", "no text", "no count"],
 )
 async def test_answers_that_are_errors(bench: Bench, response: Any, message: str) -> None:
     with pytest.raises(PredictorError, match=message):
