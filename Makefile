@@ -1,9 +1,10 @@
-.PHONY: help install demo test test-quick test-models test-clients test-faults test-browser check docs bench clean
+.PHONY: help install demo test test-quick test-triton-26 test-models test-clients test-faults test-browser check docs bench clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, to ask and to try in a browser (ARGS=--task=...)"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
 	@echo "make test-quick  those that need neither Triton nor processes, in less than a minute"
+	@echo "make test-triton-26  those against Triton once more, with a front that answers as Triton 26.x does"
 	@echo "make test-models  what needs torch: the goldens are current, exported models answer as the originals do"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
@@ -27,6 +28,9 @@ test: install
 
 test-quick: install
 	@scripts/test --quick $(ARGS)
+
+test-triton-26: install
+	@scripts/test tests/integration --triton=26 $(ARGS)
 
 test-models:
 	@scripts/test_models $(ARGS)

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines differ, so no example has a deadline. All examples of a test share its fixtures, which keep no state.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--triton", choices=("24.10", "26"), default="24.10", help="26 answers as Triton 26.x does (tests/triton_26.py)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests of the other Triton."""
+    left_out = {"24.10": "only_triton_26", "26": "only_triton_24"}[config.getoption("--triton")]
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(left_out)])
+    items[:] = [item for item in items if not item.get_closest_marker(left_out)]

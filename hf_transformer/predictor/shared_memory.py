@@ -58,6 +58,10 @@ copied, so with none left its requests would fail. This is twice the default of 
 _CALL_SECONDS, _LAST_CALL_SECONDS = 5.0, 1.0
 """How long the predictor may take to register a region, and to unregister it at the end of the service."""
 
+_ALLOWING = "--allow-client-shm=true"
+"""The flag of tritonserver without which Triton 26.04 and newer refuse every region; their message names it."""
+ADVICE_TO_ALLOW = f"start Triton with {_ALLOWING}, which 26.04 and newer need"
+
 _MOST_LOST = 2
 """Lost regions that the predictor may still have. With so many, outputs travel inline until one is unmapped."""
 
@@ -363,10 +367,13 @@ class Registration:
         while True:
             await asyncio.sleep(pause)
             pause = self._pauses.lost
-            with suppress(RequestError, TimeoutError):
+            try:
                 async with asyncio.timeout(_CALL_SECONDS):
                     await self._transport.unregister_region(name)
                 break
+            except (RequestError, TimeoutError) as error:
+                if is_disallowed(error):  # it has no region of anybody
+                    break
         del self._forgetting[name]
         self._lost.discard(name)
         if name in self._unused:  # it had no memory
@@ -374,6 +381,11 @@ class Registration:
         elif self._no_room:
             self._not_before = -math.inf
             self.want()
+
+
+def is_disallowed(error: Exception) -> bool:
+    """Whether a predictor refuses all regions of clients, wherever they lie (501 or UNIMPLEMENTED)."""
+    return isinstance(error, RequestError) and _ALLOWING in str(error)
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
@@ -397,6 +409,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         advice = "make it larger, or lower " if error.errno == errno.ENOSPC else ""
         return f"{error.filename or FOLDER}: {error.strerror} ({advice}--predictor_shared_memory_bytes)"
+    if is_disallowed(error):
+        return f"{error} (26.04 and newer need that; or set --predictor_shared_memory=off)"
     return f"{error} (--predictor_shared_memory=off if it can't see our /dev/shm)"
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from hf_transformer.config.options import parse_config
 from hf_transformer.core.model import QUESTION_TIMEOUT
@@ -156,6 +159,30 @@ def test_collocated_containers_share_memory_and_no_port() -> None:
     assert shared in predictor["model"]["volumeMounts"] and shared in container["volumeMounts"]
     (volume,) = (volume for volume in predictor["volumes"] if volume["name"] == shared["name"])
     assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def test_triton_takes_shared_memory_where_it_is_mounted() -> None:
+    """Releases from 26.04 on need the flag; a new manifest that shares memory is found by its volume."""
+    sharing = {}
+    for path in sorted(DEPLOY.rglob("*.yaml")):
+        if "/dev/shm" in path.read_text():
+            sharing[path.name] = [
+                argument
+                for document in yaml.safe_load_all(path.read_text())
+                for container in containers_of(document)
+                if "triton" in json.dumps(container.get("image", container.get("modelFormat", "")))
+                for argument in [*container.get("args", []), *container.get("command", [])]
+            ]
+    assert len(sharing) == 3
+    assert all("--allow-client-shm=true" in arguments for arguments in sharing.values()), sharing
+
+
+def containers_of(node: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a document that may describe a container: those with an image or a model format."""
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from containers_of(child)
+    if isinstance(node, dict) and ("image" in node or "modelFormat" in node):
+        yield node
 
 
 def test_policies_let_the_transformer_alone_to_triton() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.service import Service, flags_for
+from tests.triton_26 import Triton26
 from tests.triton_environment import triton_environment
 from tests.triton_repository import lay_out, model_names, task_model_folder
 
@@ -70,9 +71,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def triton(repository: Path) -> Iterator[LocalTriton]:
+def triton(repository: Path, pytestconfig: pytest.Config) -> Iterator[LocalTriton]:
     """Without a model at first: ``serve`` loads what a test asks for."""
-    with LocalTriton(
+    server_of = Triton26 if pytestconfig.getoption("--triton") == "26" else LocalTriton
+    with server_of(
         repository, environment=triton_environment(), config_name=None, models=[], options=OPTIONS
     ) as server:
         yield server

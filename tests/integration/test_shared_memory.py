@@ -20,6 +20,7 @@ from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSetting
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory
 from hf_transformer.types import Array, Tensor
 
+pytestmark = pytest.mark.only_triton_24
 VOCABULARY = 1024
 AT_ONCE = Pauses(unavailable=0.05, refused=0.05, registered=0.0, lost=0.0)
 

@@ -14,9 +14,11 @@ from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import Serve
 from tests.integration.hostile.wire import connected, head
 from tests.service import Service
+from tests.triton_26 import DISALLOWED
 
 TEXT = "The capital of france is [MASK]."
 SHARED = 'hf_transformer_shared_memory_batches_total{transfer="shared"}'
+INLINE = 'hf_transformer_shared_memory_batches_total{transfer="inline_unregistered"}'
 SMALL = "--predictor_shared_memory_min_bytes=1"
 WORKERS = (SMALL, "--predictor_shared_memory_bytes=1048576", "--grace_period_seconds=1000", "--workers=2")
 SECONDS = 30.0
@@ -37,6 +39,7 @@ def until_registered(service: Service) -> Path:
     return file
 
 
+@pytest.mark.only_triton_24
 @pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
 def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: Serve, protocol: str) -> None:
     with serve.own("bert", protocol, SMALL) as living, serve.own("bert", protocol, SMALL) as killed:
@@ -57,6 +60,7 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: S
     assert not alive.exists()
 
 
+@pytest.mark.only_triton_24
 def test_killed_workers(serve: Serve) -> None:
     """One that is replaced, and one whose service ends before that."""
     with serve.own("bert", "v2", *WORKERS) as service:
@@ -70,6 +74,7 @@ def test_killed_workers(serve: Serve) -> None:
         assert regions(service) == []
 
 
+@pytest.mark.only_triton_24
 def test_a_second_signal(serve: Serve) -> None:
     with serve.own("bert", "v2", *WORKERS) as service:
         wait_for_regions(service, 2)
@@ -93,6 +98,21 @@ def test_of_several_workers_without_room_one_warns_and_all_work(serve: Serve) ->
         assert len(re.findall(r" WARNING .*outputs travel inline", service.log)) == 1
         assert "1099511627776 bytes do not fit" in service.log
         assert service.metric("hf_transformer_shared_memory_registered") == 0
+
+
+@pytest.mark.only_triton_26
+@pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
+def test_a_triton_that_refuses_shared_memory(serve: Serve, protocol: str) -> None:
+    """Outputs come inline and are right, one line of the log says what to change, and no file stays."""
+    with serve.own("bert", protocol, SMALL) as service:
+        service.wait_until("/v1/models/bert")
+        assert [service.predict([TEXT]) for _ in range(3)] == [["paris"]] * 3
+        assert poll(lambda: "outputs travel inline" in service.log, SECONDS), service.log
+        [line] = [line for line in service.log.splitlines() if "outputs travel inline" in line]
+        assert " WARNING " in line and DISALLOWED in line and "/dev/shm" not in line
+        assert service.metric(INLINE) == 3
+        assert regions(service) == []
+        assert service.stop() == 0
 
 
 def test_off_is_off(serve: Serve) -> None:

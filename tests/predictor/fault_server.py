@@ -71,7 +71,7 @@ class Connection:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            writer.close()  # before anything is waited for: the test's end may come in the middle of that
+            writer.transport.abort()  # before anything is waited for: the test's end may come in the middle of that
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
@@ -94,6 +94,7 @@ async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIt
     """
     count = 0
     running: set[asyncio.Task[None]] = set()
+    opened: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal count
@@ -107,6 +108,7 @@ async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIt
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
         task = asyncio.get_running_loop().create_task(serve(reader, writer))
         running.add(task)
         task.add_done_callback(running.discard)
@@ -119,6 +121,9 @@ async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIt
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for writer in opened:  # TLS would wait for the other side's farewell, and the test's loop ends here
+            writer.transport.abort()
+        await asyncio.sleep(0)
         await server.wait_closed()
 
 

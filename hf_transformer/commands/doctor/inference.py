@@ -22,7 +22,15 @@ from hf_transformer.errors import PredictorDenied, PredictorError, RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.predictor.base import ModelCall, Transport
-from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
+from hf_transformer.predictor.shared_memory import (
+    ADVICE_TO_ALLOW,
+    FOLDER,
+    MARGIN,
+    Region,
+    aligned,
+    free_bytes,
+    is_disallowed,
+)
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
 
 TEXT = "The capital of France is a city on a river."
@@ -191,6 +199,8 @@ async def shared_memory(subject: Subject) -> list[Finding]:
         async with asyncio.timeout(CALL_SECONDS):
             arrived = await _arrives(subject.admin, packed)
     except (RequestError, OSError) as error:  # TimeoutError is an OSError
+        if is_disallowed(error):
+            return warning(f"the predictor takes no shared memory of clients: {error}", f"{ADVICE_TO_ALLOW}, {INLINE}")
         return warning(
             f"the predictor can't use our {FOLDER}: {str(error) or f'it gave no answer in {CALL_SECONDS:g} s'}",
             f"mount one emptyDir with medium: Memory at {FOLDER} in both containers (or --ipc=host), {INLINE}",

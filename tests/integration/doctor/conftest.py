@@ -13,6 +13,7 @@ from hf_transformer.commands.doctor.examination import Finding, Subject, examine
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.config.options import parse_config
 from tests.service import flags_for
+from tests.triton_26 import DISALLOWED
 from tests.triton_repository import task_model_folder
 
 
@@ -23,8 +24,11 @@ async def results_of(flags: Sequence[str]) -> list[Finding]:
 
 
 def troubles(results: Sequence[Finding]) -> dict[str, str]:
-    """What is not well and what to change, the first finding of each check."""
-    bad = [one for one in results if one.status in ("warning", "failed")]
+    """What is not well and what to change, the first finding of each check.
+
+    Not that a Triton of 2026 takes no shared memory of clients, which test_shared_memory_that_triton_refuses is about.
+    """
+    bad = [one for one in results if one.status in ("warning", "failed") and DISALLOWED not in one.found]
     assert all(one.found and one.change for one in bad)
     first: dict[str, str] = {}
     for one in bad:

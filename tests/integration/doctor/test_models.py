@@ -17,6 +17,7 @@ from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import Diagnose, results_of
 from tests.service import flags_for
+from tests.triton_26 import DISALLOWED, VERSION
 from tests.triton_repository import DEMO_MODEL as DEMO
 from tests.triton_repository import task_model_folder
 
@@ -74,6 +75,7 @@ def test_nothing_is_wrong(diagnose: Diagnose, model: str, protocol: str) -> None
     assert diagnose(*model.split(), protocol=protocol) == {}
 
 
+@pytest.mark.only_triton_24
 def test_the_command(
     triton: LocalTriton, diagnose: Diagnose, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,22 @@ def test_the_command(
     assert all(one["change"] == "" and one["seconds"] >= 0 for one in document["results"])
 
 
+@pytest.mark.only_triton_26
+async def test_shared_memory_that_triton_refuses(
+    triton: LocalTriton, load: Callable[[str], None], protocol: str
+) -> None:
+    await asyncio.to_thread(load, "bert_masked")
+    address = triton.http_address if protocol == "v2" else triton.grpc_address
+    results = await results_of(flags_for("bert_masked", DEMO, address, protocol))
+    [found] = [one for one in results if one.name == "shared memory"]
+    assert found.status == "warning"
+    assert "takes no shared memory of clients" in found.found and DISALLOWED in found.found
+    assert found.change.startswith("start Triton with --allow-client-shm=true") and "emptyDir" not in found.change
+    [server] = [one for one in results if VERSION in one.found]
+    assert server.status == "ok"
+
+
+@pytest.mark.only_triton_24
 def test_warnings_count_with_strict_only(triton: LocalTriton, diagnose: Diagnose) -> None:
     assert list(diagnose("bert")) == ["attention mask"]
     flags = flags_for("bert", task_model_folder("bert"), triton.http_address, "v2")
@@ -303,6 +321,7 @@ def test_no_tokenizer(diagnose: Diagnose, tmp_path: Path) -> None:
     assert_says(diagnose("bert_masked", folder=tmp_path), "\n  model files: no tokenizer files")
 
 
+@pytest.mark.only_triton_24
 def test_memory_that_the_predictor_does_not_see(
     diagnose: Diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
