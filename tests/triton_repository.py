@@ -83,7 +83,9 @@ def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
         elif name in GENERATION:
             _fill_generation(version, name)
         else:
-            _fill(version, VARIANTS / name / "config.pbtxt", SHARED_CODE, weights_of(name))
+            own = VARIANTS / name / "1" / "model.py"
+            code = own if own.is_file() else SHARED_CODE
+            _fill(version, VARIANTS / name / "config.pbtxt", code, weights_of(name))
 
 
 def _fill(version: Path, config: Path, code: Path, weights: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hf_transformer.config.options import Config
 from hf_transformer.core.batch import EncodingForm, Filling, widths_of
 from hf_transformer.core.batch_costs import BatchCosts
+from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import ContractError, Signature, fit_signature
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import Pipeline
@@ -311,7 +312,7 @@ class PipelineBuilder:
         self.places.count = settings.max_batches_in_flight
         form = EncodingForm(
             signature,
-            filling(config, tokenizer, signature),
+            filling(config, tokenizer, signature, task.settings.model_config),
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
             more=more_when_shared(config, self.predictor),
@@ -372,14 +373,17 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
         task=reader.name,
     )
     multiple = config.pad_to_multiple_of
-    if multiple > 1 and not signature.masked and signature.length is None:
-        raise ContractError(
-            spec.name,
-            [
-                f"--pad_to_multiple_of={multiple}: the model gets no attention_mask, so it would read the padding; "
-                "expected 1, or a model that gets one (export it so, or add attention_mask to --tensor_input_names)."
-            ],
-        )
+    if multiple > 1 and signature.length is None:
+        refused = f"--pad_to_multiple_of={multiple}: the model "
+        if not signature.masked:
+            refused += (
+                "gets no attention_mask, so it would read the padding; expected 1, or a model that gets one (export it "
+                "so, or add attention_mask to --tensor_input_names)."
+            )
+            raise ContractError(spec.name, [refused])
+        if batch_rules(task.settings.model_config, None).equal_lengths:
+            kind = task.settings.model_config.get("model_type")
+            raise ContractError(spec.name, [f"{refused}is of the type {kind}, which reads padding; expected 1."])
     return reader, signature
 
 
@@ -440,13 +444,20 @@ def more_when_shared(config: Config, predictor: Predictor) -> Callable[[int], bo
     return (lambda size: size <= most and predictor.shares(size)) if most else None
 
 
-def filling(config: Config, tokenizer: Tokenizer, signature: Signature) -> Filling:
-    """Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes where
-    the tokenizer puts it. No batch is wider than ``tokenizer`` truncates texts, whatever --pad_to_multiple_of says:
-    there the model's positions may end."""
-    widths = widths_of(config.pad_to_multiple_of, tokenizer.max_length) if signature.length is None else None
-    left = tokenizer.padding_side == "left" and not signature.masked
-    return Filling(tokenizer.pad_id, left=left, widths=widths)
+def filling(config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]) -> Filling:
+    """Padding that a mask hides goes where the architecture reads nothing, mostly to the right, where it shifts no
+    position; padding that the model sees goes where the tokenizer puts it. No batch is wider than ``tokenizer``
+    truncates texts, whatever --pad_to_multiple_of says: there the model's positions may end."""
+    rules = batch_rules(model_config, tokenizer.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
+    equal = rules.equal_lengths and signature.masked
+    free = signature.length is None and not equal
+    return Filling(
+        tokenizer.pad_id if rules.pad_id is None or not signature.masked else rules.pad_id,
+        left=rules.left if signature.masked else tokenizer.padding_side == "left",
+        widths=widths_of(config.pad_to_multiple_of, tokenizer.max_length) if free else None,
+        equal_lengths=equal,
+        counted_id=rules.counted_id,
+    )
 
 
 def _log_texts(longest: int | None, texts: Sequence[TextInput], context: Context) -> None:

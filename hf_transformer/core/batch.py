@@ -104,11 +104,15 @@ class Filling:
         pad_id: the token id of padded positions.
         left: whether padding comes before the text.
         widths: the widths that batches are padded to; None pads them to their longest text only.
+        equal_lengths: whether only texts of one length share a batch, although the model gets a mask.
+        counted_id: texts with different counts of this token id never share a batch; None for no such token.
     """
 
     pad_id: int
     left: bool
     widths: Widths | None = None
+    equal_lengths: bool = False
+    counted_id: int | None = None
 
 
 class EncodingForm(Form[Encoding]):
@@ -137,24 +141,26 @@ class EncodingForm(Form[Encoding]):
         self._token_axes = [
             [number for number, axis in enumerate(output.axes) if axis.tokens] for output in signature.outputs
         ]
-        if signature.masked and signature.length is None and signature.max_rows > 1 and signature.exact_rows is None:
+        padding = signature.length is not None or (signature.masked and not filling.equal_lengths)
+        if padding and signature.length is None and signature.max_rows > 1 and signature.exact_rows is None:
             self.costs = costs
         self._limits = BatchLimits(
             max_rows=signature.max_rows,
             max_tokens=max_tokens,
             max_output_bytes=max_output_bytes,
             output_bytes=signature.output_bytes,
-            padding=signature.masked or signature.length is not None,
+            padding=padding,
             fixed_length=signature.length,
             costs=self.costs,
             more=more if all(output.row_bytes(1) is not None for output in signature.outputs) else None,
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:
-        """All share one group. The length is the width of a batch of this text alone, so that texts which are padded
-        alike count as equally long."""
-        size, widths = len(item.ids), self._filling.widths
-        return "", size if widths is None else widths.of(size)
+        """All share one group, unless a token is counted. The length is the width of a batch of this text alone, so
+        that texts which are padded alike count as equally long."""
+        size, widths, counted = len(item.ids), self._filling.widths, self._filling.counted_id
+        group = "" if counted is None else str(item.ids.count(counted))
+        return group, size if widths is None else widths.of(size)
 
     def limits(self, item: Encoding) -> BatchLimits:
         return self._limits

@@ -153,13 +153,13 @@ FLAGS = ("--model_name=bert", "--pad_to_multiple_of=16")
 def test_the_longest_width_is_that_at_which_texts_are_cut() -> None:
     for flag, widths in ((), Widths(16, 128)), (("--max_model_len=100",), Widths(16, 100)):
         pair = pair_of(GOOD, *FLAGS, *flag)
-        assert filling(pair.config, pair.tokenizer, pair.signature).widths == widths
+        assert filling(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths == widths
     pair = pair_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")
-    assert filling(pair.config, pair.tokenizer, pair.signature).widths is None
+    assert filling(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths is None
     inputs = tuple(replace(one, shape=(24,)) for one in GOOD.inputs)
     outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
     fixed = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
-    found = filling(fixed.config, fixed.tokenizer, fixed.signature)
+    found = filling(fixed.config, fixed.tokenizer, fixed.signature, fixed.model_config)
     assert (fixed.signature.length, found.widths) == (24, None), "a fixed length is what counts"
     assert EncodingForm(fixed.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)
 

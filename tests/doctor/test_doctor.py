@@ -336,7 +336,7 @@ async def test_a_model_that_generates_and_is_decoupled() -> None:
         one async for one in examine(subject, [replace(one, needs=()) for one in command.CHECKS if one.predictive])
     ]
     assert [one.name for one in results] == [
-        *("batch size", "attention mask", "text length", "other text", "shared batch", "shared memory"),
+        *("batch size", "attention mask", "text length", "other text", "shared memory"),
     ]
     assert {one.found for one in results} == {"does not apply to generated text"}
 

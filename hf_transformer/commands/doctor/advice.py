@@ -12,6 +12,7 @@ from typing import Any
 
 from hf_transformer.app.wiring import BoundPair, Pair
 from hf_transformer.commands.doctor.examination import Finding, ok, skipped, warning
+from hf_transformer.tasks.base import FLOATS
 from hf_transformer.tokenizer.load import model_limit
 
 logger = logging.getLogger(__name__)
@@ -112,10 +113,17 @@ def instances(pair: Pair) -> list[Finding]:
 
 
 def vocabulary(pair: Pair) -> list[Finding]:
-    """Whether the tokenizer's ids are those that config.json declares."""
+    """Whether the tokenizer's ids are those that config.json declares, and the logits of a model that generates too."""
     declared, size = pair.model_config.get("vocab_size"), pair.tokenizer.vocab_size
     if type(declared) is not int:
         return skipped(f"config.json names no vocab_size; the tokenizer has {size} tokens")
+    width = _logits_width(pair)
+    if width is not None and width != declared:
+        return warning(
+            f"the model gives logits of {width} tokens, config.json's vocab_size is {declared} and the tokenizer has "
+            f"{size}",
+            "serve the model with the tokenizer and config.json that it was exported from (--model_dir, --model_id)",
+        )
     # Models round theirs up: phi-2's tokenizer fills 98 % of it, mT5's all but 12 of 250,112.
     if 0.9 * declared <= size <= declared:
         return ok(f"{size} tokens, config.json says {declared}")
@@ -124,6 +132,15 @@ def vocabulary(pair: Pair) -> list[Finding]:
         f"{declared}",
         "put the tokenizer files and the config.json of the model that was exported into one folder (--model_dir)",
     )
+
+
+def _logits_width(pair: Pair) -> int | None:
+    """The last dim of the logits of a model that generates; None for other models, and where it is free."""
+    if isinstance(pair, BoundPair):
+        return None  # the contract compares it
+    names = pair.config.tensor_output_names or ("logits",)
+    widths = [one.shape[-1] for one in pair.spec.outputs if one.name in names and one.datatype in FLOATS and one.shape]
+    return widths[0] if widths and widths[0] > 0 else None
 
 
 def padding_token(pair: Pair) -> list[Finding]:

@@ -236,6 +236,9 @@ bert_masked --max_predictor_response_bytes=300000
 gpt2_logits {"n_positions":512,"n_ctx":512,"max_position_embeddings":512} --max_model_len=512
   longest text: continues prompts of up to 256 tokens ... --max_model_len=257
 
+gpt2_logits {"vocab_size":324} tokenizer_of=t5_logits
+  vocabulary: the model gives logits of 768 tokens, config.json's vocab_size is 324 and the tokenizer has 324
+
 t5_logits {} tokenizer_of=gpt2_logits
   vocabulary: 768 tokens, more than config.json's vocab_size 324
   inference: -> ... the tokenizer and the config.json that it was exported from
