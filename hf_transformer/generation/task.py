@@ -84,9 +84,16 @@ class Text2TextGeneration(TextGeneration):
 
 
 ALL_TASKS: Sequence[tuple[type[Servable], str]] = (
+    *((task, suffix) for task, suffix in TASKS if suffix.endswith("WithLMHeadModel")),
+    (Text2TextGeneration, "T5WithLMHeadModel"),
     (TextGeneration, "ForCausalLM"),
     (TextGeneration, "LMHeadModel"),
+    (TextGeneration, "ModelWithLMHead"),
+    (TextGeneration, "BertGenerationDecoder"),
     (Text2TextGeneration, "ForConditionalGeneration"),
+    (Text2TextGeneration, "ForTextToText"),
+    (Text2TextGeneration, "MarianMTModel"),
+    (Text2TextGeneration, "EncoderDecoderModel"),
     *TASKS,
 )
 """Every task that can be served, in the form of TASKS."""

@@ -25,8 +25,20 @@ VOCABULARY_FILES = tuple(
 VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})
 """Tokenizers that work on bytes or characters and have no vocabulary file."""
 
+MORE_FILES = tuple(
+    "merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken generation_config.json"
+    " chat_template.jinja chat_template.json additional_chat_templates/*.jinja modules.json sentence_*_config.json"
+    " config_sentence_transformers.json ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model".split()
+)
+"""Read beside these two by the service, by transformers or by sentence-transformers, as patterns: ``?_*/`` are the
+modules of sentence-transformers, of which its first versions kept the tokenizer in 0_Transformer."""
+
 SETTINGS_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Read whenever they exist, so a cached snapshot is complete only with those of them that the repository has."""
+
+
+SMALL_FILES = (*SETTINGS_FILES, *VOCABULARY_FILES, *MORE_FILES)
+"""All that is read of a model's folder beside weights and code, as patterns: what is downloaded and exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,18 @@ def read_json(path: Path, *, required: bool) -> dict[str, Json]:
     return value
 
 
+def transformer_folder(folder: Path) -> Path:
+    """Where config.json, the tokenizer and the weights lie: the folder itself or, as the first versions of
+    sentence-transformers have it, that of the first module in modules.json, such as 0_Transformer."""
+    modules = folder / "modules.json"
+    if (folder / "config.json").is_file() or not modules.is_file():
+        return folder
+    found = load_json(modules)
+    first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+    inner = folder / Path(str(first.get("path", ""))).name
+    return inner if (inner / "config.json").is_file() else folder
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a file that a tokenizer can be built from."""
     if any((folder / name).is_file() for name in VOCABULARY_FILES) or any(folder.glob("*.tiktoken")):
@@ -93,7 +117,8 @@ def find_model_files(
     """
     if model_id is None or Path(model_id).expanduser().is_dir():
         folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
-        return ModelFiles(folder, folder, read_json(folder / "config.json", required=False))
+        inner = transformer_folder(folder)
+        return ModelFiles(folder, inner, read_json(inner / "config.json", required=False))
     if model_id.startswith(("/", ".", "~")):
         raise LoadError(f"--model_id={model_id}: there is no such folder")
     # Imported here: a start from a local folder needs nothing of the hub.
@@ -104,9 +129,10 @@ def find_model_files(
     tokenizer_revision = tokenizer_revision or model_revision
     same = tokenizer_revision == model_revision
     model_folder = snapshot(model_revision, with_tokenizer=same)
-    tokenizer_folder = model_folder if same else snapshot(tokenizer_revision)
+    tokenizer_folder = transformer_folder(model_folder if same else snapshot(tokenizer_revision))
     _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
-    return ModelFiles(model_folder, tokenizer_folder, read_json(model_folder / "config.json", required=True))
+    config = read_json(transformer_folder(model_folder) / "config.json", required=True)
+    return ModelFiles(model_folder, tokenizer_folder, config)
 
 
 def _local_folder(folder: Path, model_name: str | None) -> Path:
@@ -114,9 +140,13 @@ def _local_folder(folder: Path, model_name: str | None) -> Path:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise LoadError(f"the model folder {folder} {what} (set --model_dir or --model_id)")
-    if has_tokenizer(folder):
+    if has_tokenizer(transformer_folder(folder)):
         return folder
-    if model_name not in (None, "..") and (folder / model_name).is_dir() and has_tokenizer(folder / model_name):
+    if (
+        model_name not in (None, "..")
+        and (folder / model_name).is_dir()
+        and has_tokenizer(transformer_folder(folder / model_name))
+    ):
         return folder / model_name
     _require_tokenizer(folder, str(folder))
     return folder

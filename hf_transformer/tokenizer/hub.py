@@ -20,18 +20,16 @@ from pathlib import Path
 import orjson
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
+from hf_transformer.tokenizer.files import (
+    SETTINGS_FILES,
+    SMALL_FILES,
+    VOCABULARY_FILES,
+    has_tokenizer,
+    read_json,
+    transformer_folder,
+)
 
 log = logging.getLogger(__name__)
-
-DOWNLOADS = (
-    *SETTINGS_FILES,
-    *VOCABULARY_FILES,
-    *"merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken".split(),
-    *"generation_config.json chat_template.jinja chat_template.json additional_chat_templates/*.jinja".split(),
-    *"modules.json sentence_*_config.json config_sentence_transformers.json ?_*/config.json".split(),
-)
-"""What is downloaded, as patterns; ``?_*/config.json`` are sentence-transformers' modules such as 1_Pooling."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -76,7 +74,8 @@ def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bo
         except (OSError, ValueError):
             return None
     folder = storage / "snapshots" / commit
-    found = bool(commit) and (folder / "config.json").is_file() and (not with_tokenizer or has_tokenizer(folder))
+    inner = transformer_folder(folder)
+    found = bool(commit) and (inner / "config.json").is_file() and (not with_tokenizer or has_tokenizer(inner))
     if found and with_code:
         found = all((folder / name).is_file() for name in code_files(folder))
     return folder if found else None
@@ -114,7 +113,7 @@ def _download(repo: str, revision: str, token: str | None, cache: Path, with_cod
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    patterns = [*DOWNLOADS, "*.py"] if with_code else list(DOWNLOADS)
+    patterns = [*SMALL_FILES, "*.py"] if with_code else list(SMALL_FILES)
     with _map_errors(repo, revision, token):
         return Path(snapshot_download(repo, revision=revision, token=token, cache_dir=cache, allow_patterns=patterns))
 

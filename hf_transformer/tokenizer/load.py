@@ -74,12 +74,14 @@ def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
 ) -> LoadedTokenizer:
     """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    why = "it has no tokenizer.json"
     if (folder / "tokenizer.json").is_file():
         try:
             return load_fast(folder, config, lower_case=lower_case)
         except NotMirrored as exc:
-            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, exc)
-    return _load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
+            why = f"its tokenizer.json is not read alone: {exc}"
+            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, why)
+    return _load_with_transformers(folder, why, lower_case=lower_case, trust_remote_code=trust_remote_code)
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
@@ -141,7 +143,10 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
         recipe.finish(backend, settings, tokens)
     if name == "Qwen2Tokenizer":
         backend.add_tokens([AddedToken(text, special=True) for text in (*tokens.values(), *map(str, extra))])
-    sides = settings.get("padding_side", "right"), settings.get("truncation_side", "right")
+    sides = (
+        settings.get("padding_side", "left" if name == "XLNetTokenizer" else "right"),
+        settings.get("truncation_side", "right"),
+    )
     if not {*sides} <= {"left", "right"}:
         raise ValueError(f"padding_side and truncation_side must be left or right, not {sides}")
     cleans_up = settings.get("clean_up_tokenization_spaces", False)
@@ -298,13 +303,14 @@ def _add_tokens(
         backend.add_tokens(tokens)
 
 
-def _load_with_transformers(folder: Path, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
+def _load_with_transformers(folder: Path, why: str, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
     try:
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"{folder} has no tokenizer.json, so transformers has to load the tokenizer: pip install"
-            " 'hf-transformer[transformers]' (the slim image has none), or save tokenizer.json there"
+            f"transformers has to load the tokenizer in {folder} ({why}): pip install"
+            " 'hf-transformer[transformers]' (the slim image has none), or save a tokenizer.json there, as"
+            " AutoTokenizer.from_pretrained(...).save_pretrained(...) does"
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}

@@ -92,6 +92,9 @@ _t5_finish = _template("$A {eos_token}", "$A {eos_token} $B {eos_token}")
 _xlmr_finish = _template("{bos_token} $A {eos_token}", "{bos_token} $A {eos_token} {eos_token} $B {eos_token}")
 
 
+_xlnet_finish = _template("$A:0 {sep_token}:0 {cls_token}:2", "$A:0 {sep_token}:0 $B:1 {sep_token}:1 {cls_token}:2")
+
+
 def _wordpiece_options(settings: Settings, vocab: Json, tokens: SpecialTokens) -> dict[str, Json]:
     return {"unk_token": tokens["unk_token"], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 
@@ -171,6 +174,15 @@ def _albert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> 
         _bert_finish(tokenizer, settings, BERT_TOKENS)
 
 
+def _xlnet_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if settings.get("do_lower_case", False):
+        steps.append(normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    _metaspace(tokenizer, "always")
+
+
 def _deberta_v2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
     space = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
@@ -230,6 +242,15 @@ RECIPES: Mapping[str, Recipe] = {
     "AlbertTokenizer": Recipe(
         "Unigram", DEBERTA_TOKENS | named("unk=<unk> pad=<pad>"), _albert_stages, options=_unigram(1)
     ),
+    "XLNetTokenizer": Recipe(
+        "Unigram",
+        DEBERTA_TOKENS | named("bos=<s> eos=</s> unk=<unk> sep=<sep> pad=<pad> cls=<cls> mask=<mask>"),
+        _xlnet_stages,
+        _xlnet_finish,
+        _unigram(0),
+        flags={"mask_token": {"lstrip": True}},
+        extra=("<eop>", "<eod>"),
+    ),
     "T5Tokenizer": Recipe(
         "Unigram",
         named("eos=</s> unk=<unk> pad=<pad>"),
@@ -268,6 +289,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "XLMRobertaTokenizer": "gte jina_embeddings_v3 metaclip_2 trocr xlm-roberta xmod",
     "CamembertTokenizer": "camembert",
     "AlbertTokenizer": "albert yoso",
+    "XLNetTokenizer": "xlnet",
     "T5Tokenizer": "mt5 musicgen musicgen_melody switch_transformers t5",
     "DebertaTokenizer": "deberta",
     "DebertaV2Tokenizer": "deberta-v2",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.app.wiring import load_parts
+from hf_transformer.config.options import parse_config
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import find_model_files, has_tokenizer, read_json
+from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.tiny_tokenizers.hub import Hub, lay_out_cache, serve
 from tests.tiny_tokenizers.trained import save, wordpiece
+from tests.triton_repository import DEMO_MODELS
 
 REPO = "some-org/tiny-bert"
 COMMIT, OLDER = "a" * 40, "b" * 40
@@ -265,3 +270,22 @@ def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, hub: Hub | None
             done = start(tmp_path, hub, given)
     assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
     assert re.fullmatch(f"LoadError: .*{says}.*", done.stderr.strip()), done.stderr
+
+
+def test_the_transformer_folder_of_old_sentence_transformers(tmp_path: Path) -> None:
+    """Its first versions kept the transformer's files in the folder of the first module."""
+    inner = tmp_path / "0_Transformer"
+    inner.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copyfile(DEMO_MODELS / "minibert_mean" / name, inner / name)
+    (inner / "sentence_bert_config.json").write_text('{"max_seq_length": 32}')
+    modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    files = find_model_files(None, str(tmp_path))
+    assert (files.model_folder, files.tokenizer_folder) == (tmp_path, inner)
+    assert files.config["model_type"] == "bert"
+    found = read_sentence_transformers(files.model_folder)
+    assert found is not None and found.max_seq_length == 32
+    parts = load_parts(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
+    assert (parts.task.name, parts.tokenizer.max_length) == ("text_embedding", 32)

@@ -11,17 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import SMALL_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-COPIED = (
-    *SETTINGS_FILES,
-    *VOCABULARY_FILES,
-    *("merges.txt", "*.tiktoken", "generation_config.json"),
-    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "?_*/config.json"),
-)
-"""What the service reads of a model's folder, as patterns."""
 PYTHON_MODEL = Path(__file__).with_name("python_model.py")
 SAMPLE = "The capital of France is Paris, déjà vu."
 
@@ -81,7 +73,7 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> N
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
         shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
-    patterns = (*COPIED, "*.py") if settings.trust_remote_code else COPIED
+    patterns = (*SMALL_FILES, "*.py") if settings.trust_remote_code else SMALL_FILES
     for source in dict.fromkeys((files.model_folder, files.tokenizer_folder)):
         for pattern in patterns:
             for found in source.glob(pattern):
