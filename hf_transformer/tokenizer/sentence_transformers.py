@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tasks.base import SentenceTransformers
+from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tokenizer.files import load_json, read_json
 from hf_transformer.types import Json
 
@@ -78,10 +78,20 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     )
 
 
-def read_activation(folder: Path) -> str | None:
-    """The activation function of a CrossEncoder, where version 6 writes it; older ones write it into config.json."""
-    name = read_json(folder / SETTINGS, required=False).get("activation_fn")
-    return str(name) if name else None
+def read_cross_encoder(folder: Path) -> CrossEncoder:
+    """The settings of a CrossEncoder, where version 6 writes them; older ones have an activation function in
+    config.json. Empty for any other folder.
+
+    Raises:
+        LoadError: the file is broken, or names an unknown default prompt.
+    """
+    settings = read_json(folder / SETTINGS, required=False)
+    name = settings.get("activation_fn")
+    activation = str(name) if name else None
+    if settings.get("model_type") != "CrossEncoder":
+        return CrossEncoder(activation)
+    prompts = _prompts(folder / SETTINGS, settings)
+    return CrossEncoder(activation, prompts, settings.get("default_prompt_name"))
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

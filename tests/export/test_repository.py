@@ -124,7 +124,7 @@ def test_what_is_not_replaced(tmp_path: Path, old: Path) -> None:
 def filled(folder: Path, source: Path, *flags: str) -> ModelFiles:
     (folder / "1").mkdir(parents=True)
     files = find_model_files(None, str(source))
-    fill(folder, "# config.pbtxt", files, settings(*flags))
+    fill(folder, "# config.pbtxt", files, settings(*flags), {})
     return files
 
 
@@ -239,6 +239,7 @@ def test_every_field(tmp_path: Path, form: str, backend: str, file: str) -> None
             "name": "bert",
             "backend": backend,
             "default_model_filename": file,
+            "version_policy": {"specific": {"versions": ["1"]}},
             "max_batch_size": 7,
             "input": tensors[0],
             "output": tensors[1],

@@ -7,7 +7,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Json
 
 CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
 HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
@@ -43,13 +44,15 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is exported: ``model`` is the torch model, in evaluation mode on the CPU, in float32."""
+    """What is exported: ``model`` is the torch model, in evaluation mode on the CPU, in float32. ``changes`` are fields
+    of config.json that it has otherwise than the folder."""
 
     files: ModelFiles
     task: str
     tokenizer: Tokenizer
     sentences: SentenceTransformers | None
     model: Any
+    changes: Mapping[str, Json] = field(default_factory=dict)
 
 
 @contextmanager
@@ -87,10 +90,22 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         )
     at_most = sentences.max_seq_length if sentences else None
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task))
+    changes = changes_of(files.config)
+    files = replace(files, config={**files.config, **changes})
+    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes), changes)
 
 
-def _load_model(settings: Namespace, task: str) -> Any:
+def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Fields of config.json that the exported model has otherwise.
+
+    BigBird reads texts of up to 704 tokens with full attention, and longer ones in blocks, which depend on the padding.
+    transformers switches to full attention for good at the first short text. So it is exported with full attention.
+    """
+    blocks = model_config.get("model_type") in ("big_bird", "bigbird_pegasus")
+    return {"attention_type": "original_full"} if blocks else {}
+
+
+def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json]) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # people see the progress of a download, logs do not
         transformers.logging.disable_progress_bar()
@@ -107,6 +122,7 @@ def _load_model(settings: Namespace, task: str) -> Any:
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
+            **changes,
         )
     # The pooler of a bare encoder is not exported.
     missing = sorted(key for key in found["missing_keys"] if not (name == "AutoModel" and "pooler." in key))

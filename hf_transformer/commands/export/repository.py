@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import orjson
+
+from hf_transformer.commands.export.config_pbtxt import FILES
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Json
 
 COPIED = (
     *SETTINGS_FILES,
@@ -76,8 +81,9 @@ def _place(repository: Path) -> Path:
     return beside if same and os.access(beside, os.W_OK | os.X_OK) else repository
 
 
-def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> None:
-    """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads."""
+def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, changes: Mapping[str, Json]) -> None:
+    """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads; config.json with
+    ``changes``."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
         shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
@@ -88,6 +94,22 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> N
                 copy = folder / found.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(found, copy)
+    if changes:
+        (folder / "config.json").write_bytes(orjson.dumps(dict(files.config), option=orjson.OPT_INDENT_2))
+
+
+def triton_view(folder: Path, settings: Namespace) -> str:
+    """What Triton makes of the folder, in a sentence. It reads the leading digits of a subfolder as a version, and
+    config.pbtxt's version_policy says which of these are the model's. Raises LoadError if version 1 has no model."""
+    file = "model.py" if settings.backend == "python" else FILES[settings.format]
+    versions = {int(found[0]): path.name for path in folder.iterdir() if (found := re.match(r"\d+", path.name))}
+    if not (folder / "1" / file).is_file() or versions.get(1) != "1":
+        raise LoadError(
+            f"{folder.name}: Triton finds no 1/{file}, but {', '.join(sorted(versions.values())) or 'nothing'}"
+        )
+    others = [name for number, name in sorted(versions.items()) if number != 1]
+    left_out = f"; {', '.join(others)} is no version of it (version_policy)" if others else ""
+    return f"Triton reads version 1 of {folder.name}, 1/{file}, in the {settings.backend} backend{left_out}"
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
