@@ -23,6 +23,8 @@ from hf_transformer.tokenizer.sentence_transformers import read_sentence_transfo
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Json
 
+LENGTH = "max_position_embeddings"
+"""The field of config.json."""
 CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
 HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "fill_mask": ("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
@@ -88,21 +90,35 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
             f"{settings.model_id}: its vectors go through {sentences.inside} behind the pooling, which this export "
             "leaves out; export it with sentence-transformers' own ONNX backend"
         )
-    at_most = sentences.max_seq_length if sentences else None
-    tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
     changes = changes_of(files.config)
     files = replace(files, config={**files.config, **changes})
+    at_most = sentences.max_seq_length if sentences else None
+    tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
     return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes), changes)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Fields of config.json that the exported model has otherwise.
+    """Fields of config.json that the exported model has otherwise, because transformers reads long texts in another way
+    than short ones, and a graph holds one of them: that of short texts, which are then the longest that it takes.
 
-    BigBird reads texts of up to 704 tokens with full attention, and longer ones in blocks, which depend on the padding.
-    transformers switches to full attention for good at the first short text. So it is exported with full attention.
+    BigBird reads texts of up to 704 tokens with full attention and longer ones in blocks, which depend on the padding;
+    it switches to full attention for good at the first short text. Dynamic and long rotary positions depend on the
+    longest text of a batch.
     """
-    blocks = model_config.get("model_type") in ("big_bird", "bigbird_pegasus")
-    return {"attention_type": "original_full"} if blocks else {}
+    if model_config.get("model_type") in ("big_bird", "bigbird_pegasus"):
+        if model_config.get("attention_type") == "original_full":
+            return {}
+        limit = (5 + 2 * model_config.get("num_random_blocks", 3)) * model_config.get("block_size", 64)
+        return {"attention_type": "original_full", LENGTH: min(limit, model_config.get(LENGTH, limit))}
+    name = "rope_parameters" if model_config.get("rope_parameters") else "rope_scaling"
+    rope = model_config.get(name)
+    match rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None:
+        case "dynamic" if LENGTH in model_config:
+            return {LENGTH: model_config[LENGTH], name: {**rope, "rope_type": "default"}}
+        case "longrope" | "su":
+            limit = model_config.get(f"original_{LENGTH}", rope.get(f"original_{LENGTH}"))
+            return {LENGTH: limit} if isinstance(limit, int) else {}
+    return {}
 
 
 def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json]) -> Any:
@@ -122,7 +138,7 @@ def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json]) -> 
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
-            **changes,
+            **{name: value for name, value in changes.items() if name == "attention_type"},
         )
     # The pooler of a bare encoder is not exported.
     missing = sorted(key for key in found["missing_keys"] if not (name == "AutoModel" and "pooler." in key))

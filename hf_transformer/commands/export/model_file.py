@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from hf_transformer.commands.export.checkpoint import Checkpoint, explained
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE
-from hf_transformer.commands.export.graph import Graph
+from hf_transformer.commands.export.graph import Graph, LastEnd
 from hf_transformer.core.batch_rules import BatchRules, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types import Array, Encoding
@@ -33,7 +33,7 @@ BATCHES: Sequence[Sequence[str | tuple[str, str]]] = (
     (LONGER, LONGER),
     (LONG,),
     (SHORT, LONG, MIDDLE, MARKED),
-    (MARKED, LONGER, SHORT),
+    (MARKED, LONGER, SHORT, ""),
 )
 """With mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch. The first one is traced:
 its texts have different lengths."""
@@ -74,6 +74,8 @@ def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> l
     """
     masked = any(tensor.name == "attention_mask" for tensor in graph.inputs)
     rules = batch_rules(checkpoint.files.config, None)
+    if isinstance(getattr(graph, "head", graph), LastEnd):  # this graph counts none
+        rules = replace(rules, counted_id=None)
     tokenizer = checkpoint.tokenizer.with_max_length(min(LONGEST, checkpoint.tokenizer.max_length))
     blank = tokenizer.mask_token if checkpoint.task == "fill_mask" else "paris"
     named = tokenizer.special_tokens
@@ -91,7 +93,7 @@ def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> l
                 for text in texts
             ]
             groups: dict[tuple[int, int], list[Encoding]] = {}
-            for one in tokenizer.encode(filled):
+            for one in filter(len, tokenizer.encode(filled)):  # no tokens: an empty text, without special ones
                 length = 0 if masked and not rules.equal_lengths else len(one)
                 count = 0 if rules.counted_id is None else one.ids.count(rules.counted_id)
                 groups.setdefault((length, count), []).append(one)

@@ -102,13 +102,11 @@ def triton_view(folder: Path, settings: Namespace) -> str:
     """What Triton makes of the folder, in a sentence. It reads the leading digits of a subfolder as a version, and
     config.pbtxt's version_policy says which of these are the model's. Raises LoadError if version 1 has no model."""
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
-    versions = {int(found[0]): path.name for path in folder.iterdir() if (found := re.match(r"\d+", path.name))}
-    if not (folder / "1" / file).is_file() or versions.get(1) != "1":
-        raise LoadError(
-            f"{folder.name}: Triton finds no 1/{file}, but {', '.join(sorted(versions.values())) or 'nothing'}"
-        )
-    others = [name for number, name in sorted(versions.items()) if number != 1]
-    left_out = f"; {', '.join(others)} is no version of it (version_policy)" if others else ""
+    numbered = sorted(path.name for path in folder.iterdir() if path.is_dir() and re.match(r"[1-9]", path.name))
+    if not (folder / "1" / file).is_file():
+        raise LoadError(f"{folder.name}: Triton finds no 1/{file}, but {', '.join(numbered) or 'no version at all'}")
+    others = [name for name in numbered if int(re.match(r"\d+", name)[0]) != 1]  # type: ignore[index]
+    left_out = f"; {', '.join(others)}: no version of it, by version_policy" if others else ""
     return f"Triton reads version 1 of {folder.name}, 1/{file}, in the {settings.backend} backend{left_out}"
 
 
