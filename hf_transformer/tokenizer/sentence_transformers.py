@@ -39,6 +39,8 @@ TRANSFORMER_FILES = tuple(
 )
 """Where the first module's settings are; the first of these that has any."""
 SETTINGS = "config_sentence_transformers.json"
+NO_TOKENS = ("padding", "return_tensors")
+"""Arguments of a tokenizer's call that leave a text's tokens as they are."""
 VECTOR = "sentence_embedding"
 """The name of a text's vector among the modules."""
 NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
@@ -63,7 +65,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
     prompts = _prompts(folder / SETTINGS, settings)
     first = folder / folders.get("Transformer", "")
-    transformer = next(filter(None, (read_json(first / name, required=False) for name in TRANSFORMER_FILES)), {})
+    transformer = _transformer(first)
     size = settings.get("truncate_dim")
     return SentenceTransformers(
         pooling=_modes(pooling_path, pooling),
@@ -90,8 +92,26 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     activation = str(name) if name else None
     if settings.get("model_type") != "CrossEncoder":
         return CrossEncoder(activation)
+    _transformer(folder)
     prompts = _prompts(folder / SETTINGS, settings)
     return CrossEncoder(activation, prompts, settings.get("default_prompt_name"))
+
+
+def _transformer(folder: Path) -> Mapping[str, Json]:
+    """The settings of the Transformer module. Raises LoadError for arguments of the tokenizer's call that change its
+    tokens, and for a model that reads texts as messages of a chat alone; version 6 writes both."""
+    paths = [folder / name for name in TRANSFORMER_FILES]
+    path, settings = next(((path, found) for path in paths if (found := read_json(path, required=False))), (folder, {}))
+    calls = settings.get("processing_kwargs")
+    for kind in ("common", "text"):
+        arguments = calls.get(kind) if isinstance(calls, dict) else None
+        changing = [name for name in arguments or {} if name not in NO_TOKENS]
+        if changing:
+            raise LoadError(f"{path}: processing_kwargs.{kind} has {changing[0]}, which this service can't apply")
+    modalities = settings.get("modality_config")
+    if isinstance(modalities, dict) and modalities and "text" not in modalities:
+        raise LoadError(f"{path}: modality_config has {', '.join(modalities)}, expected text, which this service sends")
+    return settings
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

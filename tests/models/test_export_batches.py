@@ -1,4 +1,4 @@
-"""An exported model gives a text the same answer in a batch as transformers gives to it alone, by the written file itself.
+"""An exported model gives a text the same answer in a batch as transformers gives to it alone.
 
 The weights are large, so that an answer that reads another text or padding is far off.
 """
@@ -17,7 +17,6 @@ import pytest
 import torch
 import transformers
 
-from hf_transformer.commands.export import graph as graph_module
 from hf_transformer.errors import LoadError
 from tests.models import test_export_families as families
 from tests.models.exporting import printed_by
@@ -96,7 +95,11 @@ def answers(folder: Path, texts: list[list[int]]) -> np.ndarray:
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
     if (folder / "1" / "model.pt").is_file():
         names = ("input_ids", "attention_mask")
-        return torch.jit.load(folder / "1" / "model.pt")(*(torch.tensor(inputs[name]) for name in names))[0].numpy()
+        return (
+            torch.jit.load(folder / "1" / "model.pt")(*(torch.tensor(inputs[name]) for name in names))[0]
+            .detach()
+            .numpy()
+        )
     session = onnxruntime.InferenceSession(folder / "1" / "model.onnx")
     return session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})[0]
 
@@ -113,20 +116,28 @@ def test_texts_with_different_counts_of_ends(
     assert np.abs(found - expected).max() < BATCH_RULE
 
 
-def test_a_graph_whose_answers_depend_on_the_batch_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An architecture that no rule knows, here one that reads the mean over all texts."""
+MIXING = """
+import transformers
 
-    class Mixing(graph_module.Head):
-        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(found + 1e-3 * found.mean(0, keepdim=True).tanh() for found in super().forward(*tensors))
+class Mixing(transformers.RobertaForSequenceClassification):
+    def forward(self, input_ids, attention_mask=None):
+        found = super().forward(input_ids, attention_mask)
+        found.logits = found.logits + 1e-3 * found.logits.mean(0, keepdim=True).tanh()
+        return found
+"""
 
-    monkeypatch.setattr(graph_module, "Head", Mixing)
+
+def test_an_architecture_that_mixes_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that no rule knows, with code of its own; it can still be served text by text."""
     source = made("RobertaForSequenceClassification", tmp_path / "source", families.SIZES, monkeypatch)
-    with pytest.raises(LoadError, match="depends on the other texts of its batch.*--max_batch_size=1"):
-        exported(source, tmp_path, "--tolerance=0.1")
-    assert (exported(source, tmp_path, "--tolerance=0.1", "--max_batch_size=1") / "config.pbtxt").is_file()
+    (source / "modeling_mixing.py").write_text(MIXING)
+    config = json.loads((source / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "modeling_mixing.Mixing"}
+    (source / "config.json").write_text(json.dumps(config))
+    flags = ("--trust_remote_code", "--tolerance=0.1")
+    with pytest.raises(LoadError, match=r"depends on the other texts of its batch.*--max_batch_size=1"):
+        exported(source, tmp_path, *flags)
+    assert (exported(source, tmp_path, *flags, "--max_batch_size=1") / "config.pbtxt").is_file()
 
 
 @pytest.mark.parametrize("architecture", SHORT_MODE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,29 @@ def test_broken_files(tmp_path: Path, files: Any, words: str) -> None:
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(LoadError, match=r"modules\.json is not valid JSON"):
         read_sentence_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        pytest.param(
+            {"processing_kwargs": {"text": {"padding": True, "add_special_tokens": False}}},
+            "processing_kwargs.text has add_special_tokens",
+            id="tokens",
+        ),
+        pytest.param({"processing_kwargs": {"common": {"max_length": 9}}}, "common has max_length", id="common"),
+        pytest.param({"modality_config": {"message": {}}}, "modality_config has message, expected text", id="messages"),
+        pytest.param({"processing_kwargs": {"image": {"size": 9}, "text": {"padding": True}}}, None, id="no tokens"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder"])
+def test_settings_that_change_tokens_are_refused(
+    tmp_path: Path, kind: str, settings: dict[str, Any], says: str | None
+) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(LoadError, match=says) if says else nullcontext():
+        if kind == "CrossEncoder":
+            (tmp_path / SETTINGS).write_text(json.dumps({"model_type": kind}))
+            read_cross_encoder(tmp_path)
+        else:
+            read(tmp_path, "Transformer", "Pooling")

@@ -112,7 +112,9 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
         return {"attention_type": "original_full", LENGTH: min(limit, model_config.get(LENGTH, limit))}
     name = "rope_parameters" if model_config.get("rope_parameters") else "rope_scaling"
     rope = model_config.get(name)
-    match rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None:
+    if not isinstance(rope, dict):
+        return {}
+    match rope.get("rope_type", rope.get("type")):
         case "dynamic" if LENGTH in model_config:
             return {LENGTH: model_config[LENGTH], name: {**rope, "rope_type": "default"}}
         case "longrope" | "su":
