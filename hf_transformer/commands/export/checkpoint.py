@@ -110,7 +110,7 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
             return {}
         limit = (5 + 2 * model_config.get("num_random_blocks", 3)) * model_config.get("block_size", 64)
         return {"attention_type": "original_full", LENGTH: min(limit, model_config.get(LENGTH, limit))}
-    name = "rope_parameters" if model_config.get("rope_parameters") else "rope_scaling"
+    name = "rope_scaling" if model_config.get("rope_scaling") else "rope_parameters"
     rope = model_config.get(name)
     if not isinstance(rope, dict):
         return {}
