@@ -50,9 +50,10 @@ from hf_transformer.tasks.base import (
 )
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.reduced import fit_reduced
+from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
-from hf_transformer.tokenizer.sentence_transformers import read_activation, read_sentence_transformers
+from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Context, Json, ModelSpec, TextInput
 
@@ -152,6 +153,8 @@ def load_parts(config: Config) -> Parts:
     settings = _task_settings(config, files, tokenizer, task, sentences)
     check_stride(task, settings)
     made = task(settings)
+    if any(settings.cross_encoder.prompts.values()) and task is not Rerank:
+        logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
     if isinstance(made, TextGeneration):
@@ -184,7 +187,7 @@ def _task_settings(
         stride=config.stride,
         max_length=tokenizer.max_length,
         sentence_transformers=sentences,
-        activation_fn=read_activation(files.model_folder),
+        cross_encoder=read_cross_encoder(files.model_folder),
         generation=GenerationSettings(
             max_length=config.generation_max_length,
             temperature=config.temperature,

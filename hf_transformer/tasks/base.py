@@ -85,6 +85,16 @@ class SentenceTransformers:
     inside: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CrossEncoder:
+    """The settings in config_sentence_transformers.json of a CrossEncoder, which version 6 of sentence-transformers
+    writes: the ``activation_fn`` of its scores, and texts in front of each query, by name."""
+
+    activation_fn: str | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
     """What V1, V2 and Triton's generate endpoints do where a request says nothing; OpenAI's have OpenAI's defaults.
@@ -117,7 +127,7 @@ class TaskSettings:
     stride: int | None = None
     max_length: int = 512
     sentence_transformers: SentenceTransformers | None = None
-    activation_fn: str | None = None
+    cross_encoder: CrossEncoder = CrossEncoder()
     generation: GenerationSettings = GenerationSettings()
 
 

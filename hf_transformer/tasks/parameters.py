@@ -104,6 +104,10 @@ class Parameters:
         raise InvalidInput(f"parameters.{name}: expected a string or a list of strings, got {describe(value)}")
 
 
+MAX_PROMPT_LENGTH = 2000
+"""Characters. A prompt may have to be tokenized by itself, on the event loop."""
+
+
 def read_output_format(given: Parameters, settings: TaskSettings) -> OutputFormat:
     """``output_format`` of a request, or the service's own."""
     found = given.choice("output_format", settings.output_format, ("kserve", "pipeline"))
@@ -139,6 +143,30 @@ def read_form(given: Parameters, settings: TaskSettings, pipeline_only: Sequence
                 f'parameters.{name}: only the pipeline format has it; add "output_format": "pipeline" to the parameters'
             )
     return "probabilities" if probabilities else "raw_logits" if raw_logits else "plain"
+
+
+def read_prompt(given: Parameters, prompts: Mapping[str, str], default_name: str | None) -> str:
+    """The text in front: the parameter ``prompt``, the one of ``prompts`` that ``prompt_name`` names, or the model's
+    default.
+
+    Raises:
+        InvalidInput: both are given, or there is none of that name.
+        TooLarge: more than MAX_PROMPT_LENGTH characters.
+    """
+    prompt, name = given.string("prompt"), given.string("prompt_name")
+    if prompt is not None and name is not None:
+        raise InvalidInput("parameters.prompt_name: can't be combined with prompt, which says the text itself")
+    if prompt is not None:
+        if len(prompt) > MAX_PROMPT_LENGTH:
+            raise TooLarge(
+                f"parameters.prompt: {len(prompt)} characters, at most {MAX_PROMPT_LENGTH} are taken; "
+                "put a longer one in front of the texts"
+            )
+        return prompt
+    if name is not None and name not in prompts:
+        known = ", ".join(prompts) or "the model has none"
+        raise InvalidInput(f"parameters.prompt_name: {name[:40]!r} is unknown, expected one of {known}")
+    return prompts.get(name or default_name or "", "")
 
 
 def read_truncation(given: Parameters, settings: TaskSettings) -> Overflow:

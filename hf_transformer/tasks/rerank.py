@@ -11,21 +11,23 @@ from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.base import OutputFormat, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_prompt, read_truncation
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput
 
-PARAMETERS = ("output_format", "top_n", "return_documents", "raw_scores", "truncation")
+PARAMETERS = ("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "truncation")
 
 
 @dataclass(frozen=True, slots=True)
 class RerankOptions:
-    """One request's choices. ``top_n`` None gives all texts; ``raw_scores`` logits instead of scores."""
+    """One request's choices. ``top_n`` None gives all texts; ``raw_scores`` logits instead of scores. ``prompt`` stands
+    in front of the query."""
 
     output_format: OutputFormat
     top_n: int | None
     return_documents: bool
     raw_scores: bool
+    prompt: str
     overflow: Overflow
 
 
@@ -63,16 +65,17 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
                 f"rerank needs a model that gives one score per pair, and config.json (id2label, num_labels; 2 where "
                 f"it has neither) tells {count} labels; a classifier is served with --task=sequence_classification"
             )
-        self._sigmoid = has_sigmoid(settings.activation_fn, settings.model_config)
+        self._sigmoid = has_sigmoid(settings.cross_encoder.activation_fn, settings.model_config)
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
-        given = Parameters(parameters, self.parameters)
+        given, files = Parameters(parameters, self.parameters), self.settings.cross_encoder
         return RerankOptions(
             output_format=read_output_format(given, self.settings),
             top_n=given.integer("top_n", 1, 1) if "top_n" in given else None,
             return_documents=given.flag("return_documents", False),
             raw_scores=given.flag("raw_scores", False),
+            prompt=read_prompt(given, files.prompts, files.default_prompt_name),
             overflow=read_truncation(given, self.settings),
         )
 
@@ -96,7 +99,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return RerankItem(query, tuple(texts))
 
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
-        return [(item.query, text) for text in item.texts]
+        return [(options.prompt + item.query, text) for text in item.texts]
 
     def text_name(self, where: str, number: int) -> str:
         return f"{where}.texts[{number}]"

@@ -20,7 +20,7 @@ from hf_transformer.tasks.base import (
     describe,
     read_text,
 )
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.parameters import Parameters, read_prompt
 from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, pool, require_finite_vectors, unit
 from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
@@ -28,8 +28,6 @@ from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpe
 
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
-MAX_PROMPT_LENGTH = 2000
-"""Characters. A prompt may have to be tokenized by itself, on the event loop."""
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """As in KServe's runtime, for a folder without files of sentence-transformers."""
 
@@ -118,7 +116,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         exact = "dimensions" in given
         dimensions = given.integer("dimensions", 1, 1) if exact else files.truncate_dim
         overflow = self._read_overflow(given)
-        prompt = self._read_prompt(given)
+        prompt = read_prompt(given, files.prompts, files.default_prompt_name)
         stride = self.settings.max_length // 4 if self.settings.stride is None else self.settings.stride
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         return TextEmbeddingOptions(
@@ -150,24 +148,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
                 "and leave truncation out"
             )
         return overflow
-
-    def _read_prompt(self, given: Parameters) -> str:
-        """The text in front: the parameter's, the named one, or the model's default."""
-        files = self._files
-        prompt, name = given.string("prompt"), given.string("prompt_name")
-        if prompt is not None and name is not None:
-            raise InvalidInput("parameters.prompt_name: can't be combined with prompt, which says the text itself")
-        if prompt is not None:
-            if len(prompt) > MAX_PROMPT_LENGTH:
-                raise TooLarge(
-                    f"parameters.prompt: {len(prompt)} characters, at most {MAX_PROMPT_LENGTH} are taken; "
-                    "put a longer one in front of the texts"
-                )
-            return prompt
-        if name is not None and name not in files.prompts:
-            known = ", ".join(files.prompts) or "the model has none"
-            raise InvalidInput(f"parameters.prompt_name: {name[:40]!r} is unknown, expected one of {known}")
-        return files.prompts.get(name or files.default_prompt_name or "", "")
 
     def _prompt_tokens(self, prompt: str) -> int:
         """The tokens of a prompt by itself, without a special one at its end, as sentence-transformers counts them."""

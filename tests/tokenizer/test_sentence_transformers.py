@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tasks.base import SentenceTransformers
-from hf_transformer.tokenizer.sentence_transformers import read_activation, read_sentence_transformers
+from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
+from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from tests.triton_repository import task_model_folder
 
 OLD = "sentence_transformers.models."
@@ -110,9 +111,20 @@ def test_pooling_modes_and_limits(tmp_path: Path, files: Any, expected: Sentence
 @pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
 def test_models_for_something_else(tmp_path: Path, kind: str) -> None:
     assert read(tmp_path, "Transformer", files={SETTINGS: {"model_type": kind}}) is None
-    assert read_activation(tmp_path) is None
+    assert read_cross_encoder(tmp_path) == CrossEncoder()
     (tmp_path / SETTINGS).write_text('{"activation_fn": "torch.nn.modules.linear.Identity"}')
-    assert read_activation(tmp_path) == "torch.nn.modules.linear.Identity"
+    assert read_cross_encoder(tmp_path) == CrossEncoder("torch.nn.modules.linear.Identity")
+
+
+def test_the_prompts_of_a_cross_encoder(tmp_path: Path) -> None:
+    settings = {"model_type": "CrossEncoder", "prompts": {"q": "query: ", "none": None}, "default_prompt_name": "q"}
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    assert read_cross_encoder(tmp_path) == CrossEncoder(None, {"q": "query: ", "none": ""}, "q")
+    (tmp_path / SETTINGS).write_text(json.dumps({**settings, "model_type": "SentenceTransformer"}))
+    assert read_cross_encoder(tmp_path) == CrossEncoder()
+    (tmp_path / SETTINGS).write_text(json.dumps({**settings, "default_prompt_name": "x"}))
+    with pytest.raises(LoadError, match="default_prompt_name is 'x'"):
+        read_cross_encoder(tmp_path)
 
 
 def test_settings(tmp_path: Path) -> None:
@@ -156,3 +168,29 @@ def test_broken_files(tmp_path: Path, files: Any, words: str) -> None:
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(LoadError, match=r"modules\.json is not valid JSON"):
         read_sentence_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        pytest.param(
+            {"processing_kwargs": {"text": {"padding": True, "add_special_tokens": False}}},
+            "processing_kwargs.text has add_special_tokens",
+            id="tokens",
+        ),
+        pytest.param({"processing_kwargs": {"common": {"max_length": 9}}}, "common has max_length", id="common"),
+        pytest.param({"modality_config": {"message": {}}}, "modality_config has message, expected text", id="messages"),
+        pytest.param({"processing_kwargs": {"image": {"size": 9}, "text": {"padding": True}}}, None, id="no tokens"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder"])
+def test_settings_that_change_tokens_are_refused(
+    tmp_path: Path, kind: str, settings: dict[str, Any], says: str | None
+) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(LoadError, match=says) if says else nullcontext():
+        if kind == "CrossEncoder":
+            (tmp_path / SETTINGS).write_text(json.dumps({"model_type": kind}))
+            read_cross_encoder(tmp_path)
+        else:
+            read(tmp_path, "Transformer", "Pooling")

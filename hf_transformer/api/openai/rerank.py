@@ -4,7 +4,7 @@
     -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
         "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
 
-Beside these fields there are the parameters of the task, truncation and raw_scores.
+Beside these fields there are the parameters of the task: truncation, raw_scores, prompt and prompt_name.
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
 https://api.jina.ai/redoc#tag/rerank
@@ -21,7 +21,7 @@ from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Query, Response
 
-PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores")
+PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores", "prompt", "prompt_name")
 """Fields that the task reads."""
 FIELDS = ("model", "query", "documents", *unused("rerank"), "max_tokens_per_doc", *PARAMETERS)
 

@@ -7,7 +7,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,10 @@ from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Json
 
+LENGTH = "max_position_embeddings"
+"""The field of config.json."""
 CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
 HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "fill_mask": ("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
@@ -43,13 +46,15 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is exported: ``model`` is the torch model, in evaluation mode on the CPU, in float32."""
+    """What is exported: ``model`` is the torch model, in evaluation mode on the CPU, in float32. ``changes`` are fields
+    of config.json that it has otherwise than the folder."""
 
     files: ModelFiles
     task: str
     tokenizer: Tokenizer
     sentences: SentenceTransformers | None
     model: Any
+    changes: Mapping[str, Json] = field(default_factory=dict)
 
 
 @contextmanager
@@ -85,12 +90,40 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
             f"{settings.model_id}: its vectors go through {sentences.inside} behind the pooling, which this export "
             "leaves out; export it with sentence-transformers' own ONNX backend"
         )
+    changes = changes_of(files.config)
+    files = replace(files, config={**files.config, **changes})
     at_most = sentences.max_seq_length if sentences else None
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task))
+    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes), changes)
 
 
-def _load_model(settings: Namespace, task: str) -> Any:
+def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Fields of config.json that the exported model has otherwise, because transformers reads long texts in another way
+    than short ones, and a graph holds one of them: that of short texts, which are then the longest that it takes.
+
+    BigBird reads texts of up to 704 tokens with full attention and longer ones in blocks, which depend on the padding;
+    it switches to full attention for good at the first short text. Dynamic and long rotary positions depend on the
+    longest text of a batch.
+    """
+    if model_config.get("model_type") in ("big_bird", "bigbird_pegasus"):
+        if model_config.get("attention_type") == "original_full":
+            return {}
+        limit = (5 + 2 * model_config.get("num_random_blocks", 3)) * model_config.get("block_size", 64)
+        return {"attention_type": "original_full", LENGTH: min(limit, model_config.get(LENGTH, limit))}
+    name = "rope_scaling" if model_config.get("rope_scaling") else "rope_parameters"
+    rope = model_config.get(name)
+    if not isinstance(rope, dict):
+        return {}
+    match rope.get("rope_type", rope.get("type")):
+        case "dynamic" if LENGTH in model_config:
+            return {LENGTH: model_config[LENGTH], name: {**rope, "rope_type": "default"}}
+        case "longrope" | "su":
+            limit = model_config.get(f"original_{LENGTH}", rope.get(f"original_{LENGTH}"))
+            return {LENGTH: limit} if isinstance(limit, int) else {}
+    return {}
+
+
+def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json]) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # people see the progress of a download, logs do not
         transformers.logging.disable_progress_bar()
@@ -107,6 +140,7 @@ def _load_model(settings: Namespace, task: str) -> Any:
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
+            **{name: value for name, value in changes.items() if name == "attention_type"},
         )
     # The pooler of a bare encoder is not exported.
     missing = sorted(key for key in found["missing_keys"] if not (name == "AutoModel" and "pooler." in key))

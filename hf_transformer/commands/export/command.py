@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
-from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
+from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
@@ -113,7 +113,7 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
                 checkpoint.model.half()
             write_model(graph, path, settings.format, samples[0].inputs)
             config = config_pbtxt(graph.inputs, graph.outputs, settings, checkpoint.task)
-            fill(folder, config, checkpoint.files, settings)
+            fill(folder, config, checkpoint.files, settings, checkpoint.changes)
             require_loadable(folder, checkpoint.tokenizer, settings)
             results.append(megabytes(path.parent))
         with step("Comparing it with the model", terminal, folder) as results:
@@ -122,6 +122,10 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
                 f"the same in {len(samples)} batches: the largest difference is {difference:.2g} "
                 f"(tolerance {settings.tolerance:g})"
             )
+        view = triton_view(folder, settings)
+    for name, value in checkpoint.changes.items():
+        terminal.say(f"config.json: {name} is {value}, as the exported model has it")
+    terminal.say(f"{view.replace(folder.name, target.name, 1)}.")
     terminal.say(f"\n{target} is ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
     terminal.say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
 

@@ -65,6 +65,8 @@ def config_pbtxt(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], 
 name: "{settings.model_name}"
 backend: "{settings.backend}"
 default_model_filename: "{file}"
+# Triton takes a folder for a version by its leading digits, such as sentence-transformers' 2_Normalize.
+version_policy {{ specific {{ versions: [ 1 ] }} }}
 
 # Dimensions below leave the batch axis out: Triton adds it, for up to so many texts.
 max_batch_size: {settings.max_batch_size}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
+from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
@@ -66,6 +67,24 @@ class Head(Graph):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         found = self.model(**self.named(tensors), **self.options)
         return tuple(getattr(found, output.name) for output in self.outputs)
+
+
+class LastEnd(Head):
+    """A classifier of an encoder-decoder that reads the state at the last eos token of each text: logits [B,L].
+
+    transformers gathers the states at all eos tokens of the batch first, so a text that holds more of them changes the
+    answers of others. Alone, a text gets the same answer here and there.
+    """
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given, model = self.named(tensors), self.model
+        ids = given["input_ids"]
+        if hasattr(model, "_shift_right"):  # T5's base model does not make the decoder's inputs itself
+            given["decoder_input_ids"] = model._shift_right(ids)
+        states = model.base_model(**given, use_cache=False).last_hidden_state
+        positions = torch.cumsum(torch.ones_like(ids), dim=1) * (ids == model.config.eos_token_id)
+        last = positions.argmax(dim=1, keepdim=True)
+        return (model.classification_head(_at(states, last)[:, 0]),)
 
 
 class TopTokens(Graph):
@@ -192,7 +211,8 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     ]
     # A cache would be more outputs.
     options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
-    head = Head(checkpoint.model, inputs, outputs, **options)
+    gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
+    head = (LastEnd if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
     graph.train(False)
     return graph

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import orjson
+
+from hf_transformer.commands.export.config_pbtxt import FILES
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import SMALL_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Json
 
 PYTHON_MODEL = Path(__file__).with_name("python_model.py")
 SAMPLE = "The capital of France is Paris, déjà vu."
@@ -68,8 +73,9 @@ def _place(repository: Path) -> Path:
     return beside if same and os.access(beside, os.W_OK | os.X_OK) else repository
 
 
-def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> None:
-    """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads."""
+def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, changes: Mapping[str, Json]) -> None:
+    """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads; config.json with
+    ``changes``."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
         shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
@@ -80,6 +86,20 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> N
                 copy = folder / found.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(found, copy)
+    if changes:
+        (folder / "config.json").write_bytes(orjson.dumps(dict(files.config), option=orjson.OPT_INDENT_2))
+
+
+def triton_view(folder: Path, settings: Namespace) -> str:
+    """What Triton makes of the folder, in a sentence. It reads the leading digits of a subfolder as a version, and
+    config.pbtxt's version_policy says which of these are the model's. Raises LoadError if version 1 has no model."""
+    file = "model.py" if settings.backend == "python" else FILES[settings.format]
+    numbered = sorted(path.name for path in folder.iterdir() if path.is_dir() and re.match(r"[1-9]", path.name))
+    if not (folder / "1" / file).is_file():
+        raise LoadError(f"{folder.name}: Triton finds no 1/{file}, but {', '.join(numbered) or 'no version at all'}")
+    others = [name for name in numbered if int(re.match(r"\d+", name)[0]) != 1]  # type: ignore[index]
+    left_out = f"; {', '.join(others)}: no version of it, by version_policy" if others else ""
+    return f"Triton reads version 1 of {folder.name}, 1/{file}, in the {settings.backend} backend{left_out}"
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
