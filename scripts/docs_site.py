@@ -1,7 +1,8 @@
 """Hooks of mkdocs: what the site (mkdocs.yml) has beside docs/.
 
 - Pages that live elsewhere in the repository, such as SECURITY.md, are pages of the site under the same path.
-- A link that leads from a page to a file that is not on the site leads to the file in the repository instead.
+- A link that leads from a page to a file that is not on the site leads nowhere: its text names the file, and the site
+  does not know where its repository is.
 - reference/routes.md is made from hf_transformer/api/openapi.yaml, and the page of metrics ends with a table that is
   made from the declared metrics. scripts/config_docs writes docs/configuration.md, which is committed.
 
@@ -29,7 +30,9 @@ sys.path.insert(0, str(ROOT))
 
 OUTSIDE: Final = ("*.md", "deploy/README.md", "examples/README.md", "benchmarks/README.md", "benchmarks/results/*.*")
 """Files beside docs/ that the site shows under their own path; README.md is index.md."""
-LINK: Final = re.compile(r"(?P<before>\]\(|(?:src|href)=\")(?P<path>[^)#\"\s]+)(?P<after>[#)\"])")
+LINK: Final = re.compile(
+    r"(?P<before>\]\(|(?:src|href)=\"|^\[[^]]+\]: )(?P<path>[^)#\"\s]+)(?P<after>[#)\"]|$)", re.MULTILINE
+)
 METHODS: Final = ("get", "post", "put", "delete")
 
 
@@ -72,24 +75,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if source == "reference/routes.md":
         return markdown
     here = posixpath.dirname(place_in_repository(source))
-    absolute = re.compile(rf"{config.repo_url}/(?:blob|tree|raw)/main/(.+)")
 
     def rewritten(found: re.Match[str]) -> str:
         path = found["path"]
-        if from_repository := absolute.fullmatch(path):
-            target = from_repository[1]
-        elif re.match(r"[a-z]+:|/", path):
+        if re.match(r"[a-z]+:|/", path):
             return found[0]
-        else:
-            target = posixpath.normpath(posixpath.join(here, path))
+        target = posixpath.normpath(posixpath.join(here, path))
         place = place_on_site(target)
         if place is not None:
             link = posixpath.relpath(place, posixpath.dirname(source) or ".")
         elif (ROOT / target).exists() and not target.startswith(".."):
-            link = f"{config.repo_url}/{'tree' if (ROOT / target).is_dir() else 'blob'}/main/{target}"
+            link = "#"
         else:
             link = path  # mkdocs warns of it
-        if found["before"] != "](":  # mkdocs leaves HTML alone
+        if found["before"].endswith('"'):  # mkdocs leaves HTML alone
             link = re.sub(r"(?:\bREADME|\bindex)\.md$", "index.html", link)
             link = re.sub(r"\.md$", ".html", link)
         return f"{found['before']}{link}{found['after']}"

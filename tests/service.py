@@ -16,7 +16,7 @@ import httpx
 from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
-GRPC_LISTENING = re.compile(r"listening on grpc://[\d.]+:(\d+)")
+GRPC_LISTENING = re.compile(r"listening on grpcs?://[\d.]+:(\d+)")
 START_SECONDS = 30.0
 """How long a start may take before a test gives up; a start takes about one."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,12 +46,9 @@ def anchors(page: Path) -> set[str]:
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
     """The files of the repository that the page links to, each with the anchor, which may be empty."""
-    absolute = re.compile(rf"{site()['repo_url']}/(?:blob|tree|raw)/main/(.+)")
     for link in LINK.findall(prose(page)):
         path, _, anchor = link.partition("#")
-        if from_repository := absolute.fullmatch(path):
-            yield ROOT / from_repository[1], anchor
-        elif not FOREIGN.match(path):
+        if not FOREIGN.match(path):
             yield (ROOT / page.parent / path if path else ROOT / page).resolve(), anchor
 
 
@@ -96,14 +94,19 @@ def test_the_site_shows_every_page_of_docs() -> None:
         assert (ROOT / "docs" / name).exists() or (ROOT / name).exists(), name
 
 
-def test_addresses_of_the_repository_are_one() -> None:
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-    assert urls["Repository"] == site()["repo_url"]
-    assert urls["Documentation"] == site()["site_url"]
-    assert all(url.startswith((urls["Repository"], urls["Documentation"])) for url in urls.values())
-    for path in [*PAGES, *ROOT.glob(".github/**/*.yml")]:
-        for owner in re.findall(r"https://github\.com/([\w-]+)/hf-transformer\b", (ROOT / path).read_text()):
-            assert urls["Repository"] == f"https://github.com/{owner}/hf-transformer", path
+OWN_ADDRESS = re.compile(
+    r"(?:github\.com|githubusercontent\.com|readthedocs\.\w+)/[\w-]+/hf[-_]transformer|hf[-_]transformer\.github\.io"
+    r"|(?:ghcr\.io|docker\.io|quay\.io)/[\w/-]*hf[-_]transformer|pypi\.org/project/hf[-_]transformer"
+)
+
+
+def test_no_address_of_the_project_leads_nowhere() -> None:
+    """Its pages are linked by their place in the repository: it has no other address yet."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path in listed.splitlines():
+        if (ROOT / path).is_file() and path != "tests/test_pages.py":
+            text = (ROOT / path).read_bytes().decode("utf-8", "replace")
+            assert not (found := OWN_ADDRESS.search(text)), f"{path}: {found and found[0]}"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob(".github/workflows/*.yml")), ids=lambda path: path.stem)

@@ -137,7 +137,7 @@ def grpc_port_reserved(config: Config) -> Iterator[int]:
                 f"--grpc_port={config.grpc_port}: can't listen on {config.host}: {error.strerror or error}; expected "
                 "a free port and an address of this machine, or --enable_grpc=false"
             ) from error
-        logger.info("listening on grpc://%s:%d", config.host, port)
+        logger.info("listening on %s://%s:%d", "grpcs" if config.ssl_certfile else "grpc", config.host, port)
         yield port
 
 

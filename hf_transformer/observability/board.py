@@ -42,6 +42,7 @@ MERGED: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_shared_memory_registered": min,
     "process_max_fds": min,
     "hf_transformer_build_info": max,
+    "hf_transformer_memory_limit_bytes": max,  # of all workers together
     "hf_transformer_predictor_circuit_open": max,
     "process_open_fds": max,  # limited for each worker
     "process_start_time_seconds": max,

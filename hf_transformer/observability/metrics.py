@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -95,6 +96,8 @@ class Metrics:
         text = "1 once the predictor was found and fits the tokenizer, else 0."
         self.ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
         versions = {"version": __version__, "python": platform.python_version(), **_versions()}
+        text = "The memory that the container may take, at which the kernel ends the process; 2**63 without a limit."
+        self._gauge("memory_limit_bytes", text).set(memory_limit())
         self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
 
     def _stage(self, name: str, text: str) -> LightHistogram:
@@ -308,3 +311,11 @@ def _versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def memory_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """The limit of this process's control group (cgroup v2) in bytes; 2**63 without one. ``file`` is for tests."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # another version, or "max"
+        return 2**63

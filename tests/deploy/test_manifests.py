@@ -95,8 +95,9 @@ def test_container_is_named_as_kserve_requires_and_small(form: Any) -> None:
     assert container["name"] == ("transformer-container" if collocated else "kserve-container")
     assert container["image"] == "hf-transformer:latest"
     assert "command" not in container, "the image's entrypoint takes the arguments"
-    assert container["resources"]["requests"] == {"cpu": "100m", "memory": "128Mi"}
-    assert container["resources"]["limits"]["memory"] == ("640Mi" if collocated else "512Mi")
+    limit = "640Mi" if collocated else "512Mi"
+    assert container["resources"]["requests"] == {"cpu": "100m", "memory": limit}
+    assert container["resources"]["limits"]["memory"] == limit
     assert container["securityContext"] == RIGHTS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -10,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from hf_transformer import __version__
-from hf_transformer.observability.metrics import SECONDS, LightCounter, LightHistogram, Metrics
+from hf_transformer.observability.metrics import SECONDS, LightCounter, LightHistogram, Metrics, memory_limit
 from tests.observability.measured import measured
 
 BOUNDS = (0.001, 0.5, 1, 10.0)
@@ -84,3 +85,10 @@ def test_every_stage_is_in_its_histogram(stage: str) -> None:
     for bound, count in ((SECONDS[0], 2.0), (SECONDS[1], 3.0), (SECONDS[-1], 3.0), ("+Inf", 4.0)):
         assert f'{name}_bucket{{le="{bound}"{label}}} {count}' in text
     assert re.search(rf"^{name}_sum\S* 70\.00101$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("text", "limit"), [("536870912\n", 536870912), ("max\n", 2**63), (None, 2**63)], ids=str)
+def test_the_memory_limit_of_the_container(tmp_path: Path, text: str | None, limit: int) -> None:
+    if text is not None:
+        (tmp_path / "memory.max").write_text(text)
+    assert memory_limit(tmp_path / "memory.max") == limit
