@@ -56,6 +56,8 @@ CLASSIFIER: Final = Model(
 EMBEDDING: Final = Model("embedding", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
 MINILM: Final = Model("minilm", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
 """The real all-MiniLM-L6-v2 in ONNX Runtime, where scripts/export_minilm has written it."""
+REDUCED: Final = Model("fill_mask_reduced", "fill_mask", "BertForMaskedLM", "topk_ids", 10, False)
+"""FILL_MASK as ``export --reduce`` writes it."""
 SYNTHETIC: Final = (FILL_MASK, CLASSIFIER, EMBEDDING)
 
 

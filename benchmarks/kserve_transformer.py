@@ -1,6 +1,7 @@
 """A transformer as users of the KServe SDK write it: preprocess, predict by the SDK, postprocess.
 
-Runs in an environment with kserve and transformers; the flags are the SDK's, and --tokenizer and --task.
+Runs in an environment with kserve and transformers; the flags are the SDK's, and --tokenizer and --task. Over
+grpc-v2 tensors travel in binary form both ways, over v2 as JSON, as the SDK does it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ INPUTS = ("input_ids", "attention_mask")
 class Transformer(Model):
     """Texts to tensors, logits to answers."""
 
-    def __init__(self, name: str, folder: str, task: str) -> None:
+    def __init__(self, name: str, folder: str, task: str, *, binary: bool) -> None:
         super().__init__(name)
+        self.binary = binary
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.task = task
         self.ready = True
@@ -30,7 +32,7 @@ class Transformer(Model):
         inputs = []
         for name in INPUTS:
             tensor = InferInput(name=name, datatype="INT64", shape=list(tokens[name].shape))
-            tensor.set_data_from_numpy(tokens[name].astype(np.int64), binary_data=False)
+            tensor.set_data_from_numpy(tokens[name].astype(np.int64), binary_data=self.binary)
             inputs.append(tensor)
         return InferRequest(model_name=self.name, infer_inputs=inputs)
 
@@ -58,4 +60,5 @@ if __name__ == "__main__":
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--task", required=True)
     options = parser.parse_args()
-    ModelServer().start([Transformer(options.model_name, options.tokenizer, options.task)])
+    binary = options.predictor_protocol == "grpc-v2"
+    ModelServer().start([Transformer(options.model_name, options.tokenizer, options.task, binary=binary)])

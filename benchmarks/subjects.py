@@ -217,10 +217,11 @@ class Inbound(Service):
 
 
 class KServeTransformer(V1Server):
-    """A transformer written with the KServe SDK, kserve_transformer.py."""
+    """A transformer written with the KServe SDK, kserve_transformer.py; ``protocol`` is v2 (JSON) or grpc-v2."""
 
-    def __init__(self, name: str, ground: Ground, model: Model) -> None:
+    def __init__(self, name: str, ground: Ground, model: Model, protocol: str = "v2") -> None:
         super().__init__(name, ground, model)
+        self._protocol = protocol
         self._child: ChildProcess | None = None
 
     def start(self) -> None:
@@ -229,10 +230,11 @@ class KServeTransformer(V1Server):
         command = [
             *(sys.executable, "-m", "benchmarks.kserve_transformer"),
             *(f"--model_name={self.model.name}", f"--http_port={self.port}", "--enable_grpc=false", "--workers=1"),
-            *(f"--predictor_host={self.ground.triton.http_address}", "--predictor_protocol=v2"),
+            *(f"--predictor_host={self._address}", f"--predictor_protocol={self._protocol}"),
             *(f"--tokenizer={self.ground.folder / self.model.name}", f"--task={self.model.task}"),
         ]
-        self._child = ChildProcess(command, variables(), self.ground.folder / f"{self.model.name} kserve.log")
+        log = self.ground.folder / f"{self.model.name} kserve {self._protocol}.log"
+        self._child = ChildProcess(command, variables(), log)
 
     def wait(self) -> None:
         assert self._child is not None
@@ -249,8 +251,13 @@ class KServeTransformer(V1Server):
     def child(self) -> ChildProcess | None:
         return self._child
 
+    @property
+    def _address(self) -> str:
+        triton = self.ground.triton
+        return triton.http_address if self._protocol == "v2" else triton.grpc_address
+
     def takes(self, cell: Cell) -> bool:
-        """A logit takes it a microsecond: of fill_mask only what ends in a reasonable time."""
+        """A logit takes it a microsecond as JSON: of fill_mask only what ends in a reasonable time."""
         return not self._slow or (cell.case.lengths == "9" and cell.connections in (1, 16))
 
     def warm_up(self, cell: Cell) -> None:
@@ -262,7 +269,7 @@ class KServeTransformer(V1Server):
 
     @property
     def _slow(self) -> bool:
-        return self.model.task == "fill_mask"
+        return self.model.task == "fill_mask" and self._protocol == "v2"
 
 
 class Ensemble(WithWrk):

@@ -158,7 +158,7 @@ def made(architecture: str, model_type: str, folder: Path) -> dict:
     if isinstance(plain.get("attention_window"), list):
         changes["attention_window"] = [16, 16]
     changes |= {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    changes |= {"architectures": [architecture], "num_labels": 3}
+    changes |= {"architectures": [architecture], "num_labels": 2 if "QuestionAnswering" in architecture else 3}
     if plain.get("is_encoder_decoder"):
         changes["decoder_start_token_id"] = 2
     changes = {name: value for name, value in changes.items() if name in plain or name == "num_labels"}

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 
+from hf_transformer.commands.export.graph import size_of
 from hf_transformer.errors import LoadError
 from tests.models import test_export_families as families
 from tests.models.exporting import printed_by
@@ -153,3 +154,43 @@ def test_long_texts_are_those_that_are_read_as_short_ones(
     length = changes["max_position_embeddings"]
     texts = [[2, *(5 + number % 40 for number in range(length - 2)), SEP], [2, 8, 9, SEP]]
     assert np.abs(answers(folder, texts) - [alone(source, ids) for ids in texts]).max() < 10 * BATCH_RULE
+
+
+def test_a_classifier_without_a_padding_id_says_what_to_set(tmp_path: Path) -> None:
+    source = families.made("GPT2ForSequenceClassification", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
+    with pytest.raises(LoadError, match=r"has no pad_token_id.*set it there"):
+        printed_by([f"--model_id={source}", f"--output={tmp_path / 'models'}", "--model_name=m"])
+
+
+def test_a_model_that_no_file_holds_says_why_and_what_to_do(tmp_path: Path) -> None:
+    config = transformers.LongformerConfig(
+        **families.SIZES, vocab_size=300, pad_token_id=0, sep_token_id=families.SEP, attention_window=16
+    )
+    config.architectures = ["LongformerForSequenceClassification"]
+    source = tmp_path / "source"
+    transformers.LongformerForSequenceClassification(config).save_pretrained(source)
+    for path in families.TOKENIZER.glob("tokenizer*.json"):
+        (source / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(LoadError, match=r"A longformer model pads each text .*Triton's Python backend"):
+        printed_by([f"--model_id={source}", f"--output={tmp_path / 'models'}", "--model_name=m"])
+
+
+def test_the_transformer_folder_of_old_sentence_transformers_is_exported(tmp_path: Path) -> None:
+    """Its weights lie in the folder of the first module, beside config.json and the tokenizer."""
+    source = tmp_path / "source"
+    families.made("RobertaForMaskedLM", source / "0_Transformer")
+    modules = [("Transformer", "0_Transformer"), ("Pooling", "1_Pooling")]
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in modules]
+    (source / "modules.json").write_text(json.dumps(listed))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    printed = printed_by([f"--model_id={source}", f"--output={tmp_path / 'models'}", "--model_name=m"])
+    assert "for text_embedding" in printed and "0_Transformer: no version of it" in printed.replace(", ", " ")
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size"])
+def test_sizes_of_a_nested_configuration(name: str) -> None:
+    config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(vocab_size=77, hidden_size=77))
+    assert size_of(type("Model", (), {"config": config})(), name) == 77

@@ -14,11 +14,12 @@ import torch
 import transformers
 
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
+from hf_transformer.core.batch_rules import DECODERS, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
-from hf_transformer.tokenizer.files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import ModelFiles, find_model_files, transformer_folder
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Json
@@ -57,6 +58,37 @@ class Checkpoint:
     changes: Mapping[str, Json] = field(default_factory=dict)
 
 
+CAN_NOT_BE_FILES: Mapping[str, str] = {
+    **dict.fromkeys(("longformer", "led"), "pads each text to a multiple of its window of attention"),
+    "funnel": "pools neighbouring tokens, by the length of the text",
+    "reformer": "pads each text to a multiple of its chunks, and sorts it by hashes",
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "jamba", "bamba", "zamba", "zamba2", "rwkv", "xlstm"),
+        "carries a state from token to token, which padding changes",
+    ),
+}
+"""Model types whose code depends on the texts in a way that no file of a graph holds, and how."""
+
+
+def remedy(model_config: Mapping[str, Json], form: str) -> str:
+    """What to do about a model that can't be written as ``form``, in a sentence."""
+    elsewhere = "run it as it is in a model.py of Triton's Python backend, or in vLLM if it generates text"
+    if why := CAN_NOT_BE_FILES.get(str(model_config.get("model_type"))):
+        return f"A {model_config['model_type']} model {why}: {elsewhere}"
+    return f"Try --format={'torchscript' if form == 'onnx' else 'onnx'}, or {elsewhere}"
+
+
+@contextmanager
+def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
+    """Ends a LoadError of the block with what to do, unless it says that itself."""
+    try:
+        yield
+    except LoadError as error:
+        if "--max_batch_size" in str(error):
+            raise
+        raise LoadError(f"{str(error).removesuffix('.')}. {remedy(model_config, form)}") from error
+
+
 @contextmanager
 def explained(message: str) -> Iterator[None]:
     """Makes a LoadError of any error of torch, transformers, onnx or the tokenizer, with its reason.
@@ -88,13 +120,21 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
             f"{settings.model_id}: its vectors go through {sentences.inside} behind the pooling, which this export "
-            "leaves out; export it with sentence-transformers' own ONNX backend"
+            "leaves out; export it whole, with sentence-transformers' own ONNX backend"
+        )
+    rules = batch_rules(files.config, None)
+    if rules.equal_lengths and rules.pad_id is None and files.config.get("model_type") in DECODERS:
+        raise LoadError(
+            f"{settings.model_id}: config.json has no pad_token_id, by which this classifier finds the end of "
+            "each text in a batch: set it there to the id that the tokenizer pads with"
         )
     changes = changes_of(files.config)
     files = replace(files, config={**files.config, **changes})
     at_most = sentences.max_seq_length if sentences else None
+    inner = transformer_folder(files.model_folder)
+    subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes), changes)
+    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes, subfolder), changes)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -123,7 +163,7 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
     return {}
 
 
-def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json]) -> Any:
+def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json], subfolder: str) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # people see the progress of a download, logs do not
         transformers.logging.disable_progress_bar()
@@ -133,6 +173,7 @@ def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json]) -> 
         warnings.simplefilter("ignore")
         model, found = auto.from_pretrained(
             settings.model_id,
+            subfolder=subfolder,  # empty but for folders of the first versions of sentence-transformers
             revision=settings.revision or "main",
             token=settings.token,
             trust_remote_code=settings.trust_remote_code,

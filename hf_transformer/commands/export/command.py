@@ -14,6 +14,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
     """Everything that needs torch, which takes seconds to import. Raises as ``run``."""
     with step(f"Loading {settings.model_id}", terminal) as results:
-        from hf_transformer.commands.export.checkpoint import load_checkpoint
+        from hf_transformer.commands.export.checkpoint import load_checkpoint, with_remedy
         from hf_transformer.commands.export.graph import build_graph
         from hf_transformer.commands.export.model_file import take_samples, verify, write_model
 
@@ -102,8 +103,9 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
         graph = build_graph(checkpoint, settings)
         weights = sum(one.numel() for one in checkpoint.model.parameters())
         results.append(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
+    helping = partial(with_remedy, checkpoint.files.config, settings.format)
     with new_folder(target, force=settings.force) as folder:
-        with step("Asking it for the answers to sample texts", terminal, folder) as results:
+        with step("Asking it for the answers to sample texts", terminal, folder) as results, helping():
             samples = take_samples(graph, checkpoint, settings)
             results.append(f"{len(samples)} batches")
         path = folder / "1" / FILES[settings.format]
@@ -111,12 +113,13 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
         with step(f"Writing {path.name}: {' -> '.join(names)}", terminal, folder) as results:
             if settings.precision == "fp16":
                 checkpoint.model.half()
-            write_model(graph, path, settings.format, samples[0].inputs)
+            with helping():
+                write_model(graph, path, settings.format, samples[0].inputs)
             config = config_pbtxt(graph.inputs, graph.outputs, settings, checkpoint.task)
             fill(folder, config, checkpoint.files, settings, checkpoint.changes)
             require_loadable(folder, checkpoint.tokenizer, settings)
             results.append(megabytes(path.parent))
-        with step("Comparing it with the model", terminal, folder) as results:
+        with step("Comparing it with the model", terminal, folder) as results, helping():
             difference = verify(graph, path, samples, settings)
             results.append(
                 f"the same in {len(samples)} batches: the largest difference is {difference:.2g} "

@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
 from hf_transformer.core.batch_rules import COUNT_ENDS
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
@@ -204,9 +204,9 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         for name in _inputs(checkpoint, settings)
     ]
     datatype = "FP16" if settings.precision == "fp16" else "FP32"
-    config, (_, heads) = checkpoint.model.config, HEADS[checkpoint.task]
+    model, (_, heads) = checkpoint.model, HEADS[checkpoint.task]
     outputs = [
-        GraphTensor(name, tuple(axis if axis in FREE else getattr(config, axis) for axis in axes), datatype)
+        GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
     ]
     # A cache would be more outputs.
@@ -216,6 +216,14 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
     graph.train(False)
     return graph
+
+
+def size_of(model: Any, name: str) -> int:
+    """A size of the configuration, or of the text part of a nested one. Raises LoadError where there is none."""
+    for config in (model.config, model.config.get_text_config()):
+        if isinstance(size := getattr(config, name, None), int):
+            return size
+    raise LoadError(f"{type(model).__name__}: its configuration has no {name}, which the export needs")
 
 
 def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
@@ -244,7 +252,7 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
             mask_id = checkpoint.tokenizer.mask_id
             if mask_id is None:
                 raise ConfigError("--reduce: the tokenizer has no mask token, so fill_mask has nothing to reduce to")
-            return TopTokens(head, mask_id, min(top_k or TOP_K, checkpoint.model.config.vocab_size))
+            return TopTokens(head, mask_id, min(top_k or TOP_K, size_of(checkpoint.model, "vocab_size")))
         case "sequence_classification":
             labels = len(read_labels(checkpoint.files.config))
             function = default_function(read_problem_type(checkpoint.files.config), labels)
@@ -261,7 +269,7 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 )
             if not sentences.include_prompt:
                 raise ConfigError("--reduce: the model leaves prompts out of the pooling, which the graph can't see")
-            size = checkpoint.model.config.hidden_size
+            size = size_of(checkpoint.model, "hidden_size")
             return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
         case task:
             able = "fill_mask, sequence_classification and text_embedding"
