@@ -1,9 +1,8 @@
 """A Triton of 2026 in front of the real one of 2024: it answers as the newer release does where the two differ.
 
-Written after the sources of release 26.07: server metadata (no new extensions), the refusal of shared memory that
-clients register (501, UNIMPLEMENTED), the limit of an HTTP request's inputs, and the refusal of parameters that are
-reserved for Triton. Everything else is passed on to the real Triton, byte for byte over REST, message for message over
-gRPC.
+Written after the sources of release 26.07: server metadata (no new extensions), the refusal to register and unregister
+shared memory of clients (501, UNIMPLEMENTED; the list of regions is answered, and empty), and the limit of an HTTP
+request's JSON. Everything else is passed on to the real Triton, byte for byte over REST, message for message over gRPC.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ EXTENSIONS: Final = (
     *("statistics", "trace", "logging"),
 )
 DISALLOWED: Final = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-MAX_INPUT_BYTES: Final = 2**26
-SHARED_MEMORY: Final = re.compile(r"/v2/(system|cuda)sharedmemory/")
+MAX_JSON_BYTES: Final = 2**26
+SHARED_MEMORY: Final = re.compile(r"/v2/(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register")
 SERVICE: Final = "/inference.GRPCInferenceService/"
 UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -115,7 +114,8 @@ async def asked(client: asyncio.StreamReader, triton: asyncio.StreamWriter, answ
         lengths = re.findall(r"(?im)^content-length: *(\d+)", fields)
         length = int(lengths[0]) if lengths else 0
         method, path, _ = line.split(" ", 2)
-        own = answer_of(method, path, length)
+        headers = re.findall(r"(?im)^inference-header-content-length: *(\d+)", fields)
+        own = answer_of(method, path, int(headers[0]) if headers else length)
         if own is not None:
             await client.readexactly(length)
             status, body = own
@@ -134,15 +134,20 @@ async def asked(client: asyncio.StreamReader, triton: asyncio.StreamWriter, answ
             await triton.drain()
 
 
-def answer_of(method: str, path: str, length: int) -> tuple[str, Mapping[str, Any]] | None:
-    """The status line and body of an answer that differs from the older Triton's; None for all others."""
-    if SHARED_MEMORY.match(path):
+def answer_of(method: str, path: str, json_length: int) -> tuple[str, Mapping[str, Any]] | None:
+    """The status line and body of an answer that differs from the older Triton's; None for all others.
+
+    ``json_length`` is without the binary tensors behind the JSON, which Triton does not limit.
+    """
+    if method == "POST" and SHARED_MEMORY.fullmatch(path):
         return "501 Not Implemented", {"error": DISALLOWED}
     if method == "GET" and path == "/v2":
         return "200 OK", {"name": "triton", "version": VERSION, "extensions": EXTENSIONS}
-    if path.endswith("/infer") and length > MAX_INPUT_BYTES:
-        said = f"Request data size of {length} bytes exceeds the maximum allowed value of {MAX_INPUT_BYTES} bytes."
-        return "400 Bad Request", {"error": f"{said} Use --http-max-input-size to increase the limit."}
+    if method == "POST" and json_length > MAX_JSON_BYTES:
+        said = (
+            f"request JSON size of {json_length} bytes exceeds the maximum allowed input size of {MAX_JSON_BYTES} bytes"
+        )
+        return "400 Bad Request", {"error": f"{said}. Use --http-max-input-size to increase the limit."}
     return None
 
 
@@ -160,7 +165,7 @@ class Front(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
 
         async def unary(message: bytes, context: Any) -> bytes:
             name = method.removeprefix(SERVICE)
-            if "SharedMemory" in name:
+            if name.endswith(("SharedMemoryRegister", "SharedMemoryUnregister")):
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, DISALLOWED)
             if name == "ServerMetadata":
                 return pb.ServerMetadataResponse(

@@ -58,9 +58,10 @@ copied, so with none left its requests would fail. This is twice the default of 
 _CALL_SECONDS, _LAST_CALL_SECONDS = 5.0, 1.0
 """How long the predictor may take to register a region, and to unregister it at the end of the service."""
 
-_ALLOWING = "--allow-client-shm=true"
-"""The flag of tritonserver without which Triton 26.04 and newer refuse every region; their message names it."""
-ADVICE_TO_ALLOW = f"start Triton with {_ALLOWING}, which 26.04 and newer need"
+ALLOW_FLAG = "--allow-client-shm=true"
+"""The flag of tritonserver without which Triton 26.04 and newer refuse every region; their message names it. Older ones
+do not start with it."""
+ADVICE_TO_ALLOW = f"start Triton with {ALLOW_FLAG}, which 26.04 and newer need"
 
 _MOST_LOST = 2
 """Lost regions that the predictor may still have. With so many, outputs travel inline until one is unmapped."""
@@ -385,7 +386,7 @@ class Registration:
 
 def is_disallowed(error: Exception) -> bool:
     """Whether a predictor refuses all regions of clients, wherever they lie (501 or UNIMPLEMENTED)."""
-    return isinstance(error, RequestError) and _ALLOWING in str(error)
+    return isinstance(error, RequestError) and ALLOW_FLAG in str(error)
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:

@@ -163,10 +163,13 @@ def test_collocated_containers_share_memory_and_no_port() -> None:
 
 
 def test_triton_takes_shared_memory_where_it_is_mounted() -> None:
-    """Releases from 26.04 on need the flag; a new manifest that shares memory is found by its volume."""
+    """Releases from 26.04 on need the flag, and older ones do not start with it; a new manifest that shares memory is
+    found by its volume."""
     sharing = {}
     for path in sorted(DEPLOY.rglob("*.yaml")):
         if "/dev/shm" in path.read_text():
+            (release,) = set(re.findall(r"(\d\d\.\d\d)-py3", path.read_text()))
+            assert release >= "26.04", path
             sharing[path.name] = [
                 argument
                 for document in yaml.safe_load_all(path.read_text())

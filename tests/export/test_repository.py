@@ -333,7 +333,9 @@ def test_the_storage_is_named_where_the_output_is_a_dot(monkeypatch: pytest.Monk
 
 def test_the_commands(tmp_path: Path) -> None:
     folder = tmp_path / "my models" / "bert"
-    server, service = map(shlex.split, commands(folder, settings(), "fill_mask").splitlines())
+    note, *lines = commands(folder, settings(), "fill_mask").splitlines()
+    assert note.lstrip().startswith("# Triton 26.04 and newer: add --allow-client-shm=true")
+    server, service = map(shlex.split, lines)
     assert server == ["tritonserver", f"--model-repository={folder.parent}"]
     assert service[0] == "hf-transformer"
     config, _ = parse_config(service[1:], {})

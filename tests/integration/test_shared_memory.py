@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.errors import RequestError
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
-from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory
+from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory, is_disallowed
 from hf_transformer.types import Array, Tensor
+from tests.triton_26 import DISALLOWED
 
-pytestmark = pytest.mark.only_triton_24
+needs_regions = pytest.mark.only_triton_24
+"""For tests of the regions themselves; with --triton=26 the two at the end say what is there instead of them."""
 VOCABULARY = 1024
 AT_ONCE = Pauses(unavailable=0.05, refused=0.05, registered=0.0, lost=0.0)
 
@@ -79,6 +82,7 @@ def loaded(triton: LocalTriton, load: Callable[[str], None]) -> LocalTriton:
     return triton
 
 
+@needs_regions
 async def test_the_numbers_are_those_of_the_response(loaded: LocalTriton, protocol: str) -> None:
     async with transport(loaded, protocol) as inline, shared(loaded, protocol, 16 * 2**20) as predictor:
         await registered(predictor)
@@ -90,6 +94,7 @@ async def test_the_numbers_are_those_of_the_response(loaded: LocalTriton, protoc
         assert (use.batches["shared"], use.slots["in_use"], use.slots["quarantined"]) == (len(shapes), 0, 0)
 
 
+@needs_regions
 async def test_several_outputs_one_of_them_inline(loaded: LocalTriton, protocol: str) -> None:
     names = ["logits", "pooled"]
     given = [ids(2, 6)]
@@ -112,6 +117,7 @@ async def test_several_outputs_one_of_them_inline(loaded: LocalTriton, protocol:
         assert predictor.use().batches["shared"] == 3
 
 
+@needs_regions
 async def test_many_calls_over_few_slots(loaded: LocalTriton, protocol: str) -> None:
     given = [ids(1, 8, seed) for seed in range(64)]
     async with transport(loaded, protocol) as inline, shared(loaded, protocol, 5 * 2**15) as predictor:
@@ -127,6 +133,7 @@ async def test_many_calls_over_few_slots(loaded: LocalTriton, protocol: str) -> 
         assert predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": 5 * 2**15}
 
 
+@needs_regions
 async def test_nobody_reads_what_an_abandoned_call_writes(loaded: LocalTriton, protocol: str) -> None:
     """Its slot is quarantined at once, while the model works on."""
     mine, later = ids(1, 16, 1), ids(1, 16, 2)
@@ -147,6 +154,7 @@ async def test_nobody_reads_what_an_abandoned_call_writes(loaded: LocalTriton, p
         assert predictor.use().batches["shared"] == 2
 
 
+@needs_regions
 async def test_the_predictor_forgets_what_is_no_longer_used(loaded: LocalTriton, protocol: str) -> None:
     async with transport(loaded, protocol) as plain:
         async with shared(loaded, protocol, 2**20) as predictor:
@@ -176,3 +184,35 @@ async def left_behind(plain: Transport) -> Path:
         file.flush()
         await plain.register_region(path.name, 4096)
     return path
+
+
+@pytest.mark.only_triton_26
+async def test_refused_regions_change_no_number(
+    loaded: LocalTriton, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every call is inline and right, and the log has the refusal once."""
+    before = set(FOLDER.glob(f"{PREFIX}*"))
+    predictor = SharedMemory(transport(loaded, protocol), 16 * 2**20, 1)
+    async with transport(loaded, protocol) as inline, predictor:
+        await logits(predictor, ids(1, 2))
+        await until(lambda: DISALLOWED in caplog.text)
+        shapes = [(1, 1), (1, 9), (8, 2), (3, 77), (8, 120), (1, 1)]
+        for seed, (rows, tokens) in enumerate(shapes):
+            given = ids(rows, tokens, seed)
+            assert np.array_equal(await logits(predictor, given), await logits(inline, given))
+        use = predictor.use()
+    assert not use.registered
+    assert use.batches == {"shared": 0, "inline_full": 0, "inline_unregistered": len(shapes) + 1, "inline_resent": 0}
+    assert caplog.text.count(DISALLOWED) == 1
+    assert set(FOLDER.glob(f"{PREFIX}*")) <= before
+
+
+@pytest.mark.only_triton_26
+async def test_what_is_refused(loaded: LocalTriton, protocol: str) -> None:
+    """Regions are neither registered nor unregistered; the list of them is answered, and empty."""
+    async with transport(loaded, protocol) as client:
+        for refused in (client.register_region("region", 64), client.unregister_region("region")):
+            with pytest.raises(RequestError) as caught:
+                await refused
+            assert is_disallowed(caught.value) and DISALLOWED in str(caught.value)
+        assert list(await client.region_names()) == []

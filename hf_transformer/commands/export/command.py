@@ -24,6 +24,7 @@ from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.predictor.shared_memory import ALLOW_FLAG
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
 """What each format needs beside the service's own libraries; the last one is what the Python backend runs it with."""
@@ -172,6 +173,7 @@ def commands(folder: Path, settings: Namespace, task: str) -> str:
     note = ""
     if settings.backend == "python":
         note = f"  # Triton's Python needs {LIBRARIES[settings.format][-1]} and numpy<2.\n"
+    note += f"  # Triton 26.04 and newer: add {ALLOW_FLAG}, for large outputs. Older ones do not start with it.\n"
     service = shlex.join(["hf-transformer", *_flags(settings, task), *places])
     return f"{note}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {service}\n"
 
