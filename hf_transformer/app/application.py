@@ -261,6 +261,7 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         certificate=None if certificate is None or key is None else (certificate, key),
         max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
+        compression=config.enable_grpc_compression,
         grace=config.grace_period_seconds,
         connections=config.max_connections,
         handshake=config.client_timeout_seconds,

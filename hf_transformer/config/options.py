@@ -227,6 +227,10 @@ class Config:
         SERVER, "Address to listen on.", plain_text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
     http_port: int = option(SERVER, "Port to listen on; 0 takes a free one.", integer(0, 65535), 8080)
     enable_grpc: bool = option(SERVER, "Serve the V2 protocol over gRPC too.", BOOLEAN, True)
+    enable_grpc_compression: bool = option(
+        SERVER, "Take compressed messages over gRPC. Each is inflated before it can be refused, to --max_request_bytes "
+        "at most. Without it such a call is UNIMPLEMENTED; clients don't compress unless they are told to.", BOOLEAN,
+        False)
     grpc_port: int = option(SERVER, "Port for gRPC; 0 takes a free one.", integer(0, 65535), 8081)
     openai_route_prefix: str = option(
         SERVER, "Path before /v1 in the routes of the OpenAI API; may be empty.",

@@ -305,7 +305,7 @@ def test_the_id_of_a_grpc_request_is_kept_and_the_request_counted(serve: Serve) 
 
 def test_messages_over_a_limit(serve: Serve) -> None:
     """A message of a megabyte, which gzip makes small enough; one that would become 100 MB is not inflated."""
-    service = serve("bert", "v2", *LIMITS)
+    service = serve("bert", "v2", *LIMITS, "--enable_grpc_compression=true")
     status = Path(f"/proc/{service.process.pid}/status")
 
     def most_memory() -> int:

@@ -77,12 +77,15 @@ class CallsInProgress:
         """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
 
         async def call(body: bytes, rpc: Rpc) -> bytes:
-            context = self.context(rpc)
+            context, failure = self.context(rpc), None
             try:
                 with self:
                     response = await answer(body, context)
             except Exception as error:
-                await refuse(rpc, as_request_error(error, identify(context)), context)
+                failure = without_frames(as_request_error(error, identify(context)))
+            if failure is not None:
+                del body  # gRPC keeps the frames of an aborted call until the collector comes
+                await refuse(rpc, failure, context)
             trailing = [(REQUEST_ID, identify(context))]
             if self._timing and context.predict > 0:
                 trailing.append(("server-timing", server_timing(context).decode()))
@@ -106,6 +109,12 @@ def identify(context: Context, message_id: str = "") -> str:
         context.request_id = message_id if usable else new_request_id()
         context.headers = {**context.headers, REQUEST_ID: context.request_id}
     return context.request_id
+
+
+def without_frames(error: RequestError) -> RequestError:
+    """The same error, without a traceback and the errors before it: their frames hold the request's message."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 async def refuse(rpc: Rpc, error: RequestError, context: Context, *, within: float | None = None) -> NoReturn:

@@ -65,17 +65,19 @@ class CallGuard(Interceptor):
         handler = await continuation(call)
         if not handler:
             return handler
-        kind, make = KINDS[handler.request_streaming, handler.response_streaming]
+        streams = handler.request_streaming, handler.response_streaming
+        kind, make = KINDS[streams]
         answer = getattr(handler, kind)
         if self._keys is not None and call.method not in OPEN:
             if not self._keys.accept(_as_headers(call.invocation_metadata or ())):
-                answer = self._refuse
+                # As a stream it is refused without its message, which gRPC reads for any other call first.
+                (_, make), answer = KINDS[True, True], self._refuse
         if self._log_format is not None and call.method.startswith(LOGGED):
             answer = self._logged(call.method, answer, self._log_format)
         found: Handler = make(answer, handler.request_deserializer, handler.response_serializer)
         return found
 
-    async def _refuse(self, request: Any, rpc: Any) -> None:
+    async def _refuse(self, messages: Any, rpc: Any) -> None:
         self._metrics.count_request(API, 401)
         await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 

@@ -35,6 +35,8 @@ from hf_transformer.errors import ConfigError
 from hf_transformer.protocol.grpc import SERVICE
 
 LARGEST = 2**31 - 1  # the largest value of an option of gRPC
+NO_ALGORITHM, ALL_ALGORITHMS = 0b1, 0b111
+"""Sets of gRPC's compression algorithms, a bit each: none (identity), deflate and gzip."""
 STREAMS = 128
 """Calls of one connection at a time; a client's further calls wait there for a free place. gRPC refuses a call with
 more than 16 KiB of header fields, but holds up to a megabyte for it until then, and HTTP/2 compresses a field to one
@@ -53,9 +55,10 @@ class GrpcSettings:
     """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
 
     ``certificate`` is the PEM files of a certificate and its private key. Each new connection gets what they hold then.
-    ``connections`` may be open at a time, handshakes included; more are closed. All times are in seconds: ``grace`` for
-    calls in flight when the server ends, ``handshake`` for TLS's and HTTP/2's, ``patience`` for a client to take an
-    answer of a stream, ``idle`` until a connection without a call is closed; clients open another one.
+    ``compression``: messages may be compressed. ``connections`` may be open at a time, handshakes included; more are
+    closed. All times are in seconds: ``grace`` for calls in flight when the server ends, ``handshake`` for TLS's and
+    HTTP/2's, ``patience`` for a client to take an answer of a stream, ``idle`` until a connection without a call is
+    closed; clients open another one.
     """
 
     host: str
@@ -63,6 +66,7 @@ class GrpcSettings:
     certificate: tuple[str, str] | None = None
     max_receive: int = -1
     max_send: int = -1
+    compression: bool = False
     grace: float = 25.0
     connections: int = 16384
     handshake: float = 60.0
@@ -83,6 +87,9 @@ class GrpcSettings:
             ("grpc.server_handshake_timeout_ms", min(int(self.handshake * 1e3) or 1, LARGEST)),
             ("grpc.max_connection_idle_ms", min(int(self.idle * 1e3) or 1, LARGEST)),
             ("grpc.max_concurrent_streams", STREAMS),
+            # gRPC inflates a message before anybody can refuse it: 16 kB may become 16 MB. Without compression it is
+            # refused as UNIMPLEMENTED, by its header.
+            ("grpc.compression_enabled_algorithms_bitset", ALL_ALGORITHMS if self.compression else NO_ALGORITHM),
             # With it gRPC also counts calls that its client has seen the end of. Of a client with more than STREAMS
             # calls at once it refused a quarter, as UNAVAILABLE, and none without it.
             ("grpc.http.overload_protection", 0),

@@ -138,7 +138,7 @@ async def test_a_caller_that_leaves_ends_its_request(how: str) -> None:
 
 
 async def test_a_message_over_the_limit() -> None:
-    async with serving(max_receive=2000) as server:
+    async with serving(max_receive=2000, compression=True) as server:
         for method, sent in ((server.infer, request("a" * 3000)), (server.stream, [request("a" * 3000)])):
             for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
                 call = method(sent, compression=compression)

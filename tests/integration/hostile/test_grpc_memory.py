@@ -1,0 +1,107 @@
+"""Refused gRPC calls keep none of their messages, however they are refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from hf_transformer.protocol.grpc import SERVICE
+from tests.integration.conftest import Serve
+from tests.integration.grpc_client import channel_to, request, stub
+from tests.integration.hostile.wire import MEGABYTE, MOST_GROWTH, SECONDS, TEXT, resident
+from tests.service import Service
+
+LARGE = 15 * MEGABYTE
+"""Bytes of a message, just within --max_request_bytes."""
+CALLS = 16
+"""Kept, their messages would be four times MOST_GROWTH."""
+KEY = (("authorization", "Bearer secret"),)
+CODES = grpc.StatusCode
+LONG_NAME = b"\x0a\x80\x80\xc0\x07" + b"a" * LARGE
+"""The first field, of LARGE bytes."""
+
+
+@pytest.fixture(scope="module")
+def guarded(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that wants an API key."""
+    keys: Path = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("secret\n")
+    with serve.own("bert", "v2", f"--api_keys_file={keys}", "--max_request_bytes=16777216") as service:
+        yield service.wait_until("/v1/models/bert")
+
+
+def message(text: str, model: str = "bert") -> bytes:
+    return request(model, {"text": [text]}).SerializeToString()
+
+
+REFUSED = {
+    "without a key": (message("a" * LARGE), (), "ModelInfer", CODES.UNAUTHENTICATED),
+    "a text that is too long": (message("a" * LARGE), KEY, "ModelInfer", CODES.RESOURCE_EXHAUSTED),
+    "an unknown model": (message("a" * LARGE, "nobody"), KEY, "ModelInfer", CODES.NOT_FOUND),
+    "no protobuf": (b"\xff" * LARGE, KEY, "ModelInfer", CODES.INVALID_ARGUMENT),
+    "a question without a key": (LONG_NAME, (), "ModelMetadata", CODES.UNAUTHENTICATED),
+    "a question about a long name": (LONG_NAME, KEY, "ModelMetadata", CODES.NOT_FOUND),
+    "an unknown method": (b"a" * LARGE, KEY, "NoSuchMethod", CODES.UNIMPLEMENTED),
+}
+
+
+def refused(service: Service, body: bytes, metadata: Any, method: str, **options: Any) -> grpc.StatusCode:
+    """The status of a call that fails."""
+    with channel_to(service) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(body, timeout=SECONDS, metadata=metadata, **options)
+    code: grpc.StatusCode = caught.value.code()
+    return code
+
+
+def settles(service: Service, most: int) -> bool:
+    """Whether the service holds fewer bytes than ``most``, at once or when it has given free memory back."""
+    for _ in range(100):
+        if resident(service) < most:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_a_refused_call_keeps_no_message(guarded: Service, case: tuple[bytes, Any, str, grpc.StatusCode]) -> None:
+    body, metadata, method, code = case
+    assert refused(guarded, body, metadata, method) is code
+    before = resident(guarded)
+    for _ in range(CALLS):
+        assert refused(guarded, body, metadata, method) is code
+    assert settles(guarded, before + MOST_GROWTH)
+
+
+def test_a_stream_of_refused_requests_keeps_none(guarded: Service) -> None:
+    asked = request("bert", {"text": ["a" * LARGE]})
+    with stub(guarded) as client:
+        assert [bool(one.error_message) for one in client.ModelStreamInfer(iter([asked]), metadata=KEY)] == [True]
+        before = resident(guarded)
+        answers = client.ModelStreamInfer(iter([asked] * 3 * CALLS), metadata=KEY, timeout=SECONDS)
+        assert all(one.error_message for one in answers)
+    assert settles(guarded, before + 2 * MOST_GROWTH)
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate], ids=["gzip", "deflate"])
+@pytest.mark.parametrize("metadata", [(), KEY], ids=["without a key", "with a key"])
+def test_a_compressed_message_is_not_inflated(guarded: Service, algorithm: grpc.Compression, metadata: object) -> None:
+    body = message("a" * LARGE)
+    before = resident(guarded)
+    codes = {refused(guarded, body, metadata, "ModelInfer", compression=algorithm) for _ in range(CALLS)}
+    assert codes == {CODES.UNIMPLEMENTED}
+    assert settles(guarded, before + MOST_GROWTH)
+
+
+def test_compression_that_is_allowed(serve: Serve) -> None:
+    service = serve("bert", "v2", "--enable_grpc_compression=true")
+    with stub(service) as client:
+        asked = request("bert", {"text": [TEXT]})
+        answer = client.ModelInfer(asked, timeout=SECONDS, compression=grpc.Compression.Gzip)
+    assert answer.outputs[0].contents.bytes_contents or answer.raw_output_contents
