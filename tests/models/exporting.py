@@ -91,10 +91,19 @@ class Exports:
         self._printed[name] = printed
         return name, printed
 
+    @property
+    def grpc_address(self) -> str:
+        """Triton's."""
+        return self._triton.grpc_address
+
+    def load(self, name: str) -> None:
+        """Has Triton load a model, which stays."""
+        self._ask(name, "load")
+
     @contextmanager
     def loaded(self, name: str) -> Iterator[None]:
         """Has Triton load a model; each has a process of its own with torch in it, so none stays."""
-        self._ask(name, "load")
+        self.load(name)
         try:
             yield
         finally:
