@@ -4,32 +4,24 @@ A template is looked for in this order: --chat_template, chat_template.jinja wit
 chat_template in tokenizer_config.json (one, or several with names), chat_template.json. Of several, tool_use is for
 chats with tools, and default for all others.
 
-A template comes with a model and may be anybody's. It reaches no files and no modules, and sees JSON values alone. Its
-loops and calls look at the clock, and its output is counted.
+A template comes with a model and may be anybody's: see sandbox.py.
 
 Source: transformers 5.23, utils/chat_template_utils.py. Only a service that generates imports this module and Jinja.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-import jinja2.sandbox
-import jinja2.utils
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.parser import Parser
-from jinja2.runtime import Context
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
+from hf_transformer.generation import sandbox
+from hf_transformer.generation.sandbox import BUDGET, ChatEnvironment, Guards, OverBudget, check_size
 from hf_transformer.tasks.base import describe
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.types import Json
@@ -38,121 +30,11 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the model's thoughts in a message; templates read the first, some the second."""
 
-MOST_SECONDS = 5.0
-"""A template that takes longer is stopped; a usual one takes a millisecond for a long chat."""
-MOST_CHARACTERS = 10_000_000
-"""Of all output of a template, and of a value that it makes."""
-BUDGET = " budget"
-"""The name of the deadline among a template's variables: with a space in it, no template can read it."""
-PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-"""Methods of a string that make one of any length."""
 TEMPLATE_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError),
 )
 """The errors of a template that gets other messages than it expects."""
-
-
-class OverBudget(Exception):
-    """A template has taken too long, or made too much."""
-
-
-# The sandbox
-
-
-class GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's words for training; here it does nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own, as in transformers: variables that are set within are not seen outside.
-        return nodes.Scope(body).set_lineno(line)
-
-
-class Namespace(jinja2.utils.Namespace):
-    """Jinja's own, without names that begin with an underscore."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"a namespace can't have the name {name!r}")
-        super().__setitem__(name, value)
-
-
-def _namespace(*args: Any, **kwargs: Any) -> Namespace:
-    made = Namespace()
-    for name, value in dict(*args, **kwargs).items():
-        made[name] = value
-    return made
-
-
-class Dict:
-    """The part of the type dict that templates need."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox: no value can be changed, and each call and each turn of a loop looks at the budget."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
-        self.filters["tojson"] = _to_json
-        self.globals |= {
-            "raise_exception": _raise_exception,
-            "strftime_now": lambda form: datetime.now().strftime(form),
-            "dict": Dict(),
-            "namespace": _namespace,
-        }
-
-    def turn(self) -> str:
-        """Called in each turn of a loop, for ``call``."""
-        return ""
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if time.monotonic() > __context[BUDGET]:
-            raise OverBudget(f"it takes longer than {MOST_SECONDS:g} s")
-        if __obj == __self.turn:
-            return ""
-        if getattr(__obj, "__name__", "") in PADDING:
-            _check_size(max((value for value in args if isinstance(value, int)), default=0))
-        return super().call(__context, __obj, *args, **kwargs)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            _check_size(max(abs(value) for value in (left, right) if isinstance(value, int | float)))
-        for one, other in ((left, right), (right, left)):
-            if isinstance(one, str | list | tuple) and isinstance(other, int):
-                _check_size(len(one) * other)
-        return super().call_binop(context, operator, left, right)
-
-
-def _check_size(size: float) -> None:
-    if size > MOST_CHARACTERS:
-        raise OverBudget(f"it makes more than {MOST_CHARACTERS} characters")
-
-
-def _raise_exception(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _to_json(
-    value: Json,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Not Jinja's own, which escapes the characters of HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class CompiledTemplate:
@@ -170,10 +52,7 @@ class CompiledTemplate:
             self.wants_parts = any(_reads_content(loop.iter) for loop in loops) and not any(
                 test.name == "string" for test in tree.find_all(nodes.Test)
             )
-            for loop in loops:
-                turn = nodes.Call(nodes.EnvironmentAttribute("turn"), [], [], None, None)
-                loop.body.insert(0, nodes.ExprStmt(turn).set_lineno(loop.lineno))
-            code = environment.compile(tree)
+            code = environment.compile(Guards().visit(tree))
         except jinja2.TemplateSyntaxError as exc:
             raise LoadError(f"{where}: the chat template is no valid Jinja, line {exc.lineno}: {exc.message}") from exc
         self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
@@ -183,10 +62,10 @@ class CompiledTemplate:
         long for them, or writes too much."""
         parts, size = [], 0
         try:
-            for part in self._template.generate({**variables, BUDGET: time.monotonic() + MOST_SECONDS}):
+            for part in self._template.generate({**variables, BUDGET: time.monotonic() + sandbox.MOST_SECONDS}):
                 parts.append(part)
                 size += len(part)
-                _check_size(size)
+                check_size(size)
         except OverBudget as exc:
             raise TooLarge(f"messages: the model's chat template is given up: {exc}") from exc
         except TEMPLATE_ERRORS as exc:

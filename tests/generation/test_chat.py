@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.generation import chat
+from hf_transformer.generation import sandbox
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from tests.generation.chat_templates import CHATS, ONLY_PARTS, TEMPLATES, WEATHER
 
@@ -123,7 +123,7 @@ def test_what_a_template_can_not_reach(name: str) -> None:
     ids=["loops", "macros"],
 )
 def test_a_template_that_does_not_end_is_given_up(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(sandbox, "MOST_SECONDS", 0.05)
     with pytest.raises(TooLarge, match="takes longer than"):
         of(text).render([USER])
 
@@ -145,7 +145,7 @@ def test_a_template_that_writes_too_much_is_given_up(text: str) -> None:
 
 
 def test_the_budget_is_nobodys_variable() -> None:
-    more: dict[str, Any] = {chat.BUDGET: 0}
+    more: dict[str, Any] = {sandbox.BUDGET: 0}
     assert of("{{ messages|length }}").render([USER], **more) == "1"
 
 

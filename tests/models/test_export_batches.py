@@ -192,5 +192,6 @@ def test_the_transformer_folder_of_old_sentence_transformers_is_exported(tmp_pat
 
 @pytest.mark.parametrize("name", ["vocab_size", "hidden_size"])
 def test_sizes_of_a_nested_configuration(name: str) -> None:
-    config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(vocab_size=77, hidden_size=77))
+    text_config = transformers.LlamaConfig(vocab_size=77, hidden_size=77, num_attention_heads=7)
+    config = transformers.LlavaConfig(text_config=text_config)
     assert size_of(type("Model", (), {"config": config})(), name) == 77
