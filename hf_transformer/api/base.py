@@ -112,8 +112,8 @@ class Service:
     """What every API is given.
 
     ``max_bytes`` is the size of a request, after decompression too; ``max_texts`` how many texts one may have in any
-    form: the larger of --max_instances and --max_sequences. ``executor`` has the threads for long work, None is the
-    event loop's own.
+    form: the larger of --max_instances and --max_sequences; ``max_json_depth`` is that of tools and their arguments.
+    ``executor`` has the threads for long work, None is the event loop's own.
     """
 
     models: Models
@@ -125,6 +125,7 @@ class Service:
     server_timing: bool = True
     token_inputs: bool = False
     max_instances: int = 1024
+    max_json_depth: int = 64
     tracing: Tracing | None = None
     executor: Executor | None = None
 

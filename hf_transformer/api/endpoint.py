@@ -34,7 +34,7 @@ class Endpoint:
         self._handle = handle
         self._render_error = render_error
         self.service = service
-        self._limits = JsonLimits.of(service.max_texts, service.max_bytes)
+        self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
         """Answers one request, whatever its method. Raises ClientGone."""

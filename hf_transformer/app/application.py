@@ -107,6 +107,7 @@ def _service(
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
+        max_json_depth=config.max_json_depth,
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
         token_inputs=config.enable_token_inputs,

@@ -281,6 +281,9 @@ class Config:
     max_bytes_in_flight: int = option(
         LIMITS, "Bytes of all request bodies that one worker holds, incomplete ones included; further "
         "requests get 429. At least --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
+    max_json_depth: int = option(
+        LIMITS, "Lists and objects within each other in what a chat template writes as JSON: tools, arguments of tool "
+        "calls, chat_template_kwargs.", integer(1, 900), 64)
     max_instances: int = option(LIMITS, "Instances in one request.", integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 250_000)
     max_total_length: int = option(

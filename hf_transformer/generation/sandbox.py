@@ -28,7 +28,7 @@ from hf_transformer.types import Json
 
 MOST_SECONDS = 5.0
 """A template that takes longer is stopped; a usual one takes a millisecond for a long chat."""
-MOST_CHARACTERS = 10_000_000
+MOST_CHARACTERS = 4_000_000
 """Of all output of a template, and of a value that it makes."""
 MOST_SLOW_CHARACTERS = 200_000
 """Of a value that one of the filters SLOW gets, which take seconds for a million."""

@@ -35,15 +35,17 @@ OPENING = 0xDF
 
 @dataclass(slots=True)  # each V2 request makes one; a frozen one takes three times as long to make
 class JsonLimits:
-    """The most that a text may hold. ``parts`` are lists, objects and keys; ``values`` stand between commas."""
+    """The most that a text may hold. ``parts`` are lists, objects and keys; ``values`` stand between commas; ``depth``
+    is how many lists and objects may be within each other in a value that a chat template writes."""
 
     parts: int
     values: int
+    depth: int = 64
 
     @classmethod
-    def of(cls, max_texts: int, max_bytes: int) -> JsonLimits:
+    def of(cls, max_texts: int, max_bytes: int, depth: int) -> JsonLimits:
         """The limits for requests with so many texts and so many bytes."""
-        return cls(PER_TEXT * max_texts + BESIDE, max_bytes // VALUE_BYTES)
+        return cls(PER_TEXT * max_texts + BESIDE, max_bytes // VALUE_BYTES, depth)
 
     @classmethod
     def of_tensors(cls, max_elements: int) -> JsonLimits:
@@ -104,6 +106,23 @@ def check_size(text: bytes, limits: JsonLimits) -> None:
     if excess := excess_of(text, limits):
         flags = "--max_instances, --max_sequences and --max_request_bytes"
         raise TooLarge(f"body: {excess} are taken, which follows from {flags}")
+
+
+def check_depth(name: str, value: Json, limits: JsonLimits) -> None:
+    """Raises TooLarge for a value of the field ``name`` with more lists and objects within each other than allowed.
+    With indentation, JSON is as many times longer as it is deep."""
+    level = [value]
+    for _ in range(limits.depth + 1):
+        level = [
+            one
+            for outer in level
+            if isinstance(outer, dict | list)
+            for one in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(one, dict | list)
+        ]
+        if not level:
+            return
+    raise TooLarge(f"{name}: lists and objects more than {limits.depth} deep in each other (--max_json_depth)")
 
 
 def excess_of(text: bytes, limits: JsonLimits) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import pytest
+import yaml
 
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import Bench, answer_of, bench, openai_error, template_of, tokenizer_of
@@ -310,3 +314,113 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         ):
             await chat(made, **fields)
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
+
+
+SCHEMAS = yaml.safe_load((files("hf_transformer.api") / "openapi.yaml").read_text())["components"]["schemas"]
+FULL: dict[str, Any] = {
+    "messages": [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "What?", "cache_control": {"type": "ephemeral"}}],
+            **MARK,
+        },
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": null}'}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "x"},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": {"type": "object", "default": None}},
+            **MARK,
+        }
+    ],
+    "stream": True,
+    "stream_options": {},
+    "response_format": {"type": "text"},
+    "chat_template_kwargs": {"style": "brief"},
+}
+WHOLE = "{{ messages | tojson }}{{ tools | tojson }}{{ style }}{{ vendor is defined }}"
+
+
+def nulls(value: Any, schema: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places in ``value`` of all fields that it may have and does not, by its schema; and of an unknown one where
+    any are taken. A schema or arguments within it are the client's own."""
+    while "$ref" in schema:
+        schema = SCHEMAS[schema["$ref"].rsplit("/", 1)[1]]
+    for one in schema.get("anyOf", ()):
+        yield from nulls(value, one, where)
+    if isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from nulls(one, schema.get("items", {}), (*where, index))
+    if not isinstance(value, dict) or "object" not in (schema.get("type") or ()) or where[-1:] == ("parameters",):
+        return
+    properties = schema.get("properties", {})
+    unknown = ["vendor"] if schema.get("additionalProperties", True) else []
+    yield from ((*where, name) for name in (*properties, *unknown) if name not in value)
+    for name, one in value.items():
+        yield from nulls(one, properties.get(name, {}), (*where, name))
+
+
+PLACES = list(nulls({"model": "gpt2", **FULL}, SCHEMAS["ChatRequest"]))
+
+
+def test_the_places_of_nulls_are_all_there() -> None:
+    shown = {".".join(map(str, place)) for place in PLACES}
+    assert {
+        "tools.0.function.strict",
+        "tools.0.vendor",
+        "tools.0.function.vendor",
+        "messages.1.tool_calls.0.function.vendor",
+        "messages.0.refusal",
+        "stream_options.include_usage",
+        "chat_template_kwargs.vendor",
+        "top_logprobs",
+    } <= shown
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
+async def test_null_is_not_given_wherever_it_is(place: tuple[Any, ...]) -> None:
+    async with bench(template=WHOLE) as made:
+        await chat(made, **FULL)
+        before = asked(made)
+        fields: Any = copy.deepcopy(FULL)
+        within = fields
+        for name in place[:-1]:
+            within = within[name]
+        within[place[-1]] = None
+        await chat(made, **fields)
+        assert asked(made) == before
+        assert before.count("null") == 2, "those of a schema and of arguments are the client's"
+
+
+async def test_a_tool_that_is_not_strict_is_rendered_as_without_the_word() -> None:
+    async with bench(template=WHOLE) as made:
+        for tool in TOOLS[0]["function"], {**TOOLS[0]["function"], "strict": False}:  # type: ignore[dict-item]
+            await chat(made, tools=[{"type": "function", "function": tool}])
+        assert made.generator.asked[-1][0].text == made.generator.asked[-2][0].text
+
+
+async def test_depth_is_bounded() -> None:
+    def deep(levels: int) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        for _ in range(levels - 1):
+            value = {"items": value}
+        return value
+
+    async with bench(template="{{ (tools | tojson(indent=4) ~ messages | tojson) | length }}") as made:
+        for levels, status in ((60, 200), (900, 413)):
+            tool = {"type": "function", "function": {"name": "f", "parameters": deep(levels)}}
+            for where, fields in (
+                ("tools", {"tools": [tool]}),
+                ("chat_template_kwargs", {"chat_template_kwargs": deep(levels)}),
+                ("messages[1].tool_calls[0].function.arguments", {"messages": history(json.dumps(deep(levels)))}),
+                ("messages", {"messages": history(deep(levels))}),
+            ):
+                if status == 200:
+                    await chat(made, **fields)
+                else:
+                    message, _ = await refused(made, status, **fields)
+                    assert message.startswith(f"{where}: ") and "more than 64 deep" in message

@@ -128,20 +128,83 @@ def test_a_template_that_does_not_end_is_given_up(text: str, monkeypatch: pytest
         of(text).render([USER])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
-        "{{ 'x' * 10 ** 9 }}",
-        "{{ 10 ** 100000000 }}",
-        "{{ [0] * 10 ** 9 }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{% for i in range(1000000) %}{% endfor %}",
-    ],
-)
-def test_a_template_that_writes_too_much_is_given_up(text: str) -> None:
+DOUBLED = "{% set ns = namespace(x=START, y=START) %}{% for i in range(60) %}TURN{% endfor %}"
+NESTED = "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}"
+"""Lists that are small, and 2**60 values as text or when they are compared."""
+
+
+def doubled(turn: str, then: str = "", start: str = "'ab'") -> str:
+    return DOUBLED.replace("START", start).replace("TURN", turn) + then
+
+
+TOO_MUCH = {
+    "output": "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
+    "times": "{{ 'x' * 10 ** 9 }}",
+    "times-list": "{{ [0] * 10 ** 9 }}",
+    "power": "{{ 10 ** 100000000 }}",
+    "product": "{{ (2 ** 90000) * (2 ** 90000) }}",
+    "range": "{% for i in range(1000000) %}{% endfor %}",
+    "plus": doubled("{% set ns.x = ns.x + ns.x %}"),
+    "plus-list": doubled("{% set ns.x = ns.x + ns.x %}", start="[1]"),
+    "tilde": doubled("{% set ns.x = ns.x ~ ns.x %}"),
+    "block": doubled("{% set b %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = b %}"),
+    "macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" + doubled("{% set ns.x = m(ns.x) %}"),
+    "filter-block": doubled("{% set ns.x %}{% filter upper %}{{ ns.x }}{{ ns.x }}{% endfilter %}{% endset %}"),
+    **{
+        f"nested-{name}": doubled(NESTED, then)
+        for name, then in {
+            "output": "{{ ns.x }}",
+            "string": "{{ ns.x | string }}",
+            "tilde": "{{ '' ~ ns.x }}",
+            "tojson": "{{ ns.x | tojson }}",
+            "tojson-indent": "{{ ns.x | tojson(indent=1) }}",
+            "format-filter": "{{ '%s' | format(ns.x) }}",
+            "format": "{{ '{}'.format(ns.x) }}",
+            "percent": "{{ '%s' % (ns.x,) }}",
+            "join": "{{ [ns.x] | join }}",
+            "pprint": "{{ ns.x | pprint }}",
+            "equal": "{{ ns.x == ns.y }}",
+            "in": "{{ ns.x in [ns.y] }}",
+            "test": "{{ ns.x is eq(ns.y) }}",
+            "index": "{{ [ns.y].index(ns.x) }}",
+            "sort": "{{ [ns.x, ns.y] | sort }}",
+            "unique": "{{ [ns.x, ns.y] | unique | list }}",
+        }.items()
+    },
+    "key": doubled("{% set ns.x = (ns.x, ns.x) %}", "{{ {ns.x: 1} }}", "(1,)"),
+    "subscript": doubled("{% set ns.x = (ns.x, ns.x) %}", "{{ {}[ns.x] }}", "(1,)"),
+    "ljust": "{{ 'x'.ljust(1000000000) }}",
+    "center": "{{ 'x' | center(1000000000) }}",
+    "expandtabs": "{{ ('\t' * 1000).expandtabs(1000000) }}",
+    "indent": "{{ ('\n' * 100000) | indent(9000) }}",
+    "indent-word": "{{ ('\n' * 100000) | indent('x' * 9000) }}",
+    "replace": "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+    "replace-filter": "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
+    "replace-nothing": "{{ ('x' * 100000) | replace('', 'y' * 100000) }}",
+    "join": "{{ range(100000) | join('y' * 100000) }}",
+    "join-method": "{{ ('y' * 100000).join(['x'] * 100000) }}",
+    "translate": "{{ ('x' * 100000).translate({120: 'y' * 100000}) }}",
+    "width": "{{ '{:>999999999}'.format('x') }}",
+    "width-given": "{{ '{:>{}}'.format('x', 1000000000) }}",
+    "width-percent": "{{ '%*d' % (1000000000, 1) }}",
+    "precision": "{{ '%.999999999f' % 1 }}",
+    "format-many": "{{ ('%s' * 100000) % (('x' * 100000,) * 100000) }}",
+    "wordwrap": "{{ ('x' * 100000) | wordwrap(1, wrapstring='y' * 1000) }}",
+    "tojson-wide": "{{ [[1] * 1000] | tojson(indent=1000000) }}",
+    "batch": "{{ [1] | batch(100000000, 'x') | list }}",
+    "slice": "{{ [1] | slice(100000000, 'x') | list }}",
+    "sum": "{{ ([[1] * 1000] * 10000) | sum(start=[]) | length }}",
+    "striptags": "{{ ('<' * 1000000) | striptags }}",
+    "title": "{{ ('a' * 1000000) | title }}",
+    "lipsum": "{{ lipsum(1000000) }}",
+}
+"""By what makes the text."""
+
+
+@pytest.mark.parametrize("name", [*TOO_MUCH])
+def test_a_template_that_writes_too_much_is_given_up(name: str) -> None:
     with pytest.raises((TooLarge, InvalidInput)):
-        of(text).render([USER])
+        of(TOO_MUCH[name]).render([USER])
 
 
 def test_the_budget_is_nobodys_variable() -> None:

@@ -90,7 +90,7 @@ def test_limits_themselves_are_taken() -> None:
     check_size(b"[0" + b",0" * 100_000 + b"]", LIMITS)
     with pytest.raises(TooLarge):
         check_size(b"[" + b"[]," * 999 + b"[]]", LIMITS)
-    assert JsonLimits.of(2048, 16 * 2**20) == JsonLimits(42_768, 2_097_152)
+    assert JsonLimits.of(2048, 16 * 2**20, 9) == JsonLimits(42_768, 2_097_152, 9)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])

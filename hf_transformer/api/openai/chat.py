@@ -29,7 +29,7 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
-from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
+from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_depth, check_size
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
@@ -72,7 +72,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
             prefix="",
         )
         one_call = not given.flag("parallel_tool_calls", True)
-        tools = read_tools(given.get("tools"))
+        tools = read_tools(given.get("tools"), call.limits)
         may_call = _read_tool_choice(given.get("tool_choice"), tools)
         render = _prompt(model, given, tools if may_call else [], call.limits)
         loop = asyncio.get_running_loop()
@@ -117,10 +117,17 @@ def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limit
         raise InvalidInput(f"tools: the chat template of {model.name!r} does not know tools; leave them out")
     messages = read_messages(given.get("messages"), limits)
     more = expect(given.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
-    for name in more or ():
+    more = without_nulls(more or {})
+    check_depth("chat_template_kwargs", more, limits)
+    for name in more:
         if name in OURS:
             raise InvalidInput(f"chat_template_kwargs.{name}: is given by the request itself; leave it out")
-    return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **(more or {}))
+    return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **more)
+
+
+def without_nulls(given: Mapping[str, Json]) -> dict[str, Json]:
+    """The fields that are given: clients write null for those that are not."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # Messages and tools
@@ -140,6 +147,7 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
         raise InvalidInput(f"messages: expected a list of messages, got {found}")
     called: dict[str, dict[str, Json]] = {}
     messages = [_read_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
+    check_depth("messages", [one.get("tool_calls") for one in messages], limits)
     texts = [one["arguments"] for one in called.values() if isinstance(one["arguments"], str)]
     if sum(map(len, texts)) > SMALL:
         # They are parsed in this order: whatever an unclosed quote would hide comes after an error.
@@ -151,14 +159,14 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
                 arguments = orjson.loads(arguments or "{}")
             except orjson.JSONDecodeError:
                 raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
+        check_depth(where, arguments, limits)
         function["arguments"] = expect(arguments, dict, where, "an object as JSON text")
     return messages
 
 
 def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -> dict[str, Json]:
     """A message. The functions that it calls are added to ``called``, by their names in errors, arguments unread."""
-    fields = expect(given, dict, where, "an object").items()
-    message = {name: value for name, value in fields if value is not None}
+    message = without_nulls(expect(given, dict, where, "an object"))
     for name in message:
         if name not in IN_MESSAGES:
             raise InvalidInput(f"{where}.{name[:40]}: not understood here, expected some of {', '.join(IN_MESSAGES)}")
@@ -172,7 +180,7 @@ def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -
     if message.get("annotations", []) != []:
         got = describe(message["annotations"])
         raise InvalidInput(f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}")
-    if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type", "ephemeral") != "ephemeral":
+    if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
         raise InvalidInput(f'{where}.{CACHE_CONTROL}: expected {{"type": "ephemeral"}}, got {describe(mark)}')
     content = _read_content(message, where)
     if content is None and not calls:
@@ -229,16 +237,19 @@ def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> 
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidInput(f"{here}: expected an object with the string name, got {describe(function)}")
         called[here] = {"name": function["name"], "arguments": function.get("arguments")}
-        calls.append({**call, "function": called[here]})
+        calls.append(without_nulls(call) | {"function": called[here]})
     return calls
 
 
-def read_tools(given: Json) -> list[dict[str, Json]]:
-    """The tools that the model may call: functions. Raises InvalidInput or TooLarge."""
+def read_tools(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
+    """The tools that the model may call: functions. Templates write all of a tool into the prompt, so what says nothing
+    is left out: nulls, but for those within a schema, and ``"strict": false``. Raises InvalidInput or TooLarge."""
     if given is None:
         return []
     if len(expect(given, list, "tools", "a list")) > MAX_TOOLS:
         raise TooLarge(f"tools: {len(given)} in a request, at most {MAX_TOOLS} are taken")
+    check_depth("tools", given, limits)
+    tools = []
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
@@ -249,8 +260,10 @@ def read_tools(given: Json) -> list[dict[str, Json]]:
         if function.get("strict"):
             raise InvalidInput(f"{where}.strict: the model can't be held to a schema, expected false")
         expect(function.get("parameters"), dict | None, f"{where}.parameters", "an object")
-    # Templates write all of a tool into the prompt.
-    return [{name: value for name, value in tool.items() if name != CACHE_CONTROL} for tool in given]
+        said = {name: value for name, value in without_nulls(function).items() if name != "strict"}
+        shared = {name: value for name, value in without_nulls(tool).items() if name != CACHE_CONTROL}
+        tools.append(shared | {"function": said})
+    return tools
 
 
 def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
