@@ -6,12 +6,15 @@ more than MOST_ABANDONED such calls are open, new calls get another channel, and
 Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
 that are closed early.
 
-A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight.
+A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight. A channel that has
+answered none of MOST_UNANSWERED calls for SILENT_SECONDS is replaced, too: after an odd frame of a proxy's, gRPC takes
+all answers for the rest of that frame, and keeps the connection, since there is always something to read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import cache
@@ -44,6 +47,8 @@ from hf_transformer.protocol.descriptions import model_spec, repository_entries,
 from hf_transformer.protocol.tensors import NOWHERE
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
 
+logger = logging.getLogger(__name__)
+
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take to open, TLS included."""
 
@@ -55,6 +60,11 @@ LINGER_SECONDS = 1.0
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
 """Silence during a call after which the server is pinged, and the time that it has to answer."""
+
+MOST_UNANSWERED: Final = 3
+SILENT_SECONDS = PING_SECONDS + PONG_SECONDS
+"""Without an answer to any of so many calls; a shorter timeout of calls is enough. A model that is so slow loses
+nothing, since the calls under way stay on the old channel."""
 
 _IDLE_SECONDS = 240.0
 """After which an idle connection is closed: a firewall or NAT on the way may have forgotten it without a word."""
@@ -143,12 +153,13 @@ class GrpcPredictor(Transport):
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         model = self._model_name
         request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, streamed=True)
-        line = self._open_line()
+        line = self._line_for_call()
         connection = line.connection
         stream = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(call.headers)])
         answered = final = False
         try:
             while (body := await stream.read()) is not _EOF:
+                line.unanswered = 0
                 if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
                     continue
                 error, tensors, final = call_codec(codec.decode_stream_response, body)
@@ -158,6 +169,7 @@ class GrpcPredictor(Transport):
                 if verified(call.outputs, tensors, some=True):
                     yield tensors
         except grpc.aio.AioRpcError as error:
+            line.unanswered = 0
             raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -207,7 +219,7 @@ class GrpcPredictor(Transport):
         self, method: str, request: bytes, metadata: Sequence[tuple[str, str]] = (), cancellable: bool = False
     ) -> bytes:
         """The response of a unary call."""
-        line = self._open_line()
+        line = self._line_for_call()
         connection = line.connection
         loop = asyncio.get_running_loop()
         call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
@@ -227,6 +239,7 @@ class GrpcPredictor(Transport):
             raise
         if call.cancelled():  # only closing the channel does that
             raise self._closed()
+        line.unanswered = 0
         try:
             return call.result()
         except grpc.aio.AioRpcError as error:
@@ -246,6 +259,22 @@ class GrpcPredictor(Transport):
         if self._line is None:
             raise self._closed()
         return self._line
+
+    def _line_for_call(self) -> _Line:
+        """The channel for one more call: another one, if nothing has come on this for too long."""
+        line, now = self._open_line(), asyncio.get_running_loop().time()
+        if not line.unanswered:
+            line.silent_since = now
+        elif line.unanswered >= MOST_UNANSWERED and now - line.silent_since > min(SILENT_SECONDS, self._timeout):
+            logger.warning(
+                "the predictor at %s has answered none of %d calls in %.0f s; the next ones get another connection",
+                self._where, line.unanswered, now - line.silent_since,
+            )  # fmt: skip
+            self._replace_line()
+            line = self._open_line()
+            line.silent_since = now
+        line.unanswered += 1
+        return line
 
     def _replace_line(self) -> None:
         """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
@@ -303,6 +332,9 @@ class _Line:
             self.channel = grpc.aio.secure_channel(target, credentials.value, options)
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
+        self.unanswered = 0
+        self.silent_since = 0.0
+        # Calls that have begun since the last answer of any, and when the first of them did, in the loop's time.
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
         # What makes a unary call of a method, with bytes in and out.
         self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(

@@ -10,8 +10,9 @@ each call adds ``retry_budget`` of one, each second adds one, and each retry tak
 **Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (failures.DEAD),
 calls are refused at once with the last reason, and a probe in the background asks whether the model is ready until it
 is. Calls that are under way at that moment are left alone. Any answer resets the count, also an error of the model's or
-a full queue. Timeouts and cancelled calls don't count, except timeouts while connecting. The end of a connection that
-calls share counts once.
+a full queue. A timeout says little, since a model that is slow for some requests answers others: MOST_UNANSWERED of
+them with no answer in between count as one failure, and cancelled calls don't count. The end of a connection that calls
+share counts once.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ PROBE_SECONDS = 5.0
 
 FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
 """Seconds before a probe, doubling from the first to the longest; an answered call begins anew."""
+
+
+MOST_UNANSWERED = 3
+"""Timeouts in a row that count as one failure, of calls that began after the last failure of this kind."""
 
 
 class Bound:
@@ -112,6 +117,9 @@ class Resilience(Predictor):
         self._reason: str | None = None
         """Why the predictor counts as dead; None while it does not."""
         self._failures_in_a_row = 0
+        self._unanswered = 0
+        self._silences = 0
+        """Timeouts since the last answer of any kind, and how often there were MOST_UNANSWERED."""
         self._ended_connections = WeakSet[object]()
         """Connections whose end has counted as a failure."""
         self._generation = 0
@@ -177,7 +185,7 @@ class Resilience(Predictor):
         """What one call gives, tried again where that may be."""
         if self._reason is not None:
             self._refuse(self._reason)
-        generation, retry = self._generation, 0
+        generation, silences, retry = self._generation, self._silences, 0
         self._budget += self._budget_per_call
         bound = Bound(self._timeout)
         try:
@@ -193,11 +201,13 @@ class Resilience(Predictor):
             raise
         except asyncio.CancelledError:
             if bound.has_passed():
-                raise self._too_late() from None
+                late = self._too_late()
+                self._count_silence(late, silences, generation)
+                raise late from None
             raise
         finally:
             bound.timer.cancel()
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._unanswered = 0
         self._probe_pause = FIRST_PROBE
         return answer
 
@@ -234,11 +244,23 @@ class Resilience(Predictor):
         self._metrics.predictor_errors.add(1, failures.TIMEOUT)
         return failures.too_late(self._where, self._timeout)
 
+    def _count_silence(self, error: PredictorTimeout, silences: int, generation: int) -> None:
+        """Counts a timeout of a call that began after so many silences."""
+        if silences != self._silences:
+            return
+        self._unanswered += 1
+        if self._unanswered >= MOST_UNANSWERED:
+            self._unanswered = 0
+            self._silences += 1
+            if generation == self._generation:
+                self._add_failure(error)
+
     def _count_failure(self, error: RequestError, generation: int) -> None:
         kind = failures.kind_of(error)
         self._metrics.predictor_errors.add(1, kind)
         if kind in failures.NEUTRAL or generation != self._generation:
             return
+        self._unanswered = 0
         if kind not in failures.DEAD:
             self._failures_in_a_row = 0
             return
@@ -246,6 +268,10 @@ class Resilience(Predictor):
             if error.connection in self._ended_connections:
                 return
             self._ended_connections.add(error.connection)
+        self._add_failure(error)
+
+    def _add_failure(self, error: RequestError) -> None:
+        """Counts a failure that speaks for a dead predictor, and opens the circuit at the last one."""
         self._failures_in_a_row += 1
         if self.is_open:
             self._reason = str(error)

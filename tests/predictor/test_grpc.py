@@ -311,6 +311,53 @@ async def test_a_connection_that_breaks(fault: Fault, kind: str, message: str, m
         assert await until_answered(client) == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
+async def test_a_connection_that_swallows_all_answers_is_left(
+    streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The begin of a long frame of a kind that nobody knows: gRPC takes what follows for its rest, the answers to its
+    pings included."""
+    monkeypatch.setattr(transport, "SILENT_SECONDS", 0.2)
+
+    async def swallows(connection: Connection) -> None:
+        if connection.number == 0:
+            await connection.send(frame(4, 0, 0, b"") + frame(99, 0, 0, b"", length=16_000))
+        await connection.forward(real)
+
+    async def ask(client: GrpcPredictor) -> None:
+        async with asyncio.timeout(0.1):
+            if streamed:
+                assert [values_of(one) async for one in stream(client)] == [[5]]
+            else:
+                assert await infer(client) == [0.5, 0.5]
+
+    told = Telling(response(5), end=Code.OK)
+    async with serving(ModelInfer=good, ModelStreamInfer=told.handle) as real, scripted(swallows) as host:
+        async with predictor(host) as client:
+            results = []
+            async with asyncio.timeout(10):
+                while not results or results[-1] is not None:
+                    results += await asyncio.gather(ask(client), return_exceptions=True)
+            assert len(results) >= 3 and {type(one) for one in results} == {TimeoutError, type(None)}
+            assert await infer(client) == [0.5, 0.5]
+    assert "the next ones get another connection" in caplog.text
+
+
+async def test_a_model_that_is_slow_keeps_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on over the old connection, while others get another one."""
+    monkeypatch.setattr(transport, "SILENT_SECONDS", 0.1)
+    hanging = Hanging()
+    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+        calls = [asyncio.create_task(infer(client)) for _ in range(3)]
+        await hanging.until(3)
+        await asyncio.sleep(0.15)
+        calls.append(asyncio.create_task(infer(client)))
+        await hanging.until(4)
+        assert len(set(hanging.seen)) == 2
+        hanging.go.set()
+        assert await asyncio.gather(*calls) == [[0.5, 0.5]] * 4
+
+
 async def until_answered(client: GrpcPredictor) -> list[float]:
     """The first answer, which must be soon. A call may still meet the connection that is just being closed."""
     async with asyncio.timeout(5):
