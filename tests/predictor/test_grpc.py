@@ -334,7 +334,7 @@ async def test_a_connection_that_swallows_all_answers_is_left(
     told = Telling(response(5), end=Code.OK)
     async with serving(ModelInfer=good, ModelStreamInfer=told.handle) as real, scripted(swallows) as host:
         async with predictor(host) as client:
-            results = []
+            results: list[BaseException | None] = []
             async with asyncio.timeout(10):
                 while not results or results[-1] is not None:
                     results += await asyncio.gather(ask(client), return_exceptions=True)
