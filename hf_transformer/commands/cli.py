@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -30,28 +31,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     That is 2 for a bad flag or variable and 1 for anything else that the service knows to be wrong, each with
     one line on stderr that ends with where to look; 130 after Ctrl-C; 141 where nobody reads the output any more.
     """
+    open_streams()
+    open_streams()
     # gRPC's core would write lines of its own to stderr, such as one for each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = sys.argv[1:] if argv is None else list(argv)
+    code: int | None = None
     try:
         try:
-            return run(words, os.environ)
+            code = run(words, os.environ)
+        except SystemExit as exc:  # after a signal
+            code = exc.code if isinstance(exc.code, int) else 1
+            raise
         except TransformerError as exc:
             from hf_transformer.commands.terminal import Terminal  # here, because few starts fail
 
             message = " ".join(str(exc).split())
             error = Terminal(os.environ, sys.stderr).styled("error:", "bold", "red")
+            code = 2 if isinstance(exc, ConfigError) else 1
             print(f"hf-transformer: {error} {message}{where_to_look(exc, message, command_of(words))}", file=sys.stderr)
-            return 2 if isinstance(exc, ConfigError) else 1
         finally:
             print(end="", flush=True)  # at the process's end it would be too late to handle the error
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader has left, as head does. Python flushes stdout once more at exit, and would fail again.
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    except BrokenPipeError:  # the reader has left, as head does
+        discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if code is None or command_of(words) != "serve":  # the service itself writes its log alone
+            with suppress(OSError):
+                print(
+                    f"hf-transformer: error: the output can't be written: {exc.strerror}", file=sys.stderr, flush=True
+                )
+            code = code or 1
+        discard_output()
+    return code or 0
+
+
+def open_streams() -> None:
+    """Opens those of stdin, stdout and stderr that are closed: the first files and sockets would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+
+
+def discard_output() -> None:
+    """Leaves nothing for Python to flush at its end, where it would fail again."""
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def command_of(argv: Sequence[str]) -> str:

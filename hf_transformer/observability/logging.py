@@ -1,5 +1,8 @@
 """Logging: text or JSON lines on stderr for the service and its libraries, and the latency log.
 
+A thread of each stream's handler writes its lines: a reader of the pipe that sleeps must not stop the service, nor a
+full disk. Lines that find no place in its queue, or can't be written, are lost and counted.
+
 The latency log has a line for each answered request. With the service's own logging, its lines are made without
 LogRecords and written several at a time: a record costs 40 microseconds, almost as much as the rest of a short request.
 With a logging configuration of the user's, each line is an ordinary record.
@@ -12,13 +15,16 @@ import configparser
 import json
 import logging
 import logging.config
+import os
+import queue
 import re
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import orjson
 
@@ -34,6 +40,9 @@ ACCESS_LOGGER = "hf_transformer.access"
 """The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
 LATENCY_LOGGER = "hf_transformer.latency"
 PERIOD = 0.1  # seconds that a line of the latency log may wait for others
+MOST_WAITING = 10_000  # texts of one line or several that wait to be written
+JOINED = 65_536  # characters that are written together, as far as so many wait
+END_SECONDS = 1.0  # in which lines that wait at the end of the process may still be written
 UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
 """What the logging module raises for a configuration that it can't use."""
 
@@ -75,7 +84,7 @@ def default_logging(level: int, format: Literal["text", "json"] = "text") -> dic
         },
         "handlers": {
             "stderr": {"class": f"{__name__}.LineHandler", "formatter": "line", "stream": "ext://sys.stderr"},
-            "stdout": {"class": "logging.StreamHandler", "formatter": "bare", "stream": "ext://sys.stdout"},
+            "stdout": {"class": f"{__name__}.LineHandler", "formatter": "bare", "stream": "ext://sys.stdout"},
         },
         "root": {"level": level, "handlers": ["stderr"]},
         "loggers": {ACCESS_LOGGER: {"level": logging.INFO, "handlers": ["stdout"], "propagate": False}},
@@ -155,16 +164,81 @@ def local_time(second: int) -> tuple[str, str]:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """A stream of records that also takes finished lines."""
+    """A stream of records that also takes finished lines. Where the stream is a file, a thread writes them.
+
+    Attributes: ``lost``, how many lines could not be written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.lost = 0
+        self._waiting: queue.Queue[str] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        try:
+            # Not through the stream: at the process's end Python waits for whoever writes to that.
+            self._descriptor: int | None = stream.fileno()
+        except (OSError, ValueError):
+            self._descriptor = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.write(self.format(record) + self.terminator)
+        except Exception:
+            self.handleError(record)
 
     def write(self, lines: str) -> None:
-        """Writes whole lines. If they can't be written they are lost, as a record would be."""
+        """Writes whole lines, or has them written. Those for which there is no place are lost."""
+        if self._descriptor is None:
+            self._write_through(lines)
+            return
+        try:
+            self._waiting.put_nowait(lines)
+        except queue.Full:
+            self.lost += lines.count("\n")
+        if self._thread is None:
+            with self.lock or nullcontext():
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._write_for_ever, name="log", daemon=True)
+                    self._thread.start()
+
+    def _write_through(self, lines: str) -> None:
         try:
             with self.lock or nullcontext():
                 self.stream.write(lines)
-                self.flush()
+                self.stream.flush()
         except (OSError, ValueError):
-            self.handleError(logging.makeLogRecord({"msg": "lines of the latency log are lost"}))
+            self.handleError(logging.makeLogRecord({"msg": "lines of the log are lost"}))
+
+    def _write_for_ever(self) -> None:
+        while True:
+            texts = [self._waiting.get()]
+            size = len(texts[0])
+            while size < JOINED:
+                try:
+                    texts.append(self._waiting.get_nowait())
+                except queue.Empty:
+                    break
+                size += len(texts[-1])
+            left = memoryview("".join(texts).encode(errors="backslashreplace"))
+            try:
+                while left:
+                    left = left[os.write(cast(int, self._descriptor), left) :]
+            except OSError:
+                self.lost += bytes(left).count(b"\n")
+            for _ in texts:
+                self._waiting.task_done()
+
+    def flush(self) -> None:
+        """Waits until all lines are written, for END_SECONDS at most."""
+        ends = time.monotonic() + END_SECONDS
+        while self._waiting.unfinished_tasks and time.monotonic() < ends:
+            time.sleep(0.001)
+
+
+def lost_lines() -> int:
+    """Lines of the log that could not be written, since the start."""
+    handlers = {*logging.getLogger().handlers, *logging.getLogger(ACCESS_LOGGER).handlers}
+    return sum(one.lost for one in handlers if isinstance(one, LineHandler))
 
 
 class LatencyLog:

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from hf_transformer import __version__
 from hf_transformer.observability.board import Board, SharedMetrics
+from hf_transformer.observability.logging import lost_lines
 from hf_transformer.types import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -55,6 +56,7 @@ class Metrics:
         self._model_name = model_name
         self._registry = self._shown = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._registry.register(_LogCollector())
         self.generation = GenerationMetrics(self._registry)
         self._add_requests()
         self._add_predictor()
@@ -283,6 +285,14 @@ class SharedMemoryUse:
     slots: Mapping[str, int]  # by state: in_use, quarantined
     bytes: Mapping[str, int]  # by state: in_use, quarantined, free
     batches: Mapping[str, int]
+
+
+class _LogCollector(Collector):
+    """The lines of the log that are lost."""
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Lines of the log that were lost: their reader is too slow, or they can't be written."
+        yield CounterMetricFamily("hf_transformer_lost_log_lines", text, lost_lines())
 
 
 class _SharedMemoryCollector(Collector):
