@@ -15,6 +15,7 @@ HOST = "--predictor_host=triton:8000"
 PATHS = ("ssl_certfile", "ssl_keyfile")
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "cors_allow_origin": ("https://a,http://b:1", ("https://a", "http://b:1")),
+    "allowed_hosts": ("a.example,*.b.example", ("a.example", "*.b.example")),
     "access_log_format": ("%(h)s", "%(h)s"),
     "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
     **dict.fromkeys(PATHS, (__file__, __file__)),

@@ -1,4 +1,4 @@
-"""The one function around every request, parser errors included: request id, CORS, API keys, routing, access log."""
+"""The one function around every request, parser errors included: request id, Host, CORS, keys, routing, access log."""
 
 from __future__ import annotations
 
@@ -67,6 +67,33 @@ class Router:
         return None
 
 
+HOSTS: Final = "hosts"
+"""Requests with another Host than the allowed ones are counted under this name."""
+_PORT: Final = re.compile(rb":[0-9]*\Z")
+
+
+class AllowedHosts:
+    """The names that a Host header may have (--allowed_hosts), in the forms of Starlette's TrustedHostMiddleware.
+
+    They stop DNS rebinding: an attacker points a name of their own at the service's address, so that a browser takes
+    the service for a part of the attacker's site. Its requests still have the attacker's name in Host, which a page
+    can't change.
+
+    Args:
+        names: host names, IPv4 and IPv6 addresses, without ports; ``*.example.com`` stands for all sub-domains.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        bare = [name.strip("[]").lower().encode() for name in names]
+        self._names = frozenset(b"[%b]" % name if b":" in name else name for name in bare)
+        self._endings = tuple(name[1:] for name in bare if name.startswith(b"*."))
+
+    def accept(self, host: bytes) -> bool:
+        """Whether a Host header with this value is allowed. A port is ignored, and so is a dot behind the name."""
+        name = _PORT.sub(b"", host.strip().lower()).removesuffix(b".")
+        return name in self._names or name.endswith(self._endings)
+
+
 class Cors:
     """Which pages of other origins may send requests (--cors_allow_origin).
 
@@ -106,11 +133,13 @@ class Cors:
 class GatewaySettings:
     """What the gateway does beside routing; None or empty leaves it out.
 
-    ``origins`` is --cors_allow_origin, ``access_log`` the format of a line. ``open_paths`` are further paths that need
-    no key, of pages that ask for one. X-Forwarded-For is believed from ``trusted_proxies``, in uvicorn's form.
+    ``hosts`` is --allowed_hosts, ``origins`` --cors_allow_origin, ``access_log`` the format of a line. ``open_paths``
+    are further paths that need no key, of pages that ask for one. X-Forwarded-For is believed from
+    ``trusted_proxies``, in uvicorn's form.
     """
 
     keys: ApiKeys | None = None
+    hosts: AllowedHosts | None = None
     origins: Sequence[str] = ()
     access_log: str | None = None
     open_paths: Sequence[str] = ()
@@ -135,12 +164,14 @@ class Gateway:
     ) -> None:
         self.router = router
         self._others = others
-        self._open = open_paths(models).union(settings.open_paths)
+        self._probed = open_paths(models)
+        self._open = self._probed.union(settings.open_paths)
         self._errors_by_path = errors_by_path
         self._metrics = metrics
         self._keys = settings.keys
+        self._hosts = settings.hosts
         self._cors = Cors(settings.origins) if settings.origins else None
-        self._is_guarded = self._keys is not None or self._cors is not None
+        self._is_guarded = any(part is not None for part in (self._hosts, self._keys, self._cors))
         self._proxies = ProxyHeadersMiddleware(_nothing, settings.trusted_proxies)
         self._log_format, self._logger = settings.access_log or None, logging.getLogger(ACCESS_LOGGER)
         if self._log_format is not None:
@@ -182,7 +213,18 @@ class Gateway:
         write_line(self._logger, self._log_format, exchange)
 
     def _before(self, request: Request) -> Response | None:
-        """The answer to a preflight, or to a request without a key; None lets the request through, without its key."""
+        """The answer to a request whose Host is not allowed, to a preflight, or to a request without a key.
+
+        None lets the request through, without its key.
+        """
+        is_read = request.method in ("GET", "HEAD")
+        # Probes have the address of the pod as Host.
+        if self._hosts is not None and not (is_read and request.path in self._probed):
+            host = request.headers.get(b"host", b"")
+            if not self._hosts.accept(host):
+                self._metrics.count_request(HOSTS, 400)
+                message = f"Host: {host.decode('latin-1')[:80]!r} is not among the hosts of --allowed_hosts"
+                return error_response(self._errors_by_path(request.path), message, 400)
         if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
             return answer
         if self._keys is None:
@@ -190,7 +232,7 @@ class Gateway:
         fields = request.fields
         request.fields = [line for line in fields if line[0] not in HEADERS]
         request.headers = dict(request.fields)
-        if self._keys.accept(fields) or (request.path in self._open and request.method in ("GET", "HEAD")):
+        if self._keys.accept(fields) or (is_read and request.path in self._open):
             return None
         self._metrics.count_request(API, 401)
         return error_response(self._errors_by_path(request.path), REFUSED, 401, (b"www-authenticate", b"Bearer"))

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
-from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
+from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.app.wiring import Diagnose, Parts, PipelineBuilder, load_parts, no_diagnosis, predictor_settings
@@ -156,6 +156,7 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
         open_paths = [path for path, _ in pages.PLAYGROUND.files]
     return GatewaySettings(
         keys=keys,
+        hosts=None if "*" in config.allowed_hosts else AllowedHosts(config.allowed_hosts),
         origins=config.cors_allow_origin,
         access_log=config.access_log_format,
         open_paths=open_paths,

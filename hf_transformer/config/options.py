@@ -39,6 +39,9 @@ PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
 
+HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
+"""A name, an IPv4 or an IPv6 address. One bracket may be missing, since ``name_list`` takes it for that of a list."""
+
 
 def local_folder(text: str) -> str:
     """The path of a local folder or of a file:// URI. Raises ValueError for another URI."""
@@ -262,6 +265,13 @@ class Config:
         SERVER, "Origins whose pages may call the service from a browser (CORS); * means any.",
         name_list("ORIGIN,...", "* or origins such as https://app.example.com", r"\*|[a-z][a-z0-9+.-]*://[^/\s*A-Z]+"),
         (), many=True, default_text="none")
+    allowed_hosts: tuple[str, ...] = option(
+        SERVER, "Names that the Host header of a request may have, without port; *.example.com means all sub-domains, "
+        "* any host. Other requests get 400, but health and metrics are always answered. Protects against DNS "
+        "rebinding; not for gRPC.",
+        name_list("HOST,...", "* or host names without a port, such as models.example.com,*.example.com", HOST_NAME),
+        ("*",), many=True,
+        default_text="*; with --enable_playground localhost, 127.0.0.1, ::1 and --host, if that is one address")
     event_loop: Literal["auto", "asyncio", "uvloop"] = option(
         SERVER, "Event loop; auto means uvloop if it is installed.", one_of("auto", "asyncio", "uvloop"), "auto")
     max_asyncio_workers: int = option(

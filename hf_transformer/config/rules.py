@@ -18,6 +18,9 @@ from hf_transformer.errors import ConfigError
 
 ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)(:(?P<port>[0-9]{1,5}))?")
 
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+ANY_ADDRESS = ("0.0.0.0", "::", "0")  # noqa: S104 - compared, not bound
+
 
 @dataclass
 class Draft:
@@ -151,6 +154,15 @@ def quiet_requests(draft: Draft) -> None:
         draft.values["enable_log_requests"] = False
 
 
+def hosts_of_a_playground(draft: Draft) -> None:
+    """A page for people's own machines is reached by their own names, unless others are given."""
+    if "allowed_hosts" in draft.given or not draft.values.get("enable_playground"):
+        return
+    host = draft.values.get("host", ANY_ADDRESS[0]).strip("[]")
+    more = () if host in ANY_ADDRESS else (host,)
+    draft.values["allowed_hosts"] = tuple(dict.fromkeys((*LOCAL_HOSTS, *more)))
+
+
 RULES: tuple[Callable[[Draft], None], ...] = (
     mention_ignored,
     one_form_of_answer,
@@ -161,4 +173,5 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     partial(both_files, pair=("ssl_certfile", "ssl_keyfile"), what="HTTPS"),
     access_log,
     quiet_requests,
+    hosts_of_a_playground,
 )

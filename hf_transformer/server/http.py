@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() 
     499: b"HTTP/1.1 499 Client Closed Request"
 }
 _JOIN_FIELD: Final = b": ".join
+_HOST: Final = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[\w.:~!$&'()*+,;=%-]+\])(?::[0-9]*)?")
+"""A Host header's value: a name, an IPv4 address, an IPv6 address in brackets, or nothing; then perhaps a port.
+
+Source: RFC 3986, 3.2.2 and 3.2.3. A % may also begin the zone of an IPv6 address.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +358,9 @@ class HttpConnection(asyncio.Protocol):
             self._task = self.loop.create_task(self._serve(request))
         else:
             self._pause_reading()
+        if (problem := _problem_of_host(fields, version)) is not None:
+            self._refuse(400, problem)
+            raise _Refused
         if b"transfer-encoding" in request.headers:
             codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
             if codings != [b"chunked"]:
@@ -585,6 +594,19 @@ class HttpConnection(asyncio.Protocol):
             self._deadline = math.inf if incoming is None else self.loop.time() + self._limits.seconds
             if not self.transport.is_closing():
                 self.transport.resume_reading()
+
+
+def _problem_of_host(fields: HeaderLines, version: str) -> str | None:
+    """Why a request's Host headers can't be accepted; None for valid ones. Source: RFC 9112, 3.2."""
+    hosts = [value for name, value in fields if name == b"host"]
+    if not hosts:
+        return None if version < "1.1" else "the request has no Host header, which HTTP/1.1 requires"
+    if len(hosts) > 1:
+        return f"the request has {len(hosts)} Host headers, expected one"
+    host = hosts[0].strip(b" \t")  # the parser leaves the white space behind a value
+    if _HOST.fullmatch(host):
+        return None
+    return f"Host: expected a host name or an address, perhaps with a port, got {host.decode('latin-1')[:80]!r}"
 
 
 def _address(found: Any) -> tuple[str, int] | None:

@@ -60,7 +60,7 @@ def build(task: str, *flags: str) -> AsgiApplication:
 
 
 async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -310,6 +311,9 @@ def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
             assert answer.url == f"{page}playground"
         with urllib.request.urlopen(f"{page}docs", timeout=30) as answer:
             assert answer.status == 200
+        rebound = urllib.request.Request(f"{page}docs", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(rebound, timeout=30)
         sessions = running.children
         running.process.send_signal(signal.SIGINT)
         running.read_until("Stopping")

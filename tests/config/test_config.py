@@ -21,6 +21,7 @@ BAD = {
     "access_log_format": "%(nonsense)s",
     "otlp_endpoint": "collector:4318",
     "cors_allow_origin": "example.com",
+    "allowed_hosts": "localhost:8080",
     **dict.fromkeys(PATHS, "/no/such/file"),
 }
 

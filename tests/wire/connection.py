@@ -69,7 +69,7 @@ class Door:
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
         request.log = self
-        return Response(status, message.encode(), [])
+        return Response(status, message.encode(), [(b"x-why", message.encode("ascii", "replace"))])
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
         self.ends.append((request, answer))

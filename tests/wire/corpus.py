@@ -21,6 +21,7 @@ CHUNKED = request("POST /c HTTP/1.1", CHUNKED_LINE, body=CHUNKS + b"X-Behind: 1\
 HIDDEN, HEAD = request("GET /hidden HTTP/1.1"), request("HEAD /h HTTP/1.1")
 GZIP = request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n")
 BAD_CHUNK = request("POST /z HTTP/1.1", CHUNKED_LINE, body=b"2\r\nte\r\nzz\r\n")
+NO_HOST = b"GET /hidden HTTP/1.1\r\nX: y\r\n\r\n"
 UPGRADE = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"
 
 SEQUENCES = {
@@ -59,6 +60,17 @@ SEQUENCES = {
     "a bad chunk behind another": GET + BAD_CHUNK + HIDDEN,
     "a bad header": request("GET /g HTTP/1.1", "X-Bad : 1") + HIDDEN,
     "a folded header": request("GET /g HTTP/1.1", "X-Long: a", " b") + HIDDEN,
+    "no host": NO_HOST + HIDDEN,
+    "no host behind another": GET + post(b"one") + NO_HOST + HIDDEN,
+    "no host, HTTP/1.0": NO_HOST.replace(b"/hidden HTTP/1.1", b"/g HTTP/1.0") + HIDDEN,
+    "no host, absolute": NO_HOST.replace(b"/hidden", b"http://other/hidden"),
+    "no host, upgrade": NO_HOST.replace(b"X: y", "\r\n".join(UPGRADE).encode()) + HIDDEN,
+    "two hosts": request("GET /hidden HTTP/1.1", "Host: y") + HIDDEN,
+    "a host twice": request("POST /hidden HTTP/1.1", HOST_LINE, "Content-Length: 4", body=b"text") + HIDDEN,
+    "two hosts, HTTP/1.0": request("GET /hidden HTTP/1.0", HOST_LINE) + HIDDEN,
+    "two hosts behind another": GET + request("GET /hidden HTTP/1.1", "Host:") + HIDDEN,
+    "a host that is none": GET + HIDDEN.replace(HOST_LINE.encode(), b"Host: a/b") + HIDDEN,
+    "an empty host": GET.replace(HOST_LINE.encode(), b"Host:") * 2,
     "half a head": GET + b"GET /half HTTP/1.1\r\nHo",
     "half a body": GET + post(b"text")[:-1],
 }

@@ -43,6 +43,7 @@ PIECES = (
 WHOLE = tuple(sent for name, sent in SEQUENCES.items() if name != "absolute, without a path")
 UPGRADE_LINE = re.compile(rb"\nU(pgrade:)", re.IGNORECASE)
 CLOSE_BEHIND = re.compile(rb"\n0\r\n(.+\r\n)*Connection: close", re.IGNORECASE)
+HOST_REFUSED = re.compile(rb"\r\nx-why: (the request has .+ Host header|Host: expected)")
 NO_PATH = re.compile(rb"://[^/ ]*[?\s]")
 
 
@@ -102,6 +103,8 @@ def explained(sent: bytes, mine: Outcome, other: Outcome) -> str | None:
     is_last = mine.done and bool(mine.seen) and mine.seen[-1].version != "1.1"
     if mine.done and mine.statuses[-1:] in ([501], [431]):
         return None if seen_here else f"{mine.statuses[-1]} here"
+    if mine.done and mine.statuses[-1:] == [400] and HOST_REFUSED.search(mine.received):
+        return None if seen_here else "a Host that is missing, repeated or invalid is refused here"
     if is_last and not seen_here and (seen_there or refused_there):
         return "nothing is read behind another version than 1.1"
     if refused_there and NO_PATH.search(sent) and all(seen.raw_path == b"/" for seen in seen_here[:1]):

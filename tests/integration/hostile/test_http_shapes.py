@@ -24,6 +24,7 @@ from tests.integration.hostile.wire import (
     send,
 )
 from tests.service import Service
+from tests.wire.corpus import HOST_LINE
 
 LENGTH = f"content-length: {len(BODY)}"
 CHUNKED = "transfer-encoding: chunked"
@@ -32,6 +33,12 @@ HTTP2 = "http2-settings: AAMAAABkAAQAAP__"
 SERVED = 'hf_transformer_requests_total{api="v1",status="200"}'
 AS_A_CHUNK = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
 MODELS = b'{"models":["bert"]}'
+
+
+def with_host(host: str) -> bytes:
+    """A whole request with this value of Host."""
+    return post().replace(HOST_LINE.encode(), f"Host: {host}".encode("latin-1"))
+
 
 BROKEN = {
     "two lengths": head(LENGTH, "content-length: 5") + BODY,
@@ -56,6 +63,17 @@ BROKEN = {
     "a folded header": head("x-test: a\r\n folded: b", LENGTH) + BODY,
     "a NUL in a header": head("x-test: a\0b", LENGTH) + BODY,
     "a header without name": head(": value", LENGTH) + BODY,
+    "no host": f"POST {PREDICT} HTTP/1.1\r\n{LENGTH}\r\n\r\n".encode() + BODY,
+    "two hosts": head(LENGTH, "host: y") + BODY,
+    "a host twice": head(LENGTH, HOST_LINE) + BODY,
+    "two hosts of HTTP/1.0": head(LENGTH, "host: y", start=f"POST {PREDICT} HTTP/1.0") + BODY,
+    "a host with a blank": with_host("a b"),
+    "a host with a path": with_host("a/b"),
+    "a host with a user": with_host("user@a"),
+    "a host with two ports": with_host("a:1:2"),
+    "a host with a port that is none": with_host("a:http"),
+    "a host in half a bracket": with_host("[::1"),
+    "a host in UTF-8": with_host("b\xc3\xbccher"),
     "an unknown method": head(start="MAKE / HTTP/1.1"),
     "version 9": head(start="GET / HTTP/9.9"),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -110,6 +128,11 @@ ODD = {
     # As RFC 9112, 3.2.2, wants it; the host in it and Host are not looked at.
     "an absolute address": (head(LENGTH, CLOSE, start=f"POST http://elsewhere.test{PREDICT} HTTP/1.1") + BODY, ANSWER),
     "HTTP/1.0": (post(version="1.0"), ANSWER),
+    "HTTP/1.0 without a host": (post(version="1.0").replace(f"{HOST_LINE}\r\n".encode(), b""), ANSWER),
+    **{
+        f"the host {host!r}": (with_host(host).replace(b"\r\n", f"\r\n{CLOSE}\r\n".encode(), 1), ANSWER)
+        for host in ("", " \t", "x:8080", " x:8080 \t", "a_b.example.", "127.0.0.1:", "[::1]:8080", "[fe80::1%25eth0]")
+    },
     # A request without a version, or of another time: one answer, and the connection is closed.
     "HTTP/0.9": (b"GET /v1/models\r\n\r\n" + get("/hidden"), MODELS),
     "an upgrade that is not made": (

@@ -67,7 +67,7 @@ async def test_the_line_of_a_request(
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
     app = Logged()
     async with asyncio.timeout(SECONDS), serving(app, settings=SETTINGS) as (_, port), connected_to(port) as client:
-        client.send(f"{request_line}\r\nConnection: close\r\n\r\n".encode())
+        client.send(f"{request_line}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         if body is None:
             await app.called.wait()
             client.leave()
