@@ -87,7 +87,8 @@ def build_app(
     grpc = grpc_server(config, service, keys)
     shared = None if board is None else metrics.share(board)
     renewing = None if keys is None else _running(keys.keep_renewing)
-    opened = shared, tracing, predictor, _running(model.run), renewing, grpc
+    first = None if board is None else _ready_first(model, board)
+    opened = shared, tracing, predictor, _running(model.run), renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, opened))
     # Once a signal ends the service, all that answers has the same grace period.
     ends = [model.begin_end, lambda: service.streams.end_within(config.grace_period_seconds)]
@@ -95,6 +96,9 @@ def build_app(
         ends.append(grpc.begin_end)
     settings = gateway_settings(config, keys, trusted_proxies)
     return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
+
+
+READY_SECONDS = 10.0
 
 
 def _service(
@@ -247,6 +251,17 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@asynccontextmanager
+async def _ready_first(model: ServedModel, board: Board) -> AsyncIterator[None]:
+    """Holds a worker's start back until its model is ready, as long as another worker is, for READY_SECONDS at most:
+    no request gets a 503 from this one that another would have answered."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + READY_SECONDS
+    while not model.is_ready and board.another_is_ready and loop.time() < ends:  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.02)
+    yield
 
 
 def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:

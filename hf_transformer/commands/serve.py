@@ -30,6 +30,7 @@ from hf_transformer.server.workers import Supervisor
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048  # connections that wait in the kernel to be accepted
+FEWEST_FILES = 64  # descriptors that a service with next to no connections needs
 OTHER_FILES = 512
 """Descriptors that are not for HTTP connections: gRPC's, those to the predictor, and files."""
 
@@ -87,13 +88,18 @@ def set_up_logging(config: Config) -> None:
 def allow_descriptors(connections: int) -> None:
     """Raises the soft limit of open files for ``connections``, and warns where the hard limit is lower.
 
-    A connection over the limit is not accepted until another one is closed.
+    A connection over the limit is not accepted until another one is closed. Raises ConfigError where the service itself
+    would not have enough: gRPC ends a process without a word.
     """
     wanted = connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed < FEWEST_FILES:
+        raise ConfigError(
+            f"this process may have {allowed} descriptors open (ulimit -n), expected {FEWEST_FILES} or more"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
         logger.warning(

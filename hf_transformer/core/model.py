@@ -265,6 +265,11 @@ class ServedModel:
                 self._looking.cancel()
                 await asyncio.wait([self._looking])
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the last look has found the model."""
+        return not self._problem
+
     async def require_ready(self) -> None:
         """Raises NotReady, with the reason, while the model can't be asked.
 

@@ -97,6 +97,12 @@ class Board:
         os.pwrite(self._file, bytes([ready]), self.place)
 
     @property
+    def another_is_ready(self) -> bool:
+        """Whether a worker but this one is ready now."""
+        said = os.pread(self._file, self.count, 0)
+        return any(ready and place != self.place and self.is_alive(place) for place, ready in enumerate(said))
+
+    @property
     def waiting_for(self) -> int:
         """How many workers are still to become ready for the first time; 0 once all have been."""
         *said, all_have_been = os.pread(self._file, self.count + 1, 0)

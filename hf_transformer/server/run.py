@@ -117,6 +117,7 @@ class Server(uvicorn.Server):
         self._told_at = 0.0
         self._captures = False
         self._has_begun_end = False
+        self._are_used_up = False  # the descriptors, at the last look
         self._tasks: list[asyncio.Task[None]] = []
         self.loop: asyncio.AbstractEventLoop | None = None  # the one that serves, once it does
 
@@ -176,6 +177,18 @@ class Server(uvicorn.Server):
                     logger.exception("a connection could not be looked at")
                 if not number % AT_ONCE:
                     await asyncio.sleep(0)
+            self._look_at_descriptors()
+
+    def _look_at_descriptors(self) -> None:
+        """Logs that there are none left, once until there are some: libuv closes new connections without a word then,
+        and gRPC ends the process if its own calls find none."""
+        try:
+            os.close(os.dup(0))
+            self._are_used_up = False
+        except OSError as error:
+            if not self._are_used_up:
+                logger.error("no connection can be taken: %s (ulimit -n, --max_connections)", error.strerror)
+            self._are_used_up = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for the requests in flight, and breaks off what is left of them after the grace."""
