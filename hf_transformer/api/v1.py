@@ -16,13 +16,16 @@ Lines of different texts come as they are made, those of one text in their order
 (stop, length) and ``generated_text``, which all of its ``text`` make together. An error in the middle is {"error": ...}
 and the last line.
 
-A CloudEvent in binary mode (ce-* headers) is answered as one.
+A CloudEvent is answered as one, in the mode that it has: binary (ce-* headers) or structured (its attributes are in the
+body, application/cloudevents+json, around the request).
 
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -42,20 +45,25 @@ from hf_transformer.api.base import (
     json_route,
     new_request_id,
     readiness,
+    renamed,
     reply,
     require_few,
     without_clients_own,
 )
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.streaming import TextStream, wants_stream
-from hf_transformer.errors import InvalidInput
+from hf_transformer.api.streaming import TextStream, one_answer, wants_stream
+from hf_transformer.errors import InvalidInput, UnsupportedEncoding
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
+from hf_transformer.protocol.json_text import parse_json
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Answers, Context, Json, Query, Response
 
 CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
 """The attributes that make a request a CloudEvent in binary mode."""
+EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
+"""The content type of a CloudEvent in structured mode, and how those of all its formats and batches begin."""
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
@@ -64,14 +72,22 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     async def predict(call: Call) -> Response | TextStream:
         model = models[call.path["model"]]
-        query = parse(call.json())
+        structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
+        query = parse_event(call) if structured else parse(call.json())
         query.parameters = without_clients_own(query.parameters, call.context)
         if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
             require_few(query.name, query.instances, service.max_texts)  # it would read them before it counts them
         if query.parameters and wants_stream(model.task, query.parameters):
+            if structured:
+                raise one_answer("parameters.stream")
             return V1Stream(model, query, call.context)
         body = render(await model.predict(query, call.context))
-        return reply(body, JSON, *(cloud_event(model.name) if call.headers.keys() >= CLOUD_EVENT else ()))
+        if structured:
+            return reply(orjson.dumps({**event_attributes(model.name), "data": orjson.Fragment(body)}), EVENT)
+        if call.headers.keys() >= CLOUD_EVENT:
+            attributes = event_attributes(model.name).items()
+            return reply(body, JSON, *[(b"ce-" + name.encode(), value.encode()) for name, value in attributes])
+        return reply(body)
 
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
@@ -91,18 +107,67 @@ def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = No
     ]
 
 
-def cloud_event(model: str) -> tuple[tuple[bytes, bytes], ...]:
+def event_attributes(model: str) -> dict[str, str]:
     """The attributes of an answer to a CloudEvent, as KServe gives them. Knative's brokers and channels route by them.
 
     Source: https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md
     """
-    return (
-        (b"ce-specversion", b"1.0"),
-        (b"ce-id", new_request_id().encode()),
-        (b"ce-source", b"io.kserve.inference." + quote(model).encode()),
-        (b"ce-type", b"io.kserve.inference.response"),
-        (b"ce-time", datetime.now(UTC).isoformat(timespec="microseconds").encode()),
-    )
+    return {
+        "specversion": "1.0",
+        "id": new_request_id(),
+        "source": f"io.kserve.inference.{quote(model)}",
+        "type": "io.kserve.inference.response",
+        "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+    }
+
+
+def parse_event(call: Call) -> Query:
+    """The predict request in a CloudEvent in structured mode.
+
+    Source: https://github.com/cloudevents/spec/blob/main/cloudevents/formats/json-format.md
+
+    Raises:
+        UnsupportedEncoding: it is in another format than JSON, or a batch of events.
+        InvalidInput: it is no event, or its data is no predict request; the message names the field.
+        TooLarge: it has more lists, objects, keys or values than are taken.
+    """
+    content_type = call.headers[b"content-type"].partition(b";")[0].strip()
+    if content_type.lower() != EVENT:
+        shown = content_type[:60].decode("latin-1")
+        raise UnsupportedEncoding(
+            f"Content-Type: {shown!r} is not taken; send one event as {EVENT.decode()}, or with ce-* headers"
+        )
+    event = call.json()
+    if not isinstance(event, dict):
+        raise InvalidInput(f"body: expected a CloudEvent, which is an object, got {describe(event)}")
+    for name in ("specversion", "id", "source", "type"):
+        value = event.get(name)
+        if not isinstance(value, str) or not value:
+            got = "an empty one" if value == "" else describe(value) if name in event else "none"
+            raise InvalidInput(f"{name}: expected a string that is not empty, as each CloudEvent has it, got {got}")
+    if event["specversion"] != "1.0":
+        raise InvalidInput(f'specversion: expected "1.0", got {event["specversion"][:40]!r}')
+    plain, encoded = event.get("data"), event.get("data_base64")
+    if (plain is None) == (encoded is None):
+        raise InvalidInput(f"data: expected data or data_base64, got {'neither' if plain is None else 'both'}")
+    field = "data_base64:" if plain is None else "data:"
+    with renamed(lambda message: re.sub("^body:", field, message)):
+        return parse(_decoded(encoded, call) if plain is None else plain)
+
+
+def _decoded(data: Json, call: Call) -> Json:
+    """The value in an event's JSON in base64. Raises RequestError."""
+    expected = "body: expected JSON in base64 (RFC 4648)"
+    if not isinstance(data, str):
+        raise InvalidInput(f"{expected}, got {describe(data)}")
+    try:
+        text = base64.b64decode(data, validate=True)
+    except ValueError:  # binascii's error among them
+        raise InvalidInput(f"{expected}, got another string") from None
+    try:
+        return parse_json(text, call.limits)
+    except Malformed as error:
+        raise InvalidInput(str(error)) from None
 
 
 def render(answers: Answers) -> bytes:

@@ -7,6 +7,7 @@
     GET  /v2/models/{m}[/versions/{v}]              {"name", "versions", "platform", "inputs", "outputs"}
     GET  /v2/models/{m}[/versions/{v}]/config       the same as Triton's configuration has it, for its clients
     GET  /v2/models/{m}[/versions/{v}]/stats        how many requests, and how long they took, as Triton has it
+    GET  /v2/models/stats                           the same of all models
     GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 while it is not
     POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or raw
     POST /v2/repository/index                       {"ready": false} -> [{"name", "version", "state", "reason"}]
@@ -19,6 +20,7 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 import orjson
 from starlette.requests import Request
@@ -41,8 +43,9 @@ from hf_transformer.api.base import (
 )
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.tensors import infer
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
@@ -107,13 +110,14 @@ def routes(service: Service) -> list[Route]:
     told: dict[str, Callable[[ModelDescription], Json]] = {
         "": metadata,
         "/config": lambda found: configuration(found, service.max_instances),
-        "/stats": lambda found: statistics(found, service.metrics.totals()),
+        "/stats": lambda found: statistics([found], service.metrics.totals()),
     }
     return [
         *[json_route(path, lambda: ABOUT_SERVER) for path in ("/v2", "/v2/")],
         json_route("/v2/health/live", lambda: {"live": True}),
         Route("/v2/health/ready", ready),
         json_route("/v2/models", lambda: {"models": models.names}),
+        json_route("/v2/models/stats", lambda: statistics(found_models(models), service.metrics.totals())),
         *[Route(f"{path}/ready", model_ready) for path in V2_PATHS],
         *[json_route(f"{path}{end}", about(tell)) for path in V2_PATHS for end, tell in told.items()],
     ]
@@ -148,7 +152,16 @@ def configuration(about: ModelDescription, max_instances: int) -> dict[str, Json
     }
 
 
-def statistics(about: ModelDescription, totals: Mapping[str, float]) -> dict[str, Json]:
+def found_models(models: Models) -> list[ModelDescription]:
+    """The models that the predictor was found to have. Triton too lists the statistics of loaded models alone."""
+    found = []
+    for model in models.values():
+        with suppress(NotReady):
+            found.append(model.describe())
+    return found
+
+
+def statistics(found: Iterable[ModelDescription], totals: Mapping[str, float]) -> dict[str, Json]:
     """What the service has done (``Metrics.totals``), as Triton tells it. Statistics by batch size are left out."""
 
     def spent(count: float, seconds: float) -> dict[str, int]:
@@ -157,7 +170,7 @@ def statistics(about: ModelDescription, totals: Mapping[str, float]) -> dict[str
     count = totals["answered"]
     stats = {
         "success": spent(count, totals["preprocess"] + totals["predict"] + totals["postprocess"]),
-        "fail": spent(totals["failed"], 0.0),
+        "fail": spent(totals["failed"], totals["failing"]),
         "queue": spent(count, totals["queue"]),
         "compute_input": spent(count, totals["preprocess"]),
         "compute_infer": spent(count, max(totals["predict"] - totals["queue"], 0.0)),
@@ -165,9 +178,17 @@ def statistics(about: ModelDescription, totals: Mapping[str, float]) -> dict[str
         "cache_hit": spent(0, 0.0),
         "cache_miss": spent(0, 0.0),
     }
-    counts = {"inference_count": int(totals["instances"]), "execution_count": int(totals["batches"])}
-    model = {"name": about.name, "version": about.version, "inference_stats": stats, "batch_stats": []}
-    return {"model_stats": [{**model, **counts}]}
+    last, batches, texts = round(totals["last"] * 1e3), int(totals["batches"]), int(totals["texts"])
+    told: list[Json] = []
+    for one in found:
+        if one.task in GENERATION:
+            # The batches of a logits model have a step of each text. The other models get one call for each text.
+            counts = {"inference_count": texts, "execution_count": batches or texts}
+        else:
+            counts = {"inference_count": int(totals["instances"]), "execution_count": batches}
+        model = {"name": one.name, "version": one.version, "last_inference": last, **counts}
+        told.append({**model, "inference_stats": stats, "batch_stats": []})
+    return {"model_stats": told}
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:

@@ -42,6 +42,7 @@ MERGED: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_shared_memory_registered": min,
     "process_max_fds": min,
     "hf_transformer_build_info": max,
+    "hf_transformer_last_inference_timestamp_seconds": max,
     "hf_transformer_memory_limit_bytes": max,  # of all workers together
     "hf_transformer_predictor_circuit_open": max,
     "process_open_fds": max,  # limited for each worker
@@ -50,6 +51,7 @@ MERGED: dict[str, Callable[[float, float], float]] = {
 """How the values of two workers become one, if not by adding: min for what must hold for all workers, max for what may
 hold for any."""
 COUNTED = ("counter", "histogram")  # types of metrics that outlive their worker
+LASTING = ("hf_transformer_last_inference_timestamp_seconds",)  # gauges that do
 
 
 class Board:
@@ -187,7 +189,7 @@ class SharedMetrics(Collector):
 
 def counted(families: list[Family]) -> list[Family]:
     """The metrics that stay true after their worker has died."""
-    return [family for family in families if family[2] in COUNTED]
+    return [family for family in families if family[2] in COUNTED or family[0] in LASTING]
 
 
 def added_up(*workers: list[Family]) -> list[Family]:

@@ -37,8 +37,10 @@ PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 ENDINGS = ("stop", "length", "error", "abandoned")
 """How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
+WRITTEN = ENDINGS[:2]
+"""The endings of a text that the model has written whole."""
 
-PREDICTING = ("v1", "v2", "grpc", "openai")  # the APIs whose requests ask the model
+PREDICTING = ("v1", "v2", "grpc", "openai", "generate")  # the APIs whose requests ask the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 """Those whose versions may explain what changed between two releases of an image."""
@@ -81,6 +83,9 @@ class Metrics:
         self.tokens_in_flight = self._gauge("tokens_in_flight", text)
         text = "Predict requests that found no room, by which limit kept them out."
         self.refused = self._counter("refused_requests", text, "limit")
+        self._last_inference = 0.0
+        text = "When a request was last answered with predictions, in seconds since 1970; 0 before the first one."
+        self._gauge("last_inference_timestamp_seconds", text).set_function(lambda: self._last_inference)
 
     def _add_predictor(self) -> None:
         text = "Instances in a batch, of one request or of several."
@@ -121,6 +126,7 @@ class Metrics:
         self._predict.observe(context.predict, model)
         self._postprocess.observe(context.postprocess, model)
         self._queue.observe(context.queue)
+        self._last_inference = time.time()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""
@@ -154,19 +160,28 @@ class Metrics:
 
     def totals(self) -> Mapping[str, float]:
         """What all workers have done since they started: ``answered`` and ``failed`` requests, ``instances`` sent in
-        ``batches``, and the seconds of each stage over all answered requests; ``predict`` includes ``queue``."""
+        ``batches``, generated ``texts``, and the seconds of each stage over all answered requests; ``predict`` includes
+        ``queue``, and ``failing`` are the seconds of failed requests. ``last`` is the time of the last answer, in
+        seconds since 1970."""
         found: dict[str, float] = defaultdict(float)
         for family in self._shown.collect():
-            for sample in family.samples:
-                if sample.name != "hf_transformer_requests_total":
-                    found[sample.name] += sample.value
-                elif sample.labels["api"] in PREDICTING and sample.labels["status"] != "200":
-                    found["failed"] += sample.value
+            for name, labels, value, *_ in family.samples:
+                if name == "hf_transformer_requests_total":
+                    if labels["api"] in PREDICTING and labels["status"] != "200":
+                        found["failed"] += value
+                elif name == "hf_transformer_request_seconds_sum":
+                    if labels["api"] in PREDICTING and labels["status_class"] != "2xx":
+                        found["failing"] += value
+                elif name != "hf_transformer_generations_total" or labels["finish"] in WRITTEN:
+                    found[name] += value
         return {
             "answered": found["request_predict_seconds_count"],
             "failed": found["failed"],
+            "failing": found["failing"],
+            "last": found["hf_transformer_last_inference_timestamp_seconds"],
             "instances": found["hf_transformer_batch_instances_sum"],
             "batches": found["hf_transformer_batch_instances_count"],
+            "texts": found["hf_transformer_generations_total"],
             "preprocess": found["request_preprocess_seconds_sum"],
             "queue": found["hf_transformer_queue_seconds_sum"],
             "predict": found["request_predict_seconds_sum"],

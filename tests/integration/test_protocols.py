@@ -8,7 +8,9 @@ import json
 import re
 import subprocess
 import sys
+import time
 import zlib
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -384,6 +386,74 @@ def test_a_cloudevent_is_answered_as_one(serve: Serve) -> None:
     assert not [name for name in plain.headers if name.startswith("ce-")]
 
 
+EVENT: dict[str, Any] = {"specversion": "1.0", "id": "7", "source": "test", "type": "my.request"}
+STRUCTURED = "application/cloudevents+json"
+
+
+@pytest.mark.parametrize(
+    "content_type", [STRUCTURED, "Application/CloudEvents+JSON; charset=utf-8"], ids=["usual", "charset"]
+)
+@pytest.mark.parametrize(
+    "data", [{"data": {"instances": [FRANCE]}}, {"data_base64": b64encode(BODY).decode()}], ids=["data", "data_base64"]
+)
+def test_a_cloudevent_in_structured_mode_is_answered_as_one(
+    serve: Serve, data: dict[str, Any], content_type: str
+) -> None:
+    service = serve("bert")
+    answer = service.post({**EVENT, "subject": "9", **data}, headers={"content-type": content_type})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, STRUCTURED)
+    assert not [name for name in answer.headers if name.startswith("ce-")]
+    own = answer.json()
+    assert own.pop("id") not in ("", "7")
+    assert datetime.fromisoformat(own.pop("time")).tzinfo is not None
+    assert own == {
+        "specversion": "1.0",
+        "source": "io.kserve.inference.bert",
+        "type": "io.kserve.inference.response",
+        "data": {"predictions": ["paris"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"specversion": None}, "specversion: expected a string that is not empty, ... got null"),
+        ({"specversion": "0.3"}, "specversion: expected \"1.0\", got '0.3'"),
+        ({"id": ""}, "id: ... got an empty one"),
+        ({"source": 1}, "source: ... got a number"),
+        ({"type": ...}, "type: ... got none"),
+        ({"data": ...}, "data: expected data or data_base64, got neither"),
+        ({"data_base64": ""}, "data: expected data or data_base64, got both"),
+        ({"data": "a text"}, 'data: expected an object with "instances", got a string'),
+        ({"data": {"instances": []}}, "instances: expected at least one"),
+        ({"data": {"instances": ["no mask"]}}, "instances[0]: ...[MASK]"),
+        ({"data": ..., "data_base64": {}}, "data_base64: expected JSON in base64 ... got an empty object"),
+        ({"data": ..., "data_base64": "%%%%"}, "data_base64: expected JSON in base64 ... another string"),
+        ({"data": ..., "data_base64": "ä"}, "data_base64: expected JSON in base64 ... another string"),
+        ({"data": ..., "data_base64": "AAAA"}, "data_base64: not JSON"),
+        ({"data": ..., "data_base64": "W10="}, 'data_base64: expected an object with "instances"'),
+    ],
+    ids=[
+        *("null", "old-version", "empty-id", "number", "no-type", "no-data", "two-data", "text", "no-instances"),
+        *("no-mask", "object", "no-base64", "no-ascii", "no-json", "list"),
+    ],
+)
+def test_what_is_no_cloudevent_is_refused(serve: Serve, change: dict[str, Any], says: str) -> None:
+    event = {**EVENT, "data": {"instances": [FRANCE]}, **change}
+    event = {name: value for name, value in event.items() if value is not ...}
+    message = message_of(serve("bert").post(event, headers={"content-type": STRUCTURED}))
+    start, *parts = says.split("...")
+    assert message.startswith(start) and all(part.strip() in message for part in parts), message
+
+
+def test_other_forms_of_cloudevents_are_refused(serve: Serve) -> None:
+    service, event = serve("bert"), {**EVENT, "data": {"instances": [FRANCE]}}
+    for form in ("application/cloudevents-batch+json", "application/cloudevents+avro", "application/cloudevents"):
+        refusal = message_of(service.post([event], headers={"content-type": form}), 415)
+        assert form in refusal and f"one event as {STRUCTURED}" in refusal
+    assert "an object, got a list" in message_of(service.post([event], headers={"content-type": STRUCTURED}))
+
+
 def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> None:
     """As AGGREGATION_STRATEGY alone does in KServe's runtime guide."""
     text = "Anna Smith lives in Berlin."
@@ -399,11 +469,12 @@ def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> N
 def statistics_of(service: Service) -> Any:
     """Over HTTP; over gRPC they are the same."""
     [found] = service.client.get("/v2/models/bert/versions/1/stats").json()["model_stats"]
+    assert service.client.get("/v2/models/stats").json() == {"model_stats": [found]}
     with stub(service) as calls:
         [message] = calls.ModelStatistics(pb.ModelStatisticsRequest(name="bert")).model_stats
         [same] = calls.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
     assert same == message
-    for name in ("name", "version", "inference_count", "execution_count"):
+    for name in ("name", "version", "last_inference", "inference_count", "execution_count"):
         assert getattr(message, name) == found[name]
     for field, value in message.inference_stats.ListFields():
         assert found["inference_stats"][field.name] == {"count": value.count, "ns": value.ns}
@@ -416,6 +487,8 @@ def test_statistics(serve: Serve) -> None:
     refused(service, ["no mask"], {}, "no [MASK]")
     before = statistics_of(service)
     assert (before["name"], before["version"]) == ("bert", "1")
+    began = time.time_ns() // 1_000_000
+    assert began - 60_000 < before["last_inference"] <= began
     service.predict([FRANCE] * 3)
     assert post(service, {"text": [FRANCE]}).status_code == 200
     refused(service, ["no mask"], {}, "no [MASK]")
@@ -424,11 +497,25 @@ def test_statistics(serve: Serve) -> None:
     assert after["execution_count"] - before["execution_count"] == 2
     old, new = before["inference_stats"], after["inference_stats"]
     assert new["fail"]["count"] - old["fail"]["count"] == 1
+    assert 0 < new["fail"]["ns"] - old["fail"]["ns"] < 5e9
+    assert began <= after["last_inference"] <= time.time_ns() // 1_000_000
     parts = ("queue", "compute_input", "compute_infer", "compute_output")
     for name in ("success", *parts):
         assert new[name]["count"] - old[name]["count"] == 2
         assert new[name]["ns"] > old[name]["ns"]
     assert abs(new["success"]["ns"] - sum(new[name]["ns"] for name in parts)) < 10
+
+
+def test_statistics_before_the_first_inference_and_the_predictor(serve: Serve) -> None:
+    with serve.own("bert") as service:
+        service.wait_until("/v1/models/bert")
+        [found] = service.client.get("/v2/models/stats").json()["model_stats"]
+        assert found["last_inference"] == found["inference_count"] == 0
+    lost = serve("nowhere", ready=False)
+    assert lost.client.get("/v2/models/stats").json() == {"model_stats": []}
+    assert lost.client.get("/v2/models/nowhere/stats").status_code == 503
+    with stub(lost) as calls:
+        assert not calls.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
 
 
 def test_the_repository_index(serve: Serve) -> None:

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from tests.integration.conftest import Serve
+from hf_transformer.commands.local_triton import LocalTriton
+from tests.integration.conftest import Serve, message_of
 from tests.integration.generating import (
     AT_ONCE,
     CHAT_COMPLETIONS,
@@ -22,6 +23,7 @@ from tests.integration.generating import (
     cases_of,
     client_of,
     complete,
+    executions,
     side_by_side,
 )
 from tests.service import Service
@@ -271,3 +273,40 @@ async def test_stop_tokens(serve: Serve, model: str) -> None:
             (choice,) = found["choices"]
             assert (choice["text"], choice["finish_reason"]) == (" paris", "stop")
             assert found["usage"]["completion_tokens"] == len(ids) - 1
+
+
+@pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens_unary", "gpt2_vllm", "t5_logits"])
+async def test_statistics_count_requests_texts_and_calls(serve: Serve, triton: LocalTriton, model: str) -> None:
+    """As of any other model, and not the steps of a text."""
+    service = serve(model, "grpc-v2")
+    prompt = "reverse one" if model == "t5_logits" else PARIS
+
+    def counts() -> tuple[int, int, int, int, int]:
+        [found] = service.client.get(f"/v2/models/{model}/stats").json()["model_stats"]
+        stats = found["inference_stats"]
+        numbers = found["inference_count"], found["execution_count"], stats["success"]["count"], stats["fail"]["count"]
+        return *numbers, executions(triton, model)
+
+    before = counts()
+    service.predict([prompt] * 3, {"max_new_tokens": 4, "num_return_sequences": 2, "do_sample": True})
+    async with client_of(service) as client:
+        await complete(client, service, prompt, max_tokens=4, stream=True, **GREEDY)
+    wrong = service.client.post(f"/v2/models/{model}/generate", json={"text_input": prompt, "max_tokens": -1})
+    assert wrong.status_code == 400
+    texts, calls, answered, failed, of_triton = [new - old for new, old in zip(counts(), before, strict=True)]
+    assert (texts, answered, failed) == (7, 2, 1)
+    if model in ("gpt2_past", "t5_logits"):  # a call is a step, which several texts share
+        assert calls == of_triton >= 4
+    else:
+        assert calls == 7
+
+
+async def test_a_structured_cloudevent_is_not_streamed(serve: Serve) -> None:
+    parameters: dict[str, Any] = {"max_new_tokens": 2, "return_full_text": False}
+    data = {"instances": [PARIS], "parameters": parameters}
+    event = {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "data": data}
+    service, form = serve("gpt2_past", "grpc-v2"), {"content-type": "application/cloudevents+json"}
+    answer = service.post(event, headers=form)
+    assert answer.json()["data"] == service.post(data).json()
+    parameters["stream"] = True
+    assert message_of(service.post(event, headers=form)).startswith("parameters.stream: one answer")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from multiprocessing.connection import Connection
+from time import time
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 V1, READY = 'hf_transformer_requests_total{api="v1",status="200"}', 'hf_transformer_model_ready{model_name="bert"}'
 IN_FLIGHT, QUEUE = "hf_transformer_requests_in_flight", "hf_transformer_queue_seconds"
+LAST = "hf_transformer_last_inference_timestamp_seconds"
 
 
 def value(metrics: Metrics, name: str) -> float | None:
@@ -131,8 +134,11 @@ def test_counts_outlive_their_workers(board: Board, start: Any) -> None:
     assert (value(metrics, V1), value(metrics, IN_FLIGHT)) == (11, 7)
     replacement.tell(3)
     assert (value(metrics, V1), value(metrics, f"{QUEUE}_count")) == (14, 13)
+    last = value(metrics, LAST)
+    assert last and time() - 60 < last <= time(), "only the dead workers have answered"
     replacement.kill()
     assert value(metrics, V1) == 14
+    assert value(metrics, LAST) == last
 
 
 async def test_a_number_that_can_not_be_told_once_does_not_end_the_renewal(
@@ -225,6 +231,6 @@ def test_the_sum_of_one_looks_as_it_does_alone() -> None:
 
     def lines(metrics: Metrics) -> list[str]:
         text = metrics.render().decode()
-        return [one for one in text.splitlines() if "process_" not in one and "_created" not in one]
+        return [one for one in text.splitlines() if not re.search(f"process_|_created|^{LAST} ", one)]
 
     assert lines(shared) == lines(alone)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from hf_transformer import __version__
-from hf_transformer.observability.metrics import SECONDS, LightCounter, LightHistogram, Metrics, memory_limit
+from hf_transformer.observability.metrics import ENDINGS, SECONDS, LightCounter, LightHistogram, Metrics, memory_limit
 from tests.observability.measured import measured
 
 BOUNDS = (0.001, 0.5, 1, 10.0)
@@ -71,6 +71,23 @@ def test_whole_requests_by_api_and_class_of_status() -> None:
     assert 'api="keys",status="401"' in text and f'{name}_count{{api="keys"' not in text
     build = re.search(r"^hf_transformer_build_info\{(.*)\} 1\.0$", text, re.MULTILINE)
     assert build is not None and f'version="{__version__}"' in build[1] and 'tokenizers="0.' in build[1]
+
+
+def test_totals_have_the_time_of_failed_requests_and_of_the_last_answer() -> None:
+    metrics = Metrics("gpt2")
+    assert metrics.totals()["last"] == metrics.totals()["failing"] == 0
+    began = time()
+    metrics.observe(measured())
+    for api, status in (("v1", 200), ("v1", 400), ("generate", 502), ("grpc", 499), ("tokenize", 400)):
+        metrics.count_request(api, status, arrived=perf_counter() - 2)
+    metrics.count_request("v2", 429)
+    for ending in ENDINGS:
+        metrics.generation.begin()
+        metrics.generation.end(ending)
+    totals = metrics.totals()
+    assert (totals["failed"], totals["texts"]) == (4, 2)
+    assert totals["failing"] == pytest.approx(6, abs=0.5)
+    assert began <= totals["last"] <= time()
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "predict", "postprocess", "queue"])

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer.api.base import Models, Service, find_not_ready
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
-from hf_transformer.api.v2 import ABOUT_SERVER, configuration, metadata, repository_index, statistics
+from hf_transformer.api.v2 import ABOUT_SERVER, configuration, found_models, metadata, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
@@ -59,7 +59,8 @@ def questions(service: Service, calls: CallsInProgress) -> Handlers:
             return {"ready": False}
 
     def model_statistics(asked: pb.ModelStatisticsRequest) -> Json:
-        return statistics(described(asked.name or models.names[0], asked.version), service.metrics.totals())
+        found = [described(asked.name, asked.version)] if asked.name else found_models(models)
+        return statistics(found, service.metrics.totals())
 
     async def index(asked: pb.RepositoryIndexRequest) -> Json:
         return {"models": await repository_index(models, only_ready=asked.ready)}

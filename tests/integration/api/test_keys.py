@@ -29,6 +29,7 @@ GET /openai/v1/models
 GET /v1/models
 GET /v2/models/bert
 GET /v2/models/bert/stats
+GET /v2/models/stats
 POST /v2/repository/index
 GET /v2
 GET /openapi.json
