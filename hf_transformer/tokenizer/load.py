@@ -8,6 +8,7 @@ tokenizer.json, with a rare class, or with custom code.
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py 
 """
 
 
+MOST_GROWTH = 100
+"""Times that a text may become longer before it is cut into tokens: 400 characters can take gigabytes otherwise. An
+Arabic ligature becomes 18 characters in Unicode's own tables, and HTML's escapes are of six."""
+
+
 class NotMirrored(Exception):
     """The folder needs transformers; the message says what for."""
 
@@ -74,14 +80,55 @@ def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
 ) -> LoadedTokenizer:
     """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
-    why = "it has no tokenizer.json"
+    why, found = "it has no tokenizer.json", None
     if (folder / "tokenizer.json").is_file():
         try:
-            return load_fast(folder, config, lower_case=lower_case)
+            found = load_fast(folder, config, lower_case=lower_case)
         except NotMirrored as exc:
             why = f"its tokenizer.json is not read alone: {exc}"
             log.info("the tokenizer in %s is loaded by transformers (%s)", folder, why)
-    return _load_with_transformers(folder, why, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    if found is None:
+        found = _load_with_transformers(folder, why, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    for part in () if found.backend is None else (found.backend.normalizer, found.backend.decoder):
+        if part is not None and (growth := growth_of(orjson.loads(part.__getstate__()))) > MOST_GROWTH:
+            raise LoadError(
+                f"the tokenizer in {folder} makes a text up to {growth:g} times as long, expected {MOST_GROWTH} at "
+                f"most: see the {type(part).__name__} in its tokenizer.json"
+            )
+    return found
+
+
+def growth_of(state: Json) -> float:
+    """How many times as long a text may become, by the steps of a normalizer or decoder that replace and prepend.
+
+    A step multiplies what an earlier one has written only if that holds what it replaces.
+    """
+    steps = [step for step in _steps(state) if step[2]]
+    chains: list[float] = []
+    for index, (pattern, growth, _) in enumerate(steps):
+        before = [chains[one] for one in range(index) if pattern is None or pattern in (steps[one][2])]
+        chains.append(growth * max(before, default=1.0))
+    return max(chains, default=1.0)
+
+
+def _steps(state: Json) -> list[tuple[str | None, float, str]]:
+    """Of each step: the text that it replaces, None for a pattern; how many times as long it makes what it finds; and
+    what it writes."""
+    kind = state.get("type")
+    if kind == "Sequence":
+        return [step for one in state.get("normalizers", state.get("decoders", ())) for step in _steps(one)]
+    if kind == "Replace":
+        text, content = state["pattern"].get("String"), state["content"]
+        growth = max(1.0, len(content) / max(len(text or ""), 1))
+        return [(text, growth + (text == ""), content)]  # an empty text is found beside each character
+    if kind == "Prepend":  # to each piece between added tokens
+        return [(None, 1.0 + len(state["prepend"]), state["prepend"])]
+    if kind == "Precompiled":  # SentencePiece's: a trie, then texts with their ends (its normalizer.cc)
+        blob = base64.b64decode(state["precompiled_charsmap"] or "")
+        texts = blob[4 + int.from_bytes(blob[:4], "little") :].decode(errors="replace").split("\0")
+        longest = max(texts, key=len)
+        return [(None, max(1.0, len(longest)), longest)]
+    return []
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from hf_transformer.app.wiring import load_parts
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import find_model_files, has_tokenizer, read_json
+from hf_transformer.tokenizer.load import growth_of
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.tiny_tokenizers.hub import Hub, lay_out_cache, serve
@@ -49,6 +51,57 @@ def fill(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 # Local folders
+
+
+def replacing(*pairs: tuple[str, str], kind: str = "String") -> dict[str, Any]:
+    steps = [{"type": "Replace", "pattern": {kind: before}, "content": after} for before, after in pairs]
+    return {"type": "Sequence", "normalizers": steps}
+
+
+CHARSMAP = base64.b64encode((4).to_bytes(4, "little") + b"trie" + b"a\0" + b"b" * 500 + b"\0").decode()
+HTML = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")]
+CHAIN = {"type": "Sequence", "normalizers": [*replacing(("a", "b" * 20))["normalizers"]]}
+CHAIN["normalizers"] += replacing((".", "x" * 20), kind="Regex")["normalizers"]
+GROWTH = {
+    "a chain": (replacing(("a", "b" * 10), ("b", "c" * 10), ("c", "d" * 10)), 1000),
+    "one step": (replacing(("ab", "x" * 400)), 200),
+    "a pattern": (replacing((".", "x" * 200), kind="Regex"), 200),
+    "between all characters": (replacing(("", "x" * 200)), 201),
+    "a pattern after a text": (CHAIN, 400),
+    "prepended": ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 300}]}, 301),
+    "escapes": (replacing(*HTML), 0),
+    "two spaces": (replacing((" {2,}", "▁"), kind="Regex"), 0),
+}
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_a_normalizer_that_makes_texts_far_longer_is_refused(
+    name: str, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """400 characters took 13 GB."""
+    normalizer, times = GROWTH[name]
+    fill(tmp_path, {**files, "tokenizer_config.json": json.dumps(GENERIC).encode()})
+    document = {**json.loads(files["tokenizer.json"]), "normalizer": normalizer}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    if times:
+        with pytest.raises(LoadError, match=f"makes a text up to {times} times as long, expected 100 at most: see the"):
+            load_tokenizer(tmp_path, CONFIG)
+    else:
+        load_tokenizer(tmp_path, CONFIG)
+
+
+def test_a_table_of_characters_that_makes_texts_far_longer_is_refused() -> None:
+    assert growth_of({"type": "Precompiled", "precompiled_charsmap": CHARSMAP}) == 500
+
+
+def test_a_decoder_that_makes_texts_far_longer_is_refused(files: dict[str, bytes], tmp_path: Path) -> None:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 300}
+    fill(tmp_path, {**files, "tokenizer_config.json": json.dumps(GENERIC).encode()})
+    document = {**json.loads(files["tokenizer.json"]), "decoder": {"type": "Sequence", "decoders": [step]}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(LoadError, match="up to 300 times as long"):
+        load_tokenizer(tmp_path, CONFIG)
 
 
 def test_local_folder(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
