@@ -97,6 +97,7 @@ NOTHING: dict[str, Any] = {
     **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
     **{"store": True, "service_tier": "default", "priority": 0, "metadata": {"team": "search"}, "n": None},
     **{"embedding_type": "float", "late_chunking": False, "truncate_prompt_tokens": -1, "add_special_tokens": True},
+    **{"truncation_side": "right", "truncation_direction": "Right"},
 }
 """Fields that ask for nothing."""
 
@@ -110,10 +111,13 @@ def test_parameters(serve: Serve) -> None:
         ({"truncation": True, "prompt": None}, {}),
         ({"normalized": False, "truncate_prompt_tokens": -1}, {"normalize": False}),
         (NOTHING, {}),
+        *[({"truncate": value}, {}) for value in ("END", True, "NONE", False, None)],
     ):
         found = vectors(ask(service, "embeddings", BODY | sent))
         assert found == service.predict([TEXTS[0]], meant)
         assert len(found[0]) == meant.get("dimensions", 48)
+    for value in ("END", True):
+        assert ask(service, "embeddings", BODY | {"input": LONG, "truncate": value})["usage"]["total_tokens"] == 128
     truncated = ask(service, "embeddings", BODY | {"input": LONG})["usage"]
     assert truncated == {"prompt_tokens": 128, "total_tokens": 128}
 
@@ -128,6 +132,12 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
     ({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens"),
     ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
+    *[({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "longer") for value in ("NONE", False)],
+    ({"truncate": "START"}, 400, "truncate", "got 'START': texts are cut at their end"),
+    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "NONE" or false, got 'end'"""),
+    ({"truncate": 1}, 400, "truncate", "got a number"),
+    ({"truncate": "END", "truncation": True}, 400, "truncate", "means the same as truncation"),
+    ({"truncation_side": "left"}, 400, "truncation_side", "cut at their end, expected right, got 'left'"),
     ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
     ({"dimensions": 0}, 400, "dimensions", "0 is too small"),
     ({"dimensions": 49}, 400, "dimensions", "have 48"),
@@ -145,6 +155,8 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048 are taken"),
     ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
     ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer"),
+    *[({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "longer") for value in ("NONE", False)],
+    ({"truncate": "START"}, 400, "truncate", "got 'START': texts are cut at their end"),
     ({"top_n": 0}, 400, "top_n", "0 is too small"),
     ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "8 is too small"),
     ({"return_documents": "no"}, 400, "return_documents", "expected true"),
@@ -213,6 +225,7 @@ def test_rerank(serve: Serve) -> None:
         ({"documents": [{"text": one} for one in DOCUMENTS], "user": "u"}, everything),
         ({"top_n": 1}, everything[:1]),
         ({"return_documents": False}, short),
+        *[({"truncate": value}, everything) for value in ("END", True, "NONE", False)],
         ({"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}, everything),
     ):
         assert ask(service, "rerank", RERANK | fields)["results"] == results

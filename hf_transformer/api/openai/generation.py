@@ -66,8 +66,8 @@ def read_stream(given: Parameters) -> tuple[bool, UsageChunks]:
 class GeneratedAnswer(TextStream):
     """The answer to one request, as a stream or whole; a subclass per endpoint has the form of its choices.
 
-    Ids begin with ``prefix``. ``object`` names a whole answer, ``chunk_object`` a part of a stream. ``usage`` says which
-    chunks tell the tokens: the last one those of all choices, any other one those of its own choice so far.
+    Ids begin with ``prefix``. ``object`` names a whole answer, ``chunk_object`` a part of a stream. ``usage`` says
+    which chunks tell the tokens: the last one those of all choices, any other one those of its own choice so far.
     """
 
     __slots__ = ("_about", "_after", "_before", "_so_far", "_usage")
