@@ -124,7 +124,7 @@ class Service:
     streams: OpenStreams
     server_timing: bool = True
     token_inputs: bool = False
-    max_instances: int = 1024
+    max_instances: int = 2048
     max_json_depth: int = 64
     tracing: Tracing | None = None
     executor: Executor | None = None

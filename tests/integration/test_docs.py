@@ -345,7 +345,7 @@ def test_the_names_of_text_embeddings_inference(serve: Serve, model: str, model_
         "max_concurrent_requests": 1024,
         "max_input_length": 128,
         "max_batch_tokens": 16384,
-        "max_client_batch_size": 1024,
+        "max_client_batch_size": 2048,
         "auto_truncate": not flags,
         "version": hf_transformer.__version__,
     }

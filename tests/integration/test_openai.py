@@ -85,6 +85,13 @@ def test_forms_of_input(serve: Serve) -> None:
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
+def test_as_many_inputs_as_openai_takes(serve: Serve) -> None:
+    texts = [f"{TEXTS[0]} {number}" for number in range(2048)]
+    found = vectors(ask(serve(MODEL), "embeddings", BODY | {"input": texts}))
+    assert len(found) == 2048
+    assert np.allclose(found[-1], vectors(ask(serve(MODEL), "embeddings", BODY | {"input": texts[-1]}))[0], atol=1e-6)
+
+
 def test_token_ids_need_a_flag(serve: Serve) -> None:
     """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
     for given in ([3, 4], [[3, 4]], ["a", [3]]):
@@ -128,7 +135,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": [[3], [3, 10**6]]}, 400, "input[1]", "token 1 is 1000000, expected 0"),
     ({"input": [3] * 129}, 413, "input", "129 token ids, at most 128 are taken"),
     ({"input": [3], "prompt": "x"}, 400, "prompt", "in front of token ids"),
-    ({"input": ["a"] * 1025}, 413, "input", "--max_instances"),
+    ({"input": ["a"] * 2049}, 413, "input", "--max_instances"),
     ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
     ({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens"),
     ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
