@@ -81,6 +81,13 @@ ASKS_FOR_NOTHING: Mapping[str, Json] = {
 """Defaults that Triton's clients write out, of fields that can't be honoured here."""
 RANDOM_SEED, END_ID, PAD_ID = "random_seed", "end_id", "pad_id"
 """Names of TensorRT-LLM."""
+PARAMETERS = frozenset(
+    (
+        *(SAMPLING, EXCLUDE, BAD_WORDS, RANDOM_SEED, END_ID, PAD_ID, "image", "lora_name"),
+        *(*NUMBERS, *ASKS_FOR_NOTHING, *FURTHER.values()),
+    )
+)
+"""Names that clients of the backends use beside the task's own parameters, also for what can't be done here."""
 NO_TOKEN = -1
 """In TensorRT-LLM: no token ends a text."""
 
