@@ -7,10 +7,10 @@
 As in the vLLM backend, generate gives the prompt too (--return_full_text), and generate_stream does not, unless a
 request says otherwise. A stream has an event per text at least.
 
-Parameters are V1's, within ``parameters`` or beside ``text_input``. Clients of Triton's vLLM and TensorRT-LLM backends
-also send ``exclude_input_in_output``, ``sampling_parameters`` (JSON text with the fields of vLLM's SamplingParams),
-booleans that ask for further outputs, and TensorRT-LLM's names (``_rename``). The tensors of these backends are read
-like a body (tensors.py).
+The prompt may be in a list of one. Parameters are V1's, within ``parameters`` or beside ``text_input``. Clients of
+Triton's vLLM and TensorRT-LLM backends also send ``exclude_input_in_output``, ``sampling_parameters`` (JSON text with
+the fields of vLLM's SamplingParams), booleans that ask for further outputs, and TensorRT-LLM's names (``_rename``). The
+tensors of these backends are read like a body (tensors.py).
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md,
 https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md,
@@ -143,6 +143,8 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     only the body says so. Raises RequestError for a wrong field.
     """
     prompt = body.get(PROMPT)
+    if isinstance(prompt, list) and len(prompt) == 1:  # Triton's tensors of one element are either
+        prompt = prompt[0]
     if not isinstance(prompt, str):
         raise InvalidInput(f"{PROMPT}: expected a string, got {'nothing' if prompt is None else describe(prompt)}")
     inside = expect(body.get("parameters"), dict | None, "parameters", "an object")
