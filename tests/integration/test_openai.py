@@ -111,7 +111,7 @@ NOTHING: dict[str, Any] = {
 
 def test_parameters(serve: Serve) -> None:
     service = embeddings(serve)
-    for sent, meant in (
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"dimensions": 16}, {"dimensions": 16}),
         ({"prompt_name": "query"}, {"prompt_name": "query"}),
         ({"prompt": "about: ", "normalize": False}, {"prompt": "about: ", "normalize": False}),
@@ -119,7 +119,8 @@ def test_parameters(serve: Serve) -> None:
         ({"normalized": False, "truncate_prompt_tokens": -1}, {"normalize": False}),
         (NOTHING, {}),
         *[({"truncate": value}, {}) for value in ("END", True, "NONE", False, None)],
-    ):
+    ]
+    for sent, meant in asked:
         found = vectors(ask(service, "embeddings", BODY | sent))
         assert found == service.predict([TEXTS[0]], meant)
         assert len(found[0]) == meant.get("dimensions", 48)
@@ -228,13 +229,14 @@ def test_rerank(serve: Serve) -> None:
     count = sum(len(tokenizer.encode(QUERY, document).ids) for document in DOCUMENTS)
     assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
     short = [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
-    for fields, results in (
+    asked: list[tuple[dict[str, Any], Any]] = [
         ({"documents": [{"text": one} for one in DOCUMENTS], "user": "u"}, everything),
         ({"top_n": 1}, everything[:1]),
         ({"return_documents": False}, short),
         *[({"truncate": value}, everything) for value in ("END", True, "NONE", False)],
         ({"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}, everything),
-    ):
+    ]
+    for fields, results in asked:
         assert ask(service, "rerank", RERANK | fields)["results"] == results
     raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
     assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
