@@ -268,6 +268,7 @@ class Context:
         request_id: what logs and the response call it.
         headers: what the predictor gets too, names in lower case.
         deadline: when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
+        ignored: names of parameters and keys that were ignored, which the client is told.
         place: what the request takes of the service's budget; None where nothing is counted.
         instances, tokens: how much was asked, once that is known.
         sent_with: the traceparent of another request, with whose headers a batch was sent that has some of this one's
@@ -285,6 +286,7 @@ class Context:
         "arrived",
         "deadline",
         "headers",
+        "ignored",
         "instances",
         "parse",
         "place",
@@ -302,6 +304,7 @@ class Context:
         self.request_id = request_id
         self.headers = headers
         self.deadline = deadline
+        self.ignored: list[str] = []
         self.place: Budget | None = None
         self.instances = self.tokens = 0
         self.sent_with = ""

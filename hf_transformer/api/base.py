@@ -26,6 +26,7 @@ from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
+from hf_transformer.protocol.inbound import note_ignored
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.base import Servable, describe
@@ -57,6 +58,9 @@ FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
 JSON = b"application/json"
 V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """How paths of V2 and of the generate extension name a model."""
+
+IGNORED: Final = "x-ignored-parameters"
+"""The header, over gRPC the trailing metadata, with the unknown names in a request that were ignored."""
 
 TIMEOUT: Final = "timeout"
 CLIENTS_OWN = frozenset((TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output"))
@@ -124,7 +128,7 @@ class Service:
     streams: OpenStreams
     server_timing: bool = True
     token_inputs: bool = False
-    max_instances: int = 1024
+    max_instances: int = 2048
     max_json_depth: int = 64
     tracing: Tracing | None = None
     executor: Executor | None = None
@@ -282,6 +286,17 @@ def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Map
         deadline = asyncio.get_running_loop().time() + timeout / 1e6
         context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
     return {name: value for name, value in parameters.items() if name not in CLIENTS_OWN}
+
+
+def note_ignored_ones(names: Iterable[str], context: Context) -> None:
+    """Notes names that were ignored, for the answer."""
+    for name in names:
+        note_ignored(name, context.ignored)
+
+
+def ignored_names(context: Context) -> str:
+    """The value of the header IGNORED."""
+    return ", ".join(context.ignored)
 
 
 def new_request_id() -> str:

@@ -11,7 +11,16 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from hf_transformer.api.base import Call, RenderError, Service, as_request_error, context_of, error_response
+from hf_transformer.api.base import (
+    IGNORED,
+    Call,
+    RenderError,
+    Service,
+    as_request_error,
+    context_of,
+    error_response,
+    ignored_names,
+)
 from hf_transformer.api.body import read_body
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
 from hf_transformer.core.limits import Place
@@ -69,6 +78,8 @@ class Endpoint:
         finally:
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
+        if context.ignored:
+            answer.headers.append((IGNORED.encode(), ignored_names(context).encode()))
         if answer.status == 200 and service.server_timing and context.predict > 0:
             answer.headers.append((b"server-timing", server_timing(context)))
         return answer

@@ -25,7 +25,7 @@ _USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
 """A client's own request id that is kept: without control characters, since it goes into logs and on to the predictor.
 The 8-bit ones of terminals (C1) count too."""
 
-EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length"
+EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length, x-ignored-parameters"
 """Headers of answers that a page of another origin may read."""
 
 

@@ -7,10 +7,10 @@
 As in the vLLM backend, generate gives the prompt too (--return_full_text), and generate_stream does not, unless a
 request says otherwise. A stream has an event per text at least.
 
-Parameters are V1's, within ``parameters`` or beside ``text_input``. Clients of Triton's vLLM and TensorRT-LLM backends
-also send ``exclude_input_in_output``, ``sampling_parameters`` (JSON text with the fields of vLLM's SamplingParams),
-booleans that ask for further outputs, and TensorRT-LLM's names (``_rename``). The tensors of these backends are read
-like a body (tensors.py).
+The prompt may be in a list of one. Parameters are V1's, within ``parameters`` or beside ``text_input``. Clients of
+Triton's vLLM and TensorRT-LLM backends also send ``exclude_input_in_output``, ``sampling_parameters`` (JSON text with
+the fields of vLLM's SamplingParams), booleans that ask for further outputs, and TensorRT-LLM's names (``_rename``). The
+tensors of these backends are read like a body (tensors.py).
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md,
 https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md,
@@ -81,6 +81,13 @@ ASKS_FOR_NOTHING: Mapping[str, Json] = {
 """Defaults that Triton's clients write out, of fields that can't be honoured here."""
 RANDOM_SEED, END_ID, PAD_ID = "random_seed", "end_id", "pad_id"
 """Names of TensorRT-LLM."""
+PARAMETERS = frozenset(
+    (
+        *(SAMPLING, EXCLUDE, BAD_WORDS, RANDOM_SEED, END_ID, PAD_ID, "image", "lora_name"),
+        *(*NUMBERS, *ASKS_FOR_NOTHING, *FURTHER.values()),
+    )
+)
+"""Names that clients of the backends use beside the task's own parameters, also for what can't be done here."""
 NO_TOKEN = -1
 """In TensorRT-LLM: no token ends a text."""
 
@@ -136,6 +143,8 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     only the body says so. Raises RequestError for a wrong field.
     """
     prompt = body.get(PROMPT)
+    if isinstance(prompt, list) and len(prompt) == 1:  # Triton's tensors of one element are either
+        prompt = prompt[0]
     if not isinstance(prompt, str):
         raise InvalidInput(f"{PROMPT}: expected a string, got {'nothing' if prompt is None else describe(prompt)}")
     inside = expect(body.get("parameters"), dict | None, "parameters", "an object")

@@ -1,7 +1,10 @@
-"""Liveness and metrics, and the errors of all routes that are not endpoints.
+"""Liveness, readiness and metrics, and the errors of all routes that are not endpoints.
 
     GET /           {"status": "alive"}; a browser is sent to the playground if there is one
+    GET /health     200 without a body, 503 while a model is not ready; under the OpenAI API's prefix, too
     GET /metrics    Prometheus text
+
+vLLM has /health beside its OpenAI API: guidellm and other clients of it ask there before they begin.
 
 A 404 names the right route where the path looks like one. OpenAI's clients often get a base_url without the prefix, or
 without /v1; they show messages in OpenAI's form only, so such paths get it. KServe's own server answers explanations
@@ -19,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
-from hf_transformer.api.base import JsonResponse, RenderError, Service, error_json
+from hf_transformer.api.base import JsonResponse, RenderError, Service, error_json, find_not_ready
 from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import errors_by_path, root_of
 from hf_transformer.errors import RequestError
@@ -50,7 +53,12 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
     return None
 
 
-def routes(service: Service, page: str | None = None) -> list[BaseRoute]:
+def health_paths(openai_prefix: str) -> list[str]:
+    """The paths of vLLM's /health, once each."""
+    return list(dict.fromkeys(f"{root}/health" for root in ("", root_of(openai_prefix))))
+
+
+def routes(service: Service, openai_prefix: str, page: str | None = None) -> list[BaseRoute]:
     """The routes above; ``page`` is the address of the page for browsers, relative to /."""
 
     async def alive(request: Request) -> Response:
@@ -59,10 +67,17 @@ def routes(service: Service, page: str | None = None) -> list[BaseRoute]:
             return RedirectResponse(page, 307, headers)
         return JsonResponse({"status": "alive"}, headers=headers)
 
+    async def healthy(request: Request) -> Response:
+        error = await find_not_ready(service.models.values())
+        if error is not None:
+            raise error
+        return Response()
+
     async def show_metrics(request: Request) -> Response:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
-    return [Route("/", alive), Route("/metrics", show_metrics)]
+    health = [Route(path, healthy) for path in health_paths(openai_prefix)]
+    return [Route("/", alive), *health, Route("/metrics", show_metrics)]
 
 
 def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:

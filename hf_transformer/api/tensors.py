@@ -9,16 +9,17 @@ as they are. Inputs mean the same as the fields of the generate extension (gener
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hf_transformer.api.base import Model, generating_task
+from hf_transformer.api.base import Model, generating_task, note_ignored_ones
 from hf_transformer.api.generate import (
     ABOUT,
     ANSWER,
     BAD_WORDS,
     FURTHER,
+    PARAMETERS,
     PROMPT,
     GenerateRequest,
     Outputs,
@@ -45,16 +46,16 @@ SEVERAL = (*STOP, BAD_WORDS, *LISTS)
 
 
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
-    """One request's answer, as the tensors that it asks for. Raises RequestError, InvalidInput where an input, an
-    output or a parameter is not what the task takes."""
+    """One request's answer, as the tensors that it asks for. Raises RequestError, InvalidInput where an input or an
+    output is unknown, or a value is not what the task takes."""
     if is_for_backend(model, request):
-        asked = read_as_backend(model, request)
+        asked = read_as_backend(model, request, context)
         if asked.stream:
             raise one_answer(STREAM)
         version = model.describe().version  # before the answer: another model may take its place meanwhile
         outputs = backend_tensors(await whole(model, asked, context), request)
     else:
-        query = to_query(model.task, request)
+        query = to_query(model.task, request, context)
         if query.parameters and wants_stream(model.task, query.parameters):
             raise one_answer(f"parameters.{STREAM}")
         version = model.describe().version
@@ -65,9 +66,9 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
     return InferResponse(model.name, version, outputs, request.id)
 
 
-def to_query(task: Servable, request: InferRequest) -> Query:
-    """The query in a request's tensors. Raises InvalidInput for an unknown name, and for a value that does not fit."""
-    parameters = all_parameters(request.parameters)
+def to_query(task: Servable, request: InferRequest, context: Context) -> Query:
+    """The query in a request's tensors. Raises InvalidInput for an unknown tensor or a wrong value."""
+    parameters = _known(all_parameters(request.parameters), task.parameters, context)
     if request.outputs:
         _switch_on(request, parameters, OUTPUT, task.switched_on_by, "parameters.")
     return Query(read_instances(request.inputs, task.fields), parameters, True)
@@ -83,6 +84,15 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
     if twice:
         raise InvalidInput(f"parameters.{twice[0][:40]}: given twice, once in parameters.{MORE_PARAMETERS}")
     return found | more
+
+
+def _known(given: dict[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
+    """The parameters that the task knows. KServe and Triton ignore the others; here the answer names them, too."""
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return given
+    note_ignored_ones(unknown, context)
+    return {name: value for name, value in given.items() if name in known}
 
 
 def _switch_on(
@@ -120,11 +130,12 @@ def is_for_backend(model: Model, request: InferRequest) -> bool:
     return len(request.inputs) > 1 or any(name == ANSWER or name in FURTHER for name in request.outputs)
 
 
-def read_as_backend(model: Model, request: InferRequest) -> GenerateRequest:
+def read_as_backend(model: Model, request: InferRequest, context: Context) -> GenerateRequest:
     """A request in the form of Triton's backends. Raises RequestError where something in it is not as expected."""
     body = {name: _value(tensor) for name, tensor in request.inputs.items()}
     _switch_on(request, body, ANSWER, FURTHER, "")
-    body["parameters"] = all_parameters(request.parameters)
+    known = (*model.task.parameters, *PARAMETERS)
+    body["parameters"] = _known(all_parameters(request.parameters), known, context)
     return read_body(generating_task(model, "a text"), body)
 
 

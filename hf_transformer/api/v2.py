@@ -37,6 +37,7 @@ from hf_transformer.api.base import (
     error_json,
     find_not_ready,
     json_route,
+    note_ignored_ones,
     readiness,
     reply,
     without_clients_own,
@@ -72,6 +73,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def answer(call: Call) -> Response:
         model = service.models.find(**call.path)
         request = _parse(call, service.max_texts)
+        note_ignored_ones(request.ignored, call.context)
         request.parameters = without_clients_own(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, request)

@@ -153,11 +153,11 @@ def _attributes_of_calls(config: Config, infers: bool) -> dict[str, str | int]:
 
 def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
     """What happens around every request, by the flags."""
-    open_paths: list[str] = []
+    open_paths = health.health_paths(config.openai_route_prefix)
     if config.enable_playground:  # which asks for a key itself
         from hf_transformer.api import pages
 
-        open_paths = [path for path, _ in pages.PLAYGROUND.files]
+        open_paths += [path for path, _ in pages.PLAYGROUND.files]
     return GatewaySettings(
         keys=keys,
         hosts=None if "*" in config.allowed_hosts else AllowedHosts(config.allowed_hosts),
@@ -204,7 +204,7 @@ def starlette_app(
         examples=openapi.predict_examples(document, service.models.names[0]),
     )
     routes: list[BaseRoute] = [
-        *health.routes(service, "playground" if config.enable_playground else None),
+        *health.routes(service, prefix, "playground" if config.enable_playground else None),
         *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),

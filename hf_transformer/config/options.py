@@ -294,7 +294,7 @@ class Config:
     max_json_depth: int = option(
         LIMITS, "Lists and objects within each other in what a chat template writes as JSON: tools, arguments of tool "
         "calls, chat_template_kwargs.", integer(1, 900), 64)
-    max_instances: int = option(LIMITS, "Instances in one request.", integer(1), 1024)
+    max_instances: int = option(LIMITS, "Instances in one request.", integer(1), 2048)
     max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 250_000)
     max_total_length: int = option(
         LIMITS, "Characters of all sequences of one request; a text counts once for each sequence that "

@@ -174,6 +174,10 @@ class Generation:
 
     # Reading
 
+    def prompt_length(self, sequence: int) -> int:
+        """The tokens of the prompt of a sequence, by its number in the order of prompts and choices."""
+        return len(self._sequences[sequence].prompt.ids)
+
     async def __aenter__(self) -> Self:
         self._tasks = [self._loop.create_task(self._run(one)) for one in self._sequences]
         deadline = self._context.deadline

@@ -1,6 +1,6 @@
 """The V2 protocol over gRPC, as a server speaks it: serialized requests -> tensors -> serialized responses. No sockets.
 
-Nothing in a request is ignored silently: anything unknown is refused, and the message names it. Requests are walked
+Unknown parameters are ignored, as KServe and Triton do, and their names are noted in the request. Requests are walked
 field by field before protobuf parses them, since a few bytes may take it a hundred times as many.
 
 Source: protos/open_inference_grpc.proto, and for streams and parameters
@@ -68,7 +68,8 @@ def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
     """The request in a serialized ModelInferRequest; its ``binary`` is whether its inputs are raw, unless it says more.
 
     Raises:
-        Malformed: the message breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
+        Malformed: the message breaks the protocol, needs an extension that is not here, or has BYTES that are not
+            UTF-8.
         TooLarge: a tensor that is read element by element (BYTES, typed contents) has more than ``max_elements``.
     """
     rest, raw = _take_apart(memoryview(body), max_elements)
@@ -76,14 +77,16 @@ def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
     parameters = _parameters("parameters", message.parameters)
     parameters.pop(EMPTY_FINAL_RESPONSE, None)  # none of our responses is empty
     binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    ignored: list[str] = []
     return InferRequest(
-        inputs=_inputs(message.inputs, raw, max_elements),
-        outputs=_outputs(message.outputs),
+        inputs=_inputs(message.inputs, raw, max_elements, ignored),
+        outputs=_outputs(message.outputs, ignored),
         parameters=parameters,
         id=message.id,
         binary=bool(raw) if binary is None else binary,
         model_name=message.model_name,
         model_version=message.model_version,
+        ignored=ignored,
     )
 
 
@@ -182,7 +185,9 @@ def _check_input(index: int, message: memoryview, max_elements: int) -> None:
                 )
 
 
-def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: int) -> dict[str, Tensor | Texts]:
+def _inputs(
+    entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: int, ignored: list[str]
+) -> dict[str, Tensor | Texts]:
     if raw and len(raw) != len(entries):
         raise Malformed(f"raw_input_contents: {len(raw)} raw contents for {len(entries)} inputs")
     tensors: dict[str, Tensor | Texts] = {}
@@ -192,7 +197,7 @@ def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: 
             raise Malformed(f"inputs: tensor {name!r} comes twice")
         where = f"inputs: the parameters of tensor {name!r}"
         parameters = _parameters(where, entry.parameters)
-        check_input_parameters(name, parameters)
+        check_input_parameters(name, parameters, ignored)
         size = 0 if contents is None else len(contents)
         if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, as over REST
             raise Malformed(f"{where}: {BINARY_DATA_SIZE} differs from the {size} raw bytes that it has")
@@ -215,12 +220,15 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
     return read_raw(name, datatype, shape, raw, max_elements)
 
 
-def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, bool | None]:
+def _outputs(
+    entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor], ignored: list[str]
+) -> dict[str, bool | None]:
     check_number("outputs", len(entries))
-    return requested_outputs(
+    named = (
         (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))
         for one in entries
     )
+    return requested_outputs(named, ignored)
 
 
 def _parameters(where: str, given: Mapping[str, pb.InferParameter]) -> dict[str, Json]:

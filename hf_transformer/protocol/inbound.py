@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, json_kind, raw_elements, shorten
@@ -16,6 +17,7 @@ class InferRequest:
     ``inputs`` are by name. ``outputs`` has the names that the client wants, none if it wants all, and for each whether
     it is sent raw, None where ``binary`` decides. ``parameters`` are the request's without ``binary_data_output``,
     which is in ``binary``. ``id``, ``model_name`` and ``model_version`` are those in the body, empty if there are none.
+    ``ignored`` has the names of keys and parameters that nobody knows, see ``note_ignored``.
     """
 
     inputs: Mapping[str, Tensor | Texts]
@@ -25,6 +27,7 @@ class InferRequest:
     binary: bool = False
     model_name: str = ""
     model_version: str = ""
+    ignored: Sequence[str] = ()
 
     def wants_binary(self, output: str) -> bool:
         """Whether an output is sent raw."""
@@ -47,6 +50,14 @@ CONTENT_TYPE, TEXT = "content_type", "str"
 """The parameter of an input with which clients of MLServer and Seldon tell the content of a tensor of bytes, and its
 value for text in UTF-8, the only one that is taken here."""
 
+UNSUPPORTED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification")
+"""Parameters of Triton's extensions that say where a tensor is, or change what it holds. They are refused: a client
+would take what it finds for its answer."""
+MOST_IGNORED, LONGEST_IGNORED = 10, 40
+"""Ignored names that a client is told, and the characters of one."""
+_NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+"""What no token of HTTP has (RFC 9110, 5.6.2), nor a value of gRPC's metadata."""
+
 MOST_TENSORS = 16
 """Inputs, or outputs, of a request: more than any task has."""
 
@@ -57,11 +68,27 @@ def check_number(what: str, count: int) -> None:
         raise Malformed(f"{what}: more than {MOST_TENSORS} tensors")
 
 
-def check_keys(where: str, found: Mapping[str, Json], known: Sequence[str]) -> None:
-    """Raises Malformed for an unknown key."""
+def note_ignored(name: str, ignored: list[str]) -> None:
+    """Notes a name that is unknown and therefore ignored, as KServe and Triton do, in the form of a header."""
+    if len(ignored) < MOST_IGNORED:
+        shown = _NO_TOKEN.sub("_", name[:LONGEST_IGNORED]) or "_"
+        if shown not in ignored:
+            ignored.append(shown)
+
+
+def note_unknown(found: Iterable[str], known: Collection[str], ignored: list[str]) -> None:
+    """Notes all names but the known ones."""
     for name in found:
         if name not in known:
-            raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
+            note_ignored(name, ignored)
+
+
+def check_parameters(where: str, found: Mapping[str, Json], known: Sequence[str], ignored: list[str]) -> None:
+    """Notes the unknown parameters of an input or output. Raises Malformed for one of UNSUPPORTED."""
+    for name in found:
+        if name in UNSUPPORTED:
+            raise Malformed(f"{where}: {name!r} is not understood here, expected {', '.join(known)}")
+    note_unknown(found, known, ignored)
 
 
 def read_flag(where: str, value: Json) -> bool | None:
@@ -71,10 +98,10 @@ def read_flag(where: str, value: Json) -> bool | None:
     return value
 
 
-def check_input_parameters(name: str, parameters: Mapping[str, Json]) -> None:
-    """Raises Malformed for an unknown parameter of an input, and for a content other than text."""
+def check_input_parameters(name: str, parameters: Mapping[str, Json], ignored: list[str]) -> None:
+    """Checks an input's parameters, as ``check_parameters``. Raises Malformed for a content other than text, too."""
     where = f"inputs: the parameters of tensor {name!r}"
-    check_keys(where, parameters, (BINARY_DATA_SIZE, CONTENT_TYPE))
+    check_parameters(where, parameters, (BINARY_DATA_SIZE, CONTENT_TYPE), ignored)
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
         raise Malformed(f"{where}: {CONTENT_TYPE} is {shorten(parameters[CONTENT_TYPE], 40)!r}, expected {TEXT!r}")
 
@@ -98,16 +125,16 @@ def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, 
     return read_texts(name, shape, raw_elements(name, shape, raw))
 
 
-def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> dict[str, bool | None]:
+def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]], ignored: list[str]) -> dict[str, bool | None]:
     """The outputs of a request, from their checked names and their parameters, as InferRequest has them.
 
-    Raises Malformed for a name that comes twice, an unknown parameter, or a ``binary_data`` that is no flag.
+    Raises Malformed for a name that comes twice, a parameter of UNSUPPORTED, or a ``binary_data`` that is no flag.
     """
     outputs: dict[str, bool | None] = {}
     for name, parameters in entries:
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
         where = f"outputs: the parameters of {name!r}"
-        check_keys(where, parameters, (BINARY_DATA,))
+        check_parameters(where, parameters, (BINARY_DATA,), ignored)
         outputs[name] = read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA))
     return outputs

@@ -1,7 +1,7 @@
 """The V2 protocol over HTTP, as a server speaks it: bodies of requests -> tensors -> bodies of responses. No sockets.
 
-Bodies are framed as in rest.py. Nothing in a request is ignored silently: anything unknown is refused, and the message
-names it.
+Bodies are framed as in rest.py. Unknown keys and parameters are ignored, as KServe and Triton do, and their names are
+noted in the request.
 
 Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -19,8 +19,8 @@ from hf_transformer.protocol.inbound import (
     InferRequest,
     InferResponse,
     check_input_parameters,
-    check_keys,
     check_number,
+    note_unknown,
     read_flag,
     read_raw,
     requested_outputs,
@@ -52,25 +52,29 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     whole body.
 
     Raises:
-        Malformed: the body breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
+        Malformed: the body breaks the protocol, needs an extension that is not here, or has BYTES that are not UTF-8.
         TooLarge: a tensor that is read element by element (BYTES, anything in JSON) has more than ``max_elements``, or
             the JSON has more parts than such tensors have.
     """
     text, raw = (body, NOTHING) if header_length is None else split_body(memoryview(body), header_length)
     header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
-    check_keys("body", header, REQUEST_KEYS)
+    ignored: list[str] = []
+    note_unknown(header, REQUEST_KEYS, ignored)
     parameters = _parameters("parameters", header) if "parameters" in header else {}
     binary = BINARY_DATA_OUTPUT in parameters and read_flag(
         f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT)
     )
     return InferRequest(
-        _inputs(header.get("inputs"), raw, len(text) // 2 + 1, max_elements),  # an element takes two bytes: "1,"
-        _outputs(header["outputs"]) if "outputs" in header else {},
+        _inputs(
+            header.get("inputs"), raw, len(text) // 2 + 1, max_elements, ignored
+        ),  # an element takes two bytes: "1,"
+        _outputs(header["outputs"], ignored) if "outputs" in header else {},
         parameters,
         _string("id", header) if "id" in header else "",
         binary or False,
         _string("model_name", header) if "model_name" in header else "",
         _string("model_version", header) if "model_version" in header else "",
+        ignored,
     )
 
 
@@ -101,18 +105,20 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
     return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
 
 
-def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor | Texts]:
+def _inputs(
+    entries: Json, raw: memoryview, room: int, max_elements: int, ignored: list[str]
+) -> dict[str, Tensor | Texts]:
     """The input tensors by name; the JSON holds at most ``room`` elements."""
     tensors: dict[str, Tensor | Texts] = {}
     position = 0
     for index, entry in enumerate(_entries("inputs", entries)):
-        name = _name(f"inputs[{index}]", entry, INPUT_KEYS)
+        name = _name(f"inputs[{index}]", entry, INPUT_KEYS, ignored)
         if name in tensors:
             raise Malformed(f"inputs: tensor {name!r} comes twice")
         size = None
         if "parameters" in entry:
             parameters = _parameters(f"inputs: the parameters of tensor {name!r}", entry)
-            check_input_parameters(name, parameters)
+            check_input_parameters(name, parameters, ignored)
             size = binary_size(name, parameters, len(raw) - position)
         datatype = checked_datatype(name, entry.get("datatype"))
         shape = checked_shape(name, entry.get("shape"))
@@ -134,16 +140,17 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
     return tensors
 
 
-def _outputs(entries: Json) -> dict[str, bool | None]:
+def _outputs(entries: Json, ignored: list[str]) -> dict[str, bool | None]:
     if entries is None:
         return {}
-    return requested_outputs(
+    named = (
         (
-            name := _name(f"outputs[{index}]", one, OUTPUT_KEYS),
+            name := _name(f"outputs[{index}]", one, OUTPUT_KEYS, ignored),
             _parameters(f"outputs: the parameters of {name!r}", one) if "parameters" in one else {},
         )
         for index, one in enumerate(_entries("outputs", entries))
     )
+    return requested_outputs(named, ignored)
 
 
 def _entries(what: str, entries: Json) -> list[Json]:
@@ -154,11 +161,11 @@ def _entries(what: str, entries: Json) -> list[Json]:
     return entries
 
 
-def _name(where: str, entry: Json, keys: Sequence[str]) -> str:
-    """The name of one input or output, an object with no other keys than ``keys``."""
+def _name(where: str, entry: Json, keys: Sequence[str], ignored: list[str]) -> str:
+    """The name of one input or output, an object with these keys."""
     if not isinstance(entry, dict):
         raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
-    check_keys(where, entry, keys)
+    note_unknown(entry, keys, ignored)
     name = entry.get("name")
     if not isinstance(name, str):
         raise Malformed(f"{where}.name: expected a string, got {json_kind(name)}")

@@ -26,6 +26,8 @@ from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, TokenIds, Tokenization
 
+NUMBERS_PER_VALUE = 4
+"""Numbers of a vector that count as one value of --max_answer_values."""
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
@@ -187,11 +189,16 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
 
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
-        return min(options.dimensions or self._size, self._size)
+        """Four numbers of an array count as one value: 1,000,000 of them are written in 0.06 s, those of objects are
+        made and written in 0.4 s. OpenAI's 2,048 inputs then fit into an answer up to 1,953 dimensions."""
+        return -(-self._dimensions(options) // NUMBERS_PER_VALUE)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """All tokens are pooled, even for few components of the vector."""
-        return max(self.answer_size(encoding, options), len(encoding))
+        return max(self._dimensions(options), len(encoding))
+
+    def _dimensions(self, options: TextEmbeddingOptions) -> int:
+        return min(options.dimensions or self._size, self._size)
 
     def decode(
         self, item: Text, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions

@@ -214,7 +214,8 @@ async def test_a_preflight_needs_no_key(keyed: bool, keys: ApiKeys) -> None:
                     "allow-origin": origin,
                     "allow-methods": "GET, POST",
                     "allow-headers": "authorization, content-type",
-                    "expose-headers": "x-request-id, server-timing, retry-after, inference-header-content-length",
+                    "expose-headers": "x-request-id, server-timing, retry-after, inference-header-content-length, "
+                    "x-ignored-parameters",
                     "max-age": "600",
                     "vary": "origin",
                 }

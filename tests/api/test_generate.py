@@ -126,10 +126,17 @@ async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event
         assert await generate(made, status=502) == "it broke"
 
 
+async def test_a_prompt_in_a_list_of_one(made: Bench) -> None:
+    assert await generate(made, text_input=[PROMPT]) == await generate(made)
+    assert await stream(made, text_input=[PROMPT]) == await stream(made)
+
+
 SIZE = "a token id, or -1 for none"
 OF_VLLM = "sampling_parameters"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text_input": None}, "text_input: expected a string, got nothing"),
+    *[({"text_input": value}, "text_input: expected a string, got a") for value in ([], ["a", "b"], [["a"]], [1], 1)],
+    ({"max_tokens": [1, 2]}, "max_tokens: expected a whole number, got a list"),
     ({"parameters": 3}, "parameters: expected an object, got a number"),
     ({"stream": True}, "stream: one answer is given here, expected false"),
     ({"top_q": 1}, "top_q: unknown, expected one of output_format"),

@@ -77,6 +77,25 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
         assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
 
 
+@pytest.mark.parametrize("continuous", [False, None, True])
+async def test_the_usage_of_each_chunk(continuous: bool | None) -> None:
+    async with bench(text="Paris is large.") as made:
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        *chunks, last, done = await chat(made, stream=True, stream_options=options)
+        assert done == "[DONE]" and last["choices"] == []
+        usage = (await chat(made))["usage"]
+        assert last["usage"] == usage
+        if not continuous:
+            assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+            return
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts) and len(set(counts)) > 2
+        assert chunks[-1]["usage"] == usage
+        for one in (chunk["usage"] for chunk in chunks):
+            assert one["prompt_tokens"] == usage["prompt_tokens"]
+            assert one["total_tokens"] == one["prompt_tokens"] + one["completion_tokens"]
+
+
 async def test_all_choices_have_a_role_of_their_own() -> None:
     async with bench(text="Paris.") as made:
         *chunks, _ = await chat(made, n=3, stream=True)
@@ -259,6 +278,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model: missing, expected the name of the model that is served: gpt2"),
     ({"model": 3}, "model: expected a string, got a number"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: nothing"),
+    *[
+        ({"stream": True, "stream_options": {name: 1}}, f"stream_options.{name}: expected true or false, got a number")
+        for name in ("include_usage", "continuous_usage_stats")
+    ],
     ({"modalities": ["text", "audio"]}, 'modalities: the model writes text alone, expected ["text"], got a list'),
     ({"use_beam_search": True}, "use_beam_search: beams are not searched, expected false, got true"),
     ({"length_penalty": 0.5}, "length_penalty: beams are not searched, expected 1.0, got a number"),

@@ -62,6 +62,24 @@ async def test_a_stream_is_the_same_in_pieces(made: Bench) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
+async def test_each_chunk_has_the_usage_of_its_own_choice(made: Bench) -> None:
+    made.generator._script = seeded
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": [[40, 41], [42]], "n": 2, "seed": 7, "stream": True}
+    *chunks, last, _ = await complete(made, **asked, stream_options=options)
+    ended = {one["index"]: chunk["usage"] for chunk in chunks for one in chunk["choices"] if one["finish_reason"]}
+    assert [ended[index]["prompt_tokens"] for index in range(4)] == [2, 2, 1, 1]
+    assert sum(one["completion_tokens"] for one in ended.values()) == last["usage"]["completion_tokens"]
+    assert all(chunk["usage"]["completion_tokens"] <= 8 for chunk in chunks)
+
+
+@pytest.mark.parametrize("include", [False, None])
+async def test_no_chunk_has_the_usage_where_it_is_not_included(made: Bench, include: bool | None) -> None:
+    options = {"include_usage": include, "continuous_usage_stats": True}
+    *chunks, done = await complete(made, stream=True, stream_options=options)
+    assert done == "[DONE]" and all("usage" not in chunk for chunk in chunks)
+
+
 def text_of(found: Any, index: int = 0) -> str:
     """The text of one choice, whole or in chunks."""
     chunks = found[:-1] if isinstance(found, list) else [found]
@@ -150,7 +168,7 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
 def logprobs_of(top: int, text: str, *tokens: TokenText) -> Any:
     """The log probabilities of a choice of these tokens."""
     request = GenerationRequest(prompts=[""], sampling=Sampling(logprobs=top))
-    answer = CompletionAnswer(cast(Model, SimpleNamespace(name="m")), request, Context("7", {}), False)
+    answer = CompletionAnswer(cast(Model, SimpleNamespace(name="m")), request, Context("7", {}), "none")
     choice: Any = answer.choice(0, Piece(0, 0, text, list(tokens), finish="stop"))
     return choice["logprobs"]
 

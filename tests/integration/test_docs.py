@@ -172,6 +172,9 @@ def validate(document: dict[str, Any], operation: dict[str, Any], response: http
     described = operation["responses"][str(response.status_code)]
     if "$ref" in described:
         described = document["components"]["responses"][described["$ref"].rpartition("/")[2]]
+    if "content" not in described:
+        assert not response.content
+        return
     content_type = response.headers["content-type"].partition(";")[0]
     schema = {**described["content"][content_type]["schema"], "components": document["components"]}
     for body in bodies(response, content_type):
@@ -345,7 +348,7 @@ def test_the_names_of_text_embeddings_inference(serve: Serve, model: str, model_
         "max_concurrent_requests": 1024,
         "max_input_length": 128,
         "max_batch_tokens": 16384,
-        "max_client_batch_size": 1024,
+        "max_client_batch_size": 2048,
         "auto_truncate": not flags,
         "version": hf_transformer.__version__,
     }

@@ -105,14 +105,14 @@ TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
 RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
 BAD_TENSORS: list[tuple[Any, str]] = [
     (b"{", "body: not JSON"),
-    ({"instances": [TEXT]}, "'instances' is not understood"),
+    ({"instances": [TEXT]}, "inputs: expected a list of tensors, got null"),
     ({"inputs": []}, "inputs: 'text' is missing"),
     ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
     ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "element 0 of 'text' is not UTF-8"),
     ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: 'logits' is unknown"),
     ({"inputs": [TENSOR], "model_name": "other"}, "'other' differs from what is asked here, 'bert'"),
     ({"inputs": [TENSOR], "model_version": "2"}, "'2' differs from what is asked here, '1'"),
-    ({"inputs": [TENSOR], "parameters": {"topk": 1}}, "parameters.topk: unknown"),
+    ({"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}}, "parameters.top_k: only the pipeline format"),
     ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
 ]
 """tests/protocol/test_rest.py and tests/tasks/test_tensors.py have the errors of single tensors."""
@@ -146,7 +146,7 @@ def test_bad_input_over_grpc(serve: Serve) -> None:
         for message, code, says in (
             (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "served: bert"),
             (request("bert", {"text": [TEXT], "txt": [TEXT]}), invalid, "'txt' is unknown"),
-            (request("bert", {"text": [TEXT]}, parameters={"topk": 1}), invalid, "parameters.topk"),
+            (request("bert", {"text": [TEXT]}, parameters={"top_k": 1}), invalid, "parameters.top_k"),
             (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: no [MASK]"),
             (request("bert", {"text": [TEXT] * 2049}, raw=True), exhausted, "--max_sequences"),
         ):

@@ -85,6 +85,13 @@ def test_forms_of_input(serve: Serve) -> None:
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
+def test_as_many_inputs_as_openai_takes(serve: Serve) -> None:
+    texts = [f"{TEXTS[0]} {number}" for number in range(2048)]
+    found = vectors(ask(serve(MODEL), "embeddings", BODY | {"input": texts}))
+    assert len(found) == 2048
+    assert np.allclose(found[-1], vectors(ask(serve(MODEL), "embeddings", BODY | {"input": texts[-1]}))[0], atol=1e-6)
+
+
 def test_token_ids_need_a_flag(serve: Serve) -> None:
     """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
     for given in ([3, 4], [[3, 4]], ["a", [3]]):
@@ -97,23 +104,28 @@ NOTHING: dict[str, Any] = {
     **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
     **{"store": True, "service_tier": "default", "priority": 0, "metadata": {"team": "search"}, "n": None},
     **{"embedding_type": "float", "late_chunking": False, "truncate_prompt_tokens": -1, "add_special_tokens": True},
+    **{"truncation_side": "right", "truncation_direction": "Right"},
 }
 """Fields that ask for nothing."""
 
 
 def test_parameters(serve: Serve) -> None:
     service = embeddings(serve)
-    for sent, meant in (
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"dimensions": 16}, {"dimensions": 16}),
         ({"prompt_name": "query"}, {"prompt_name": "query"}),
         ({"prompt": "about: ", "normalize": False}, {"prompt": "about: ", "normalize": False}),
         ({"truncation": True, "prompt": None}, {}),
         ({"normalized": False, "truncate_prompt_tokens": -1}, {"normalize": False}),
         (NOTHING, {}),
-    ):
+        *[({"truncate": value}, {}) for value in ("END", True, "NONE", False, None)],
+    ]
+    for sent, meant in asked:
         found = vectors(ask(service, "embeddings", BODY | sent))
         assert found == service.predict([TEXTS[0]], meant)
         assert len(found[0]) == meant.get("dimensions", 48)
+    for value in ("END", True):
+        assert ask(service, "embeddings", BODY | {"input": LONG, "truncate": value})["usage"]["total_tokens"] == 128
     truncated = ask(service, "embeddings", BODY | {"input": LONG})["usage"]
     assert truncated == {"prompt_tokens": 128, "total_tokens": 128}
 
@@ -124,10 +136,16 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": [[3], [3, 10**6]]}, 400, "input[1]", "token 1 is 1000000, expected 0"),
     ({"input": [3] * 129}, 413, "input", "129 token ids, at most 128 are taken"),
     ({"input": [3], "prompt": "x"}, 400, "prompt", "in front of token ids"),
-    ({"input": ["a"] * 1025}, 413, "input", "--max_instances"),
+    ({"input": ["a"] * 2049}, 413, "input", "--max_instances"),
     ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
     ({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens"),
     ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
+    *[({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "longer") for value in ("NONE", False)],
+    ({"truncate": "START"}, 400, "truncate", "got 'START': texts are cut at their end"),
+    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "NONE" or false, got 'end'"""),
+    ({"truncate": 1}, 400, "truncate", "got a number"),
+    ({"truncate": "END", "truncation": True}, 400, "truncate", "means the same as truncation"),
+    ({"truncation_side": "left"}, 400, "truncation_side", "cut at their end, expected right, got 'left'"),
     ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
     ({"dimensions": 0}, 400, "dimensions", "0 is too small"),
     ({"dimensions": 49}, 400, "dimensions", "have 48"),
@@ -145,6 +163,8 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048 are taken"),
     ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
     ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer"),
+    *[({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "longer") for value in ("NONE", False)],
+    ({"truncate": "START"}, 400, "truncate", "got 'START': texts are cut at their end"),
     ({"top_n": 0}, 400, "top_n", "0 is too small"),
     ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "8 is too small"),
     ({"return_documents": "no"}, 400, "return_documents", "expected true"),
@@ -209,12 +229,14 @@ def test_rerank(serve: Serve) -> None:
     count = sum(len(tokenizer.encode(QUERY, document).ids) for document in DOCUMENTS)
     assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
     short = [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
-    for fields, results in (
+    asked: list[tuple[dict[str, Any], Any]] = [
         ({"documents": [{"text": one} for one in DOCUMENTS], "user": "u"}, everything),
         ({"top_n": 1}, everything[:1]),
         ({"return_documents": False}, short),
+        *[({"truncate": value}, everything) for value in ("END", True, "NONE", False)],
         ({"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}, everything),
-    ):
+    ]
+    for fields, results in asked:
         assert ask(service, "rerank", RERANK | fields)["results"] == results
     raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
     assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything

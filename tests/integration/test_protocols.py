@@ -217,7 +217,7 @@ def test_routes_of_a_model(serve: Serve, version: str) -> None:
         "name": "bert",
         "platform": "hf_transformer",
         "backend": "hf_transformer",
-        "max_batch_size": 1024,
+        "max_batch_size": 2048,
         "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1], "optional": False}],
         "output": [{"name": OUTPUT, "data_type": "TYPE_STRING", "dims": []}],
         "model_transaction_policy": {"decoupled": False},

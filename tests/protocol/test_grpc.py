@@ -288,6 +288,13 @@ MALFORMED: list[tuple[list[str], str, str]] = [
 ]
 
 
+def test_parameters_that_nobody_knows_are_ignored_and_noted() -> None:
+    one = TEXT + parameter("content", 'string_param: "np"')
+    found = decoded(parsed(f'inputs {{ {one} }} {RAW} outputs {{ name: "a" {parameter("é", "int64_param: 3")} }}'))
+    assert list(found.ignored) == ["content", "_"]
+    assert list(found.inputs) == ["a"] and found.outputs == {"a": None}
+
+
 @pytest.mark.parametrize(("inputs", "more", "problem"), MALFORMED, ids=[row[2][:30] for row in MALFORMED])
 def test_malformed_requests(inputs: list[str], more: str, problem: str) -> None:
     with pytest.raises(Malformed, match=problem):

@@ -183,7 +183,7 @@ def test_what_is_tokenized(files: Any, parameters: Any, expected: str) -> None:
 def test_answer_sizes_and_costs() -> None:
     one = task(SentenceTransformers(pooling=("cls", "max")))
     short, long = Encoding([1, 2, 3], [0] * 3), Encoding([1] * 90, [0] * 90)
-    assert [one.answer_size(short, one.options(given)) for given in ({}, {"dimensions": 3})] == [4, 3]
+    assert [one.answer_size(short, one.options(given)) for given in ({}, {"dimensions": 3})] == [1, 1]
     assert features().answer_size(short, features().options({})) == 6
     # All tokens are pooled.
     assert [one.decode_cost(encoding, one.options({"dimensions": 1})) for encoding in (short, long)] == [3, 90]

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.base import FORWARDED, as_request_error, new_request_id
+from hf_transformer.api.base import FORWARDED, IGNORED, as_request_error, ignored_names, new_request_id
 from hf_transformer.api.endpoint import server_timing
 from hf_transformer.errors import RequestError
 from hf_transformer.types import Context
@@ -86,7 +86,7 @@ class CallsInProgress:
             if failure is not None:
                 del body  # gRPC keeps the frames of an aborted call until the collector comes
                 await refuse(rpc, failure, context)
-            trailing = [(REQUEST_ID, identify(context))]
+            trailing = trailing_of(context)
             if self._timing and context.predict > 0:
                 trailing.append(("server-timing", server_timing(context).decode()))
             rpc.set_trailing_metadata(tuple(trailing))
@@ -95,9 +95,18 @@ class CallsInProgress:
         return grpc.unary_unary_rpc_method_handler(call)
 
 
+def trailing_of(context: Context) -> list[tuple[str, str]]:
+    """The trailing metadata of every call: its id, and the names that were ignored if there are any."""
+    trailing = [(REQUEST_ID, identify(context))]
+    if context.ignored:
+        trailing.append((IGNORED, ignored_names(context)))
+    return trailing
+
+
 def fork(context: Context) -> Context:
-    """The context of one request of a stream."""
+    """The context of one request of a stream, which tells the ignored names of all its requests at its end."""
     found = Context(context.request_id, dict(context.headers), deadline=context.deadline)
+    found.ignored = context.ignored
     found.arrived = time.perf_counter()
     return found
 
@@ -123,7 +132,7 @@ async def refuse(rpc: Rpc, error: RequestError, context: Context, *, within: flo
 
     Raises CancelledError if the client is gone, or was too slow; gRPC then ends the call silently.
     """
-    trailing = [(REQUEST_ID, identify(context))]
+    trailing = trailing_of(context)
     if error.retry_after is not None:
         trailing.append(("retry-after", str(error.retry_after)))
     try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.base import Model, Service, as_request_error, without_clients_own
+from hf_transformer.api.base import Model, Service, as_request_error, note_ignored_ones, without_clients_own
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
@@ -83,6 +83,7 @@ class Inference:
             raise InvalidInput(str(error)) from error
         identify(context, request.id)
         context.place = place
+        note_ignored_ones(request.ignored, context)
         request.parameters = without_clients_own(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 
@@ -148,10 +149,10 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
     if not isinstance(model.task, TextGeneration):
         return None
     if is_for_backend(model, request):
-        asked = read_as_backend(model, request)
+        asked = read_as_backend(model, request, context)
         return StreamedPieces(model, request, context, asked, NewOutputs(asked)) if asked.stream else None
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
-    query = to_query(model.task, request)
+    query = to_query(model.task, request, context)
     asked = GenerateRequest(model.task.request(query), stream=True, further=(), as_sent=str)
     return StreamedPieces(model, request, context, asked, None)

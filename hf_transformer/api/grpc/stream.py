@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc.calls import REQUEST_ID, CallsInProgress, Rpc, details_of, fork, identify, refuse
+from hf_transformer.api.grpc.calls import CallsInProgress, Rpc, details_of, fork, refuse, trailing_of
 from hf_transformer.api.grpc.infer import Inference, counted, pieces_of
 from hf_transformer.api.streaming import pieces, shutting_down
 from hf_transformer.api.tensors import infer
@@ -115,7 +115,7 @@ def stream_method(
         room = StreamRoom(held, inference.service.admission)
         with calls:
             await InferStream(rpc, context, inference, room, patience).serve()
-        rpc.set_trailing_metadata(((REQUEST_ID, identify(context)),))
+        rpc.set_trailing_metadata(tuple(trailing_of(context)))
 
     return grpc.stream_stream_rpc_method_handler(serve)
 

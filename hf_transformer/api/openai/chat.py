@@ -23,7 +23,7 @@ import orjson
 
 from hf_transformer.api.base import Call, Model, Service, expect, generating_task, new_request_id, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, shown, unused
-from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
+from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
@@ -327,7 +327,14 @@ class ChatAnswer(GeneratedAnswer):
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, model: Model, request: GenerationRequest, context: Context, usage: bool, *, tools: bool, one_call: bool
+        self,
+        model: Model,
+        request: GenerationRequest,
+        context: Context,
+        usage: UsageChunks,
+        *,
+        tools: bool,
+        one_call: bool,
     ) -> None:
         super().__init__(model, request, context, usage)
         self._speech = partial(Speech, tools=tools, one_call=one_call)

@@ -6,7 +6,7 @@
         "usage": {"prompt_tokens": 8, "total_tokens": 8}}
 
 Token ids need --enable_token_inputs. Beside OpenAI's fields there are the parameters of the task: prompt, prompt_name,
-normalize (also normalized), truncation, stride.
+normalize (also normalized), truncation (also truncate), stride.
 
 Source: https://platform.openai.com/docs/api-reference/embeddings/create
 """
@@ -18,14 +18,14 @@ from binascii import b2a_base64
 import orjson
 
 from hf_transformer.api.base import Call, Service, renamed, reply
-from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused, usage
+from hf_transformer.api.openai.fields import TRUNCATE, as_sent, read_request, read_texts, read_truncation, unused, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Array, Json, Query, Response
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
 """Fields that the task reads."""
-FIELDS = ("model", "input", "encoding_format", *unused("embeddings"), "normalized", *PARAMETERS)
+FIELDS = ("model", "input", "encoding_format", *unused("embeddings"), "normalized", TRUNCATE, *PARAMETERS)
 
 
 async def create(service: Service, call: Call) -> Response:
@@ -66,7 +66,7 @@ def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) ->
     parameters = {name: given.get(name) for name in PARAMETERS if name in given}
     if given.one_of("normalize", "normalized") == "normalized":  # as Jina calls it
         parameters["normalize"] = given.flag("normalized", True)
-    return Query(texts, parameters, name="input"), single
+    return Query(texts, parameters | read_truncation(given), name="input"), single
 
 
 def to_base64(vector: Array) -> str:

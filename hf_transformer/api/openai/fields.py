@@ -84,8 +84,14 @@ TABLE: Final = (
     Unused("embedding_type", EMBEDDINGS, ("float",), "vectors are not quantized"),
     Unused("late_chunking", EMBEDDINGS, (False,), "each text is embedded by itself"),
     Unused("truncate_prompt_tokens", (*EMBEDDINGS, *RERANK), (-1,), "texts are cut at the model's length"),
+    Unused("truncation_side", (*EMBEDDINGS, *RERANK), ("right",), "texts are cut at their end"),
+    Unused("truncation_direction", (*EMBEDDINGS, *RERANK), ("Right", "right"), "texts are cut at their end"),
 )
 """All fields that are taken though they mean nothing here. Some models or servers know more values of them."""
+TRUNCATE = "truncate"
+TRUNCATION = ("truncation", TRUNCATE)
+TRUNCATES: Mapping[bool, tuple[str, ...]] = {True: ("END",), False: ("NONE",)}
+"""What other servers call a value of ``truncation``."""
 MOST_LABELS, LONGEST_KEY, LONGEST_LABEL = 16, 64, 512
 """Of metadata, as with OpenAI: keys, and characters of a key and of its label."""
 
@@ -195,6 +201,20 @@ def read_texts(
         expect(one, str | list, f"{name}[{index}]", "a string or a list of token ids")
         texts.append(one if isinstance(one, str) else read_ids(one, f"{name}[{index}]"))
     return texts, False
+
+
+def read_truncation(given: Parameters) -> dict[str, Json]:
+    """The task's parameter ``truncation`` if it is given, under this name or as ``truncate``: "END" or true, as with
+    Cohere, NVIDIA NIM, Jina and text-embeddings-inference, is to cut a text that is too long, "NONE" or false to refuse
+    it. Raises InvalidInput for anything else."""
+    if given.one_of(*TRUNCATION) != TRUNCATE:
+        return {name: given.get(name) for name in TRUNCATION if name in given}
+    value = given.get(TRUNCATE)
+    for meant, words in TRUNCATES.items():
+        if value is meant or (isinstance(value, str) and value in words):
+            return {"truncation": meant}
+    why = ": texts are cut at their end" if value == "START" else ""
+    raise InvalidInput(f'{TRUNCATE}: expected "END" or true, "NONE" or false, got {shown(value)}{why}')
 
 
 def as_sent(message: str, *only: str) -> str:

@@ -4,7 +4,8 @@ A stream is server-sent events, ``data: {...}`` each, with ``data: [DONE]`` at i
 event with OpenAI's error body, and the last one.
 
 Source: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; the fields that OpenAI
-does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids) are named and meant as in vLLM,
+does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, and continuous_usage_stats of
+stream_options) are named and meant as in vLLM,
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import orjson
 
@@ -35,16 +36,19 @@ SAMPLING = (
 SHARED = ("model", "stream", "stream_options", *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's: all of the distribution is drawn from."""
-STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+UsageChunks = Literal["none", "last", "every"]
+"""Which chunks of a stream have the usage."""
 DONE = event(b"[DONE]")
 
 
-def read_stream(given: Parameters) -> tuple[bool, bool]:
-    """``stream``, and whether it is to end with the usage. Raises InvalidInput."""
+def read_stream(given: Parameters) -> tuple[bool, UsageChunks]:
+    """``stream``, and which chunks of it are to have the usage. As in vLLM ``continuous_usage_stats`` means nothing
+    without ``include_usage``. Raises InvalidInput."""
     stream = given.flag("stream", False)
     options = given.get("stream_options")
     if options is None:
-        return stream, False
+        return stream, "none"
     expect(options, dict, "parameters.stream_options", "an object")
     if not stream:
         raise InvalidInput('parameters.stream_options: only a stream has them; add "stream": true')
@@ -54,24 +58,28 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
             raise InvalidInput(f"{where}: unknown, expected some of {', '.join(STREAM_OPTIONS)}")
         if expect(wanted, bool | None, where, "true or false") and name == "include_obfuscation":
             raise InvalidInput(f"{where}: nothing is added to hide how long chunks are, expected false")
-    return stream, bool(options.get("include_usage"))
+    if not options.get("include_usage"):
+        return stream, "none"
+    return stream, "every" if options.get("continuous_usage_stats") else "last"
 
 
 class GeneratedAnswer(TextStream):
     """The answer to one request, as a stream or whole; a subclass per endpoint has the form of its choices.
 
-    Ids begin with ``prefix``. ``object`` names a whole answer, ``chunk_object`` a part of a stream, which ends with the
-    tokens if ``usage`` is asked for.
+    Ids begin with ``prefix``. ``object`` names a whole answer, ``chunk_object`` a part of a stream. ``usage`` says
+    which chunks tell the tokens: the last one those of all choices, any other one those of its own choice so far.
     """
 
-    __slots__ = ("_about", "_after", "_before", "_with_usage")
+    __slots__ = ("_about", "_after", "_before", "_so_far", "_usage")
     prefix: ClassVar[str]
     object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, model: Model, request: GenerationRequest, context: Context, usage: bool) -> None:
+    def __init__(self, model: Model, request: GenerationRequest, context: Context, usage: UsageChunks) -> None:
         super().__init__(model, request, context)
-        self._with_usage = usage
+        self._usage = usage
+        self._so_far = [0] * self.left
+        """New tokens of each choice."""
         self._about: dict[str, Json] = {
             "id": f"{self.prefix}-{context.request_id}",
             "object": self.chunk_object,
@@ -80,7 +88,7 @@ class GeneratedAnswer(TextStream):
         }
         # What stands around the only choice of an event is the same in all of a stream. Putting it together each time
         # would cost as much as the choice does.
-        head = event(orjson.dumps({**self._about, "choices": [], **({"usage": None} if usage else {})}))
+        head = event(orjson.dumps({**self._about, "choices": [], **({} if usage == "none" else {"usage": None})}))
         before, after = head.split(b'"choices":[]', 1)
         self._before, self._after = before + b'"choices":[', b"]" + after
 
@@ -103,11 +111,16 @@ class GeneratedAnswer(TextStream):
         return reply(orjson.dumps({**self._about, "object": self.object, "choices": choices, "usage": used}))
 
     def piece(self, piece: Piece) -> bytes:
-        chunks = self.chunks(piece.prompt * self._request.sampling.n + piece.choice, piece)
-        return b"".join([self._before + orjson.dumps(one) + self._after for one in chunks])
+        index = piece.prompt * self._request.sampling.n + piece.choice
+        chunks, after = self.chunks(index, piece), self._after
+        if self._usage == "every":
+            self._so_far[index] += piece.count
+            used = _usage(self.running.prompt_length(index), self._so_far[index])
+            after = after.replace(b"null", orjson.dumps(used))
+        return b"".join([self._before + orjson.dumps(one) + after for one in chunks])
 
     def end(self) -> bytes:
-        if not self._with_usage:
+        if self._usage == "none":
             return DONE
         return event(orjson.dumps({**self._about, "choices": [], "usage": usage(self.running)})) + DONE
 
@@ -120,7 +133,10 @@ class GeneratedAnswer(TextStream):
 
 def usage(running: Generation) -> dict[str, int]:
     """The tokens of all prompts, and of all their continuations."""
-    prompt, new = running.prompt_tokens, running.completion_tokens
+    return _usage(running.prompt_tokens, running.completion_tokens)
+
+
+def _usage(prompt: int, new: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 

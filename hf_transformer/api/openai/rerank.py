@@ -4,7 +4,7 @@
     -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
         "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
 
-Beside these fields there are the parameters of the task: truncation, raw_scores, prompt and prompt_name.
+Beside these fields there are the parameters of the task: truncation (also truncate), raw_scores, prompt, prompt_name.
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
 https://api.jina.ai/redoc#tag/rerank
@@ -15,7 +15,7 @@ from __future__ import annotations
 import orjson
 
 from hf_transformer.api.base import Call, Service, expect, renamed, reply, require_few
-from hf_transformer.api.openai.fields import as_sent, read_request, unused, usage
+from hf_transformer.api.openai.fields import TRUNCATE, as_sent, read_request, read_truncation, unused, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -23,7 +23,7 @@ from hf_transformer.types import Query, Response
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores", "prompt", "prompt_name")
 """Fields that the task reads."""
-FIELDS = ("model", "query", "documents", *unused("rerank"), "max_tokens_per_doc", *PARAMETERS)
+FIELDS = ("model", "query", "documents", *unused("rerank"), "max_tokens_per_doc", TRUNCATE, *PARAMETERS)
 
 
 async def create(service: Service, call: Call) -> Response:
@@ -62,4 +62,4 @@ def read_query(given: Parameters, max_texts: int) -> Query:
     # vLLM and Jina send the documents back; the form is this API's, whatever the service's own is.
     parameters = {"return_documents": True, "output_format": "kserve"}
     parameters |= {name: given.get(name) for name in PARAMETERS if name in given}
-    return Query([{"query": query, "texts": texts}], parameters, name="documents")
+    return Query([{"query": query, "texts": texts}], parameters | read_truncation(given), name="documents")

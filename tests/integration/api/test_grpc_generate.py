@@ -120,9 +120,9 @@ async def test_other_requests_of_a_stream_are_answered_meanwhile() -> None:
         gate.release()
         assert (await read(stream)).infer_response.id == "slow"
         # Refused for itself, so that it needs no step of the model that waits.
-        await stream.write(asking(id="wrong", stream=True, top_q=1))
+        await stream.write(asking(id="wrong", stream=True, top_p=7))
         answer = await read(stream)
-        assert "parameters.top_q: unknown" in answer.error_message and answer.infer_response.id == "wrong"
+        assert "parameters.top_p: 7 is out of range" in answer.error_message and answer.infer_response.id == "wrong"
         for _ in range(20):
             gate.release()
         found = await pieces_of(stream)

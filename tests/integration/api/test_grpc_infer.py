@@ -44,6 +44,42 @@ from tests.integration.api.test_grpc_generate import asking
 StatusCode = grpc.StatusCode
 
 
+def named(call_metadata: Any) -> str | None:
+    return dict(call_metadata).get("x-ignored-parameters")
+
+
+async def test_parameters_that_nobody_knows_are_named_in_the_trailing_metadata() -> None:
+    message = request("a")
+    message.parameters["top_kk"].int64_param = 3
+    message.inputs[0].parameters["a key"].string_param = "x"
+    async with serving() as server:
+        call = server.infer(message)
+        assert text_of(await call) == "a"
+        assert named(await call.trailing_metadata()) == "a_key, top_kk"
+        call = server.infer(request("a"))
+        await call
+        assert named(await call.trailing_metadata()) is None
+        other = request("b")
+        other.parameters["more"].bool_param = True
+        stream = server.stream(iter([message, request("b"), other, message]))
+        answers = [one async for one in stream]
+        assert [text_of(one.infer_response) for one in answers] == ["a", "b", "b", "a"]
+        assert named(await stream.trailing_metadata()) == "a_key, top_kk, more"
+
+
+async def test_known_parameters_with_wrong_values_are_refused() -> None:
+    for name, says in (
+        ("timeout", "parameters.timeout: expected microseconds"),
+        ("binary_data_output", "true or false"),
+    ):
+        message = request("a")
+        message.parameters["top_kk"].int64_param = 3
+        message.parameters[name].string_param = "x"
+        async with serving() as server:
+            code, details = await told(server.infer(message))
+            assert code is StatusCode.INVALID_ARGUMENT and says in details
+
+
 async def test_what_goes_along_with_a_call() -> None:
     passed_on = {"x-request-id": "caller-1", "authorization": "Bearer x", "x-b3-traceid": "80f1", "traceparent": "00-1"}
     metadata = (*passed_on.items(), ("cookie", "no"), ("x-b3-bin", b"\0"))

@@ -66,7 +66,7 @@ async def test_what_the_server_and_its_model_are() -> None:
             assert (about.name, list(about.versions), about.platform) == ("bert", ["1"], "hf_transformer")
             assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1, 1])]
             found = (await server.ask("ModelConfig", name="bert", version=version)).config
-            assert (found.name, found.max_batch_size, found.backend) == ("bert", 1024, "hf_transformer")
+            assert (found.name, found.max_batch_size, found.backend) == ("bert", 2048, "hf_transformer")
             for [one] in (found.input, found.output):
                 assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [1])
 

@@ -39,7 +39,16 @@ GET /docs
 GET /no/such/path
 POST /metrics
 """
-OPEN = ["/", "/metrics", "/v1/models/bert", "/v2/health/live", "/v2/health/ready", "/v2/models/bert/ready"]
+OPEN = [
+    "/",
+    "/metrics",
+    "/health",
+    "/openai/health",
+    "/v1/models/bert",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models/bert/ready",
+]
 
 
 @pytest.fixture(scope="module")
