@@ -6,14 +6,16 @@
 
 vLLM has /health beside its OpenAI API: guidellm and other clients of it ask there before they begin.
 
-A 404 names the right route where the path looks like one. OpenAI's clients often get a base_url without the prefix, or
-without /v1; they show messages in OpenAI's form only, so such paths get it. KServe's own server answers explanations
+A 404 names the right route where the path looks like one of ours, or is another server's (docs/clients.md). OpenAI's
+clients often get a base_url without the prefix, or without /v1; they show messages in OpenAI's form only, so such paths
+get it. KServe's own server answers explanations
 with 501 if there is no explainer.
 """
 
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -29,10 +31,23 @@ from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
-_OTHERS = ("/v1/models/", "/v2/")
+_OTHERS = ("/v1/models/", "/v2/models/")
 """Models may have the names of OpenAI's routes."""
 _ROUTES = sorted(TASKS, key=len, reverse=True)
 """A path that ends with chat/completions ends with completions, too."""
+_FOREIGN = {
+    r"(?:.*/)?responses": "the Responses API is not served; {base}/chat/completions answers chats, which clients have "
+    "a setting for",
+    r"(?:v\d/)?score|.*/v1/score": "{base}/rerank gives the scores of documents for a query",
+    r"v2/rerank|rerank": "{base}/rerank gives the scores of documents for a query",
+    r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings gives the vectors of texts",
+    r"v2/chat|api/chat": "{base}/chat/completions answers chats",
+    r"generate|generate_stream|api/generate": "{base}/completions and /v2/models/NAME/generate write texts",
+    r"|predict|invocations|classify|pooling|v1/classify|v1/pooling": "/v1/models/NAME:predict and "
+    "/v2/models/NAME/infer give predictions",
+}
+"""Paths of other servers, without the first slash: OpenAI, vLLM, Cohere, text-embeddings-inference,
+text-generation-inference, Ollama, MLflow and SageMaker; and what answers the like here."""
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
@@ -41,15 +56,16 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
     if _EXPLAIN.fullmatch(path):
         said = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
         return 501, said, error_json
-    if status != 404 or path.startswith(_OTHERS):
+    if path.startswith(_OTHERS) or (status != 404 and path != "/"):
         return None
     base, bare = f"{root_of(openai_prefix)}/v1", path.rstrip("/")
+    for foreign, said in _FOREIGN.items():
+        if re.fullmatch(foreign, bare[1:]):
+            return status, f"{HTTPStatus(status).phrase}; {said.format(base=base)}", render_error
     for route in _ROUTES:
         if bare.endswith(f"/{route}"):
             where = f"{base}/{route}: the base_url of an OpenAI client is http://HOST:PORT{base}"
             return 404, f"Not Found, expected {where}", render_error
-    if bare.endswith("/score"):
-        return 404, f"Not Found; {base}/rerank gives the scores of documents for a query", render_error
     return None
 
 

@@ -286,6 +286,14 @@ async def test_echo(made: Bench) -> None:
 
 
 BASE = "the base_url of an OpenAI client is http://HOST:PORT"
+RESPONSES = (
+    "Not Found; the Responses API is not served; /openai/v1/chat/completions answers chats, which clients have a "
+    "setting for"
+)
+VECTORS = "Not Found; /openai/v1/embeddings gives the vectors of texts"
+CHATS = "Not Found; /openai/v1/chat/completions answers chats"
+TEXTS = "Not Found; /openai/v1/completions and /v2/models/NAME/generate write texts"
+PREDICTIONS = "/v1/models/NAME:predict and /v2/models/NAME/infer give predictions"
 SCORES = "Not Found; /openai/v1/rerank gives the scores of documents for a query"
 
 
@@ -304,8 +312,15 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
         ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
         *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
+        *[("openai", path, 404, SCORES) for path in ("/v2/rerank", "/rerank")],
+        *[("openai", path, 404, RESPONSES) for path in ("/v1/responses", "/openai/v1/responses", "/responses")],
+        *[("openai", path, 404, VECTORS) for path in ("/embed", "/embed_all", "/v2/embed", "/v1/embed", "/api/embed")],
+        *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat")],
+        *[("openai", path, 404, TEXTS) for path in ("/generate", "/generate_stream", "/api/generate")],
+        *[("openai", path, 404, f"Not Found; {PREDICTIONS}") for path in ("/predict", "/invocations", "/v1/classify")],
         # Of others nothing is said, and models may be called as routes.
-        *[("openai", path, 404, None) for path in ("/", "/completions_", "/v1/models/m", "/v1/explain", "/v3")],
+        *[("openai", path, 404, None) for path in ("/completions_", "/v1/models/m", "/v1/explain", "/v3")],
+        *[("openai", path, 404, None) for path in ("/v1/models/responses", "/v2/models/m/embed", "/embedded")],
         *[("openai", path, 404, None) for path in ("/v1/models/a/b:explain", "/v1/models/m/rerank")],
         ("openai", "/v2/models/m/score", 404, None),
         ("openai", "/v1/models/rerank", 405, None),
@@ -314,6 +329,12 @@ def expected(route: str, base: str = "/openai/v1") -> str:
 def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
     hint = hint_for(path, status, prefix)
     assert (None if hint is None else hint[:2]) == (None if found is None else (404, found))
+
+
+def test_a_post_to_the_root() -> None:
+    """text-embeddings-inference and huggingface_hub's client post there."""
+    hint = hint_for("/", 405, "openai")
+    assert hint is not None and hint[:2] == (405, f"Method Not Allowed; {PREDICTIONS}")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])

@@ -63,6 +63,24 @@ def test_langchain(service: Service, client: Run) -> None:
     assert said["usage"]["output_tokens"] <= 8
 
 
+def test_libraries_of_agents(client: Run, serve: Serve) -> None:
+    """docs/clients.md has the settings, and what each one can't do."""
+    said = client("agents_libraries", service=serve(*MODELS["tokens"]), message=MESSAGE)
+    for name in (
+        *("openai_agents", "openai_agents_stream", "openai_agents_tools", "pydantic_ai", "pydantic_ai_tools"),
+        *("smolagents", "huggingface_hub"),
+    ):
+        assert said[name][0] == "answered" and said[name][1], said[name]
+    for name, status, words in (
+        ("openai_agents_strict", "400", "strict: the model can't be held to a schema"),
+        ("openai_agents_responses", "404", "/openai/v1/chat/completions answers chats"),
+        ("huggingface_hub_root", "405", "/v2/models/NAME/infer give predictions"),
+        ("cohere_v2", "404", "/openai/v1/rerank gives the scores"),
+    ):
+        kind, message = said[name]
+        assert kind != "answered" and status in message and words in message, said[name]
+
+
 @pytest.mark.parametrize("shape", [[1], [1, 1]], ids=str)
 def test_tritonclient(service: Service, client: Run, shape: list[int]) -> None:
     """The client of the vLLM backend, as it is, in front of every kind of model: the texts are those of generate."""
