@@ -31,6 +31,7 @@ from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Unkno
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
+from hf_transformer.server.run import held_memory
 from hf_transformer.types import Tensor
 from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
 from tests.predictor.grpc_server import (
@@ -356,6 +357,59 @@ async def test_a_model_that_is_slow_keeps_its_calls(monkeypatch: pytest.MonkeyPa
         assert len(set(hanging.seen)) == 2
         hanging.go.set()
         assert await asyncio.gather(*calls) == [[0.5, 0.5]] * 4
+
+
+FLOODS = {
+    "pings": frame(6, 0, 0, bytes(8)),
+    "settings": frame(4, 0, 0, b""),
+    "settings that flip": frame(4, 0, 0, b"\0\4\0\x10\0\0") + frame(4, 0, 0, b"\0\4\0\0\xff\xff"),
+    "windows": frame(8, 0, 0, b"\0\0\0\1"),
+    "priorities": frame(2, 0, 99, bytes(5)),
+    "unknown streams": frame(1, 4, 9999, b"\x88") + frame(3, 0, 9999, bytes(4)),
+}
+FLOODED = 200_000
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_a_flood_of_frames_holds_up_no_call(name: str) -> None:
+    """Whole answers of the real server, and many frames in between. Its memory is that of a few of them."""
+    flood, sent = FLOODS[name] * 1000, 0
+
+    async def whole_frames(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
+        nonlocal sent
+        if up:
+            writer.write(await reader.readexactly(24))
+        while True:
+            begun = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(begun[:3]))
+            if not up or begun[3] not in (4, 6) or not begun[4]:  # the server has not asked for these answers
+                writer.write(begun + payload)
+            if not up:
+                for _ in range(20):
+                    writer.write(flood)
+                    sent += 1000
+            await writer.drain()
+
+    async def floods(connection: Connection) -> None:
+        host, _, port = real.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        ways = [whole_frames(connection.reader, writer, up=True), whole_frames(reader, connection.writer, up=False)]
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.transport.abort()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async with serving(ModelInfer=good) as real, scripted(floods) as host, predictor(host) as client:
+        await infer(client)
+        before = held_memory()
+        async with asyncio.timeout(30):
+            while sent < FLOODED:
+                assert await infer(client) == [0.5, 0.5]
+        assert held_memory() - before < 32 << 20
 
 
 async def until_answered(client: GrpcPredictor) -> list[float]:
