@@ -1,7 +1,7 @@
-"""Jinja for templates that may be anybody's, about chats that may be anybody's.
+"""A Jinja sandbox for untrusted chat templates and untrusted chats.
 
-A template reaches no files and no modules, and sees JSON values alone. Whatever makes text is counted before it is
-made, and the clock is read in each turn of a loop, call, filter and piece of JSON.
+A template reaches no files and no modules, and sees JSON values alone. The size of a text is checked before the text is
+made, and the deadline is checked in each iteration, call, filter and chunk of JSON.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from jinja2.visitor import NodeTransformer
 from hf_transformer.types import Json
 
 MOST_SECONDS = 5.0
-"""A template that takes longer is stopped; a usual one takes a millisecond for a long chat."""
+"""Time limit of one rendering. A usual template takes a millisecond for a long chat."""
 MOST_CHARACTERS = 4_000_000
-"""Of all output of a template, and of a value that it makes."""
+"""Size limit of a prompt, and of each value that a template makes."""
 MOST_SLOW_CHARACTERS = 200_000
-"""Of a value that one of the filters SLOW gets, which take seconds for a million."""
+"""Size limit for the input of the filters SLOW, which take seconds for a million characters."""
 MOST_BITS = 100_000
-"""Of a whole number; dividing two of a million takes a second."""
+"""Size limit of integers: dividing two of a million bits takes a second."""
 BUDGET = " budget"
 """The name of the deadline among a template's variables: with a space in it, no template can read it."""
 TEXT = (str, bytes, bytearray)
@@ -53,12 +53,12 @@ NO_TEXT = frozenset(
     "abs attr batch count d default dictsort first float groupby int items last length list map max min random reject "
     "rejectattr reverse round select selectattr slice sort sum unique".split()
 )
-"""Filters that make no text of all that they get, and so need not look at it."""
+"""Filters whose output is no longer than their input, which needs no check."""
 COMPARING = frozenset("dictsort groupby max min sort unique".split())
-"""Filters that compare what they get. Two lists are compared as long as they are written, which may be years."""
+"""Filters that compare their items. Comparing two deeply shared lists can take years."""
 COMPARING_TESTS = frozenset("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in".split())
 WIDTHS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "batch", "slice", "indent"})
-"""Filters and methods that make something as long as a number says."""
+"""Filters and methods with a width or count as an argument."""
 
 
 class OverBudget(Exception):
@@ -81,8 +81,8 @@ def check_size(size: float, most: float = MOST_CHARACTERS) -> None:
 
 
 def length_of(value: Any, context: Context, most: float = MOST_CHARACTERS) -> int:
-    """About as many characters as ``value`` has as text, at most. A list that is in it often counts as often: as text
-    it is written so. Raises OverBudget for more than ``most``."""
+    """Upper estimate of the characters of ``value`` as text; a shared list counts each time it appears. Raises
+    OverBudget for more than ``most``."""
     size, left = (len(value), []) if isinstance(value, str) else (0, [value])
     while left:
         one = left.pop()
@@ -103,7 +103,7 @@ def length_of(value: Any, context: Context, most: float = MOST_CHARACTERS) -> in
 
 
 def check_made(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: Context) -> None:
-    """Raises OverBudget if the filter or method ``name`` of ``value`` would make too much text of these arguments."""
+    """Check the output size of a filter or method before it runs. Raises OverBudget."""
     given = (*args, *kwargs.values())
     numbers = [abs(one) for one in given if isinstance(one, int)]
     longest = max((length_of(one, context) for one in given if not isinstance(one, int)), default=0)
@@ -129,8 +129,8 @@ def check_made(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def check_format(template: str | bytes | bytearray, given: Iterable[Any], context: Context) -> None:
-    """Raises OverBudget if formatting ``given`` would make too much: its numbers are widths and precisions, or indices;
-    its fields may each hold the longest value."""
+    """Check the output size of a format string: numbers in it count as widths, each field as the longest value. Raises
+    OverBudget."""
     text = template if isinstance(template, str) else template.decode("latin-1")
     if len(found := re.findall(r"\d+", text)) > 0:
         check_size(sum(int(one) if len(one) < 9 else MOST_CHARACTERS + 1 for one in found))
@@ -151,7 +151,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that looks at the clock and at what it will make first."""
+    """Wrap a filter with checks of the deadline and of its output size."""
     wants = getattr(made, "jinja_pass_arg", None)
     measured = name not in NO_TEXT or name in COMPARING
     most = MOST_SLOW_CHARACTERS if name in SLOW else MOST_CHARACTERS
@@ -179,7 +179,7 @@ def counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compared(test: Callable[[Any, Any], bool]) -> Callable[..., bool]:
-    """A test that looks at how long what it compares is."""
+    """Wrap a comparing test with a check of its operands' size."""
 
     @functools.wraps(test)
     def wrapped(context: Context, value: Any, other: Any) -> bool:
@@ -199,8 +199,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON, piece by piece: indentation makes it as many times longer as it is deep. Not Jinja's own, which escapes the
-    characters of HTML."""
+    """JSON in chunks under the limits, since indentation multiplies its length by its depth. Jinja's own filter escapes
+    the characters of HTML."""
     check_time(context)
     length_of(value, context)
     for given in (indent, *(separators or ())):
@@ -271,8 +271,7 @@ def _strftime_now(form: str) -> str:
 
 
 class Guards(NodeTransformer):
-    """Puts a call of the environment into each turn of a loop, in the place of each ``~``, and around values that are
-    compared with others than constants, or are keys."""
+    """Insert checks: a call in each iteration, in place of each ``~``, and around operands of comparisons and keys."""
 
     def visit_For(self, loop: nodes.For) -> nodes.Node:
         turn = nodes.Call(nodes.EnvironmentAttribute("turn"), [], [], None, None)
@@ -304,7 +303,7 @@ def _guarded(value: nodes.Expr) -> nodes.Expr:
 
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox: no value can be changed, and each call, filter, output and turn of a loop looks at the budget."""
+    """An immutable sandbox that checks the limits in each call, filter, output and iteration."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -328,18 +327,18 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def written(context: Context, value: Any) -> Any:
-        """A value that is output."""
+        """Check a value before it is written."""
         if not isinstance(value, str):
             length_of(value, context)
         return value
 
     def turn(self) -> str:
-        """Called in each turn of a loop, for ``call``."""
+        """No-op inserted into each iteration, so that ``call`` checks the deadline."""
         return ""
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """The output of a macro or block."""
+        """Join the output of a macro or block."""
         parts = tuple(parts)
         check_size(sum(map(len, parts)))
         return "".join(parts)
@@ -352,7 +351,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     @staticmethod
     @jinja2.pass_context
     def same(context: Context, value: Any) -> Any:
-        """``value``, if it is not too long to be compared."""
+        """Check the size of an operand, and return it."""
         if isinstance(value, CONTAINERS):
             length_of(value, context)
         return value
@@ -360,7 +359,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     @staticmethod
     @jinja2.pass_context
     def joined(context: Context, *values: Any) -> str:
-        """Values one after the other, as the operator ``~`` makes them."""
+        """Join values as the operator ``~`` does."""
         for one in values:
             if not isinstance(one, str):
                 length_of(one, context)
