@@ -109,12 +109,12 @@ def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
                 headers["Retry-After"] = str(error.retry_after)
         elif isinstance(error, HTTPException):
             said, status = error.detail, error.status_code
-            if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
-                status, said, render = hint
-            elif status == 405 and error.headers:
+            if status == 405 and error.headers:
                 # Starlette joins a set: without an order of its own, each process would name the methods in another.
                 headers["Allow"] = ", ".join(sorted(error.headers["Allow"].split(", ")))
                 said += f", expected {headers['Allow']}"
+            if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
+                status, said, render = hint
             message = f"{request.method} {path[:200]}: {said}"
         else:
             raise error

@@ -20,7 +20,7 @@ from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types import Context
-from tests.api.generating import PROMPT, Bench, answer_of, bench, openai_error, post
+from tests.api.generating import PROMPT, Bench, Exchange, answer_of, bench, openai_error, post
 
 PATH = "/openai/v1/completions"
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -335,6 +335,12 @@ def test_a_post_to_the_root() -> None:
     """text-embeddings-inference and huggingface_hub's client post there."""
     hint = hint_for("/", 405, "openai")
     assert hint is not None and hint[:2] == (405, f"Method Not Allowed; {PREDICTIONS}")
+
+
+async def test_a_post_to_the_root_is_told_the_methods(made: Bench) -> None:
+    async with Exchange(made.app, "/", {}) as exchange:
+        status, headers = await exchange.head()
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
