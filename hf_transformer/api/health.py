@@ -38,7 +38,7 @@ _ROUTES = sorted(TASKS, key=len, reverse=True)
 _FOREIGN = {
     r"(?:.*/)?responses": "the Responses API is not served; {base}/chat/completions answers chats, which clients have "
     "a setting for",
-    r"(?:v\d/)?score|.*/v1/score": "{base}/rerank gives the scores of documents for a query",
+    r"(?:v\d/)?score": "{base}/rerank gives the scores of documents for a query",
     r"v2/rerank|rerank": "{base}/rerank gives the scores of documents for a query",
     r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings gives the vectors of texts",
     r"v2/chat|api/chat": "{base}/chat/completions answers chats",
@@ -58,9 +58,10 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
         return 501, said, error_json
     if path.startswith(_OTHERS) or (status != 404 and path != "/"):
         return None
-    base, bare = f"{root_of(openai_prefix)}/v1", path.rstrip("/")
+    root, bare = root_of(openai_prefix), path.rstrip("/")
+    base, within = f"{root}/v1", bare if bare == root else bare.removeprefix(root)
     for foreign, said in _FOREIGN.items():
-        if re.fullmatch(foreign, bare[1:]):
+        if re.fullmatch(foreign, within.removeprefix("/")):
             return status, f"{HTTPStatus(status).phrase}; {said.format(base=base)}", render_error
     for route in _ROUTES:
         if bare.endswith(f"/{route}"):

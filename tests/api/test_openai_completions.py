@@ -312,9 +312,12 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
         ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
         *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
-        *[("openai", path, 404, SCORES) for path in ("/v2/rerank", "/rerank")],
+        *[("openai", path, 404, SCORES) for path in ("/v2/rerank", "/rerank", "/openai/v2/rerank")],
         *[("openai", path, 404, RESPONSES) for path in ("/v1/responses", "/openai/v1/responses", "/responses")],
-        *[("openai", path, 404, VECTORS) for path in ("/embed", "/embed_all", "/v2/embed", "/v1/embed", "/api/embed")],
+        *[
+            ("openai", path, 404, VECTORS)
+            for path in ("/embed", "/embed_all", "/v2/embed", "/api/embed", "/openai/v1/embed")
+        ],
         *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat")],
         *[("openai", path, 404, TEXTS) for path in ("/generate", "/generate_stream", "/api/generate")],
         *[("openai", path, 404, f"Not Found; {PREDICTIONS}") for path in ("/predict", "/invocations", "/v1/classify")],
@@ -333,8 +336,10 @@ def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
 
 def test_a_post_to_the_root() -> None:
     """text-embeddings-inference and huggingface_hub's client post there."""
-    hint = hint_for("/", 405, "openai")
-    assert hint is not None and hint[:2] == (405, f"Method Not Allowed; {PREDICTIONS}")
+    for prefix in ("openai", ""):
+        hint = hint_for("/", 405, prefix)
+        assert hint is not None and hint[:2] == (405, f"Method Not Allowed; {PREDICTIONS}")
+    assert hint_for("/openai/", 404, "openai") is None
 
 
 async def test_a_post_to_the_root_is_told_the_methods(made: Bench) -> None:
