@@ -57,7 +57,7 @@ EXAMPLES = 25
 """Requests per operation that are made at random; more come from the limits and types in the schemas."""
 CASES = 1000
 """At least, for each run."""
-SUCCESSES = 20
+SUCCESSES = 10
 """At least, for each API that the task has: requests that get no further than the first check prove little."""
 SECONDS = 300
 COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",status="(\d+)"\} (\d+)')
