@@ -87,7 +87,7 @@ def main() -> int:
     if options.page is not None:
         before, _, rest = options.page.read_text().partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        options.page.write_text(f"{before}{MARKS[0]}\n{table(known)}\n{MARKS[1]}{after}")
+        options.page.write_text(f"{before}{MARKS[0]}\n{table(known, len(every))}\n{MARKS[1]}{after}")
     return int(any(row["result"] == "traceback" for row in known))
 
 
@@ -183,18 +183,20 @@ REASONS = (
     ("does not run", "the file does not run"),
 )
 
+NOT_TRIED = {"not made": "a tiny one can't be made", "no end": "no end within the time"}
 
-def table(rows: list[dict[str, str]]) -> str:
-    """A row per outcome and task, with the architectures' model types."""
+
+def table(rows: list[dict[str, str]], every: int) -> str:
+    """A row per outcome, with the model types of the architectures; ``every`` is how many architectures there are."""
     groups = defaultdict(set)
     for row in rows:
         reason = next((short for part, short in REASONS if part in row["why"].rpartition(" | ")[2]), "other reasons")
         outcome = {"onnx": "ONNX", "torchscript": "TorchScript alone"}.get(row["result"], f"refused: {reason}")
         if row["result"] in ("not made", "no end"):
-            outcome = "not tried: a tiny one can't be made"
+            outcome = "not tried: " + NOT_TRIED[row["result"]]
         groups[outcome].add(row["model_type"])
     version = re.sub(r"\+.*", "", torch.__version__)
-    lines = [f"transformers {transformers.__version__}, torch {version}, {len(rows)} architectures.", ""]
+    lines = [f"transformers {transformers.__version__}, torch {version}, {len(rows)} of {every} architectures.", ""]
     lines += ["| outcome | model types |", "|---|---|"]
     for outcome, types in sorted(groups.items()):
         lines.append(f"| {outcome} ({len(types)}) | {', '.join(sorted(types))} |")
