@@ -26,7 +26,6 @@ from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.protocol.inbound import note_ignored
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.base import Servable, describe
@@ -286,12 +285,6 @@ def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Map
         deadline = asyncio.get_running_loop().time() + timeout / 1e6
         context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
     return {name: value for name, value in parameters.items() if name not in CLIENTS_OWN}
-
-
-def note_ignored_ones(names: Iterable[str], context: Context) -> None:
-    """Notes names that were ignored, for the answer."""
-    for name in names:
-        note_ignored(name, context.ignored)
 
 
 def ignored_names(context: Context) -> str:

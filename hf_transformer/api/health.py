@@ -6,10 +6,9 @@
 
 vLLM has /health beside its OpenAI API: guidellm and other clients of it ask there before they begin.
 
-A 404 names the right route where the path looks like one of ours, or is another server's (docs/clients.md). OpenAI's
-clients often get a base_url without the prefix, or without /v1; they show messages in OpenAI's form only, so such paths
-get it. KServe's own server answers explanations
-with 501 if there is no explainer.
+A 404 names the right route if the path resembles one of ours or belongs to another server (docs/clients.md). OpenAI's
+clients often get a base_url without the prefix, or without /v1, and show messages in OpenAI's form only, so such paths
+get it. KServe's own server answers explanations with 501 if there is no explainer.
 """
 
 from __future__ import annotations
@@ -38,16 +37,15 @@ _ROUTES = sorted(TASKS, key=len, reverse=True)
 _FOREIGN = {
     r"(?:.*/)?responses": "the Responses API is not served; {base}/chat/completions answers chats, which clients have "
     "a setting for",
-    r"(?:v\d/)?score": "{base}/rerank gives the scores of documents for a query",
-    r"v2/rerank|rerank": "{base}/rerank gives the scores of documents for a query",
+    r"(?:v\d/)?score|v2/rerank|rerank": "{base}/rerank gives the scores of documents for a query",
     r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings gives the vectors of texts",
     r"v2/chat|api/chat": "{base}/chat/completions answers chats",
     r"generate|generate_stream|api/generate": "{base}/completions and /v2/models/NAME/generate write texts",
     r"|predict|invocations|classify|pooling|v1/classify|v1/pooling": "/v1/models/NAME:predict and "
     "/v2/models/NAME/infer give predictions",
 }
-"""Paths of other servers, without the first slash: OpenAI, vLLM, Cohere, text-embeddings-inference,
-text-generation-inference, Ollama, MLflow and SageMaker; and what answers the like here."""
+"""Route patterns of other servers (OpenAI, vLLM, Cohere, text-embeddings-inference, text-generation-inference, Ollama,
+MLflow, SageMaker), without the first slash, and the hint to the equivalent route."""
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:

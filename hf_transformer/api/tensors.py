@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hf_transformer.api.base import Model, generating_task, note_ignored_ones
+from hf_transformer.api.base import Model, generating_task
 from hf_transformer.api.generate import (
     ABOUT,
     ANSWER,
@@ -31,7 +31,7 @@ from hf_transformer.api.streaming import STREAM, one_answer, wants_stream
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.sampling import STOP
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.protocol.inbound import InferRequest, InferResponse
+from hf_transformer.protocol.inbound import InferRequest, InferResponse, note_unknown
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
 from hf_transformer.types import Context, Json, Query, Tensor, Texts
@@ -88,10 +88,7 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
 
 def _known(given: dict[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
     """The parameters that the task knows. KServe and Triton ignore the others; here the answer names them, too."""
-    unknown = [name for name in given if name not in known]
-    if not unknown:
-        return given
-    note_ignored_ones(unknown, context)
+    note_unknown(given, known, context.ignored)
     return {name: value for name, value in given.items() if name in known}
 
 

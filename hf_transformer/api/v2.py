@@ -37,7 +37,6 @@ from hf_transformer.api.base import (
     error_json,
     find_not_ready,
     json_route,
-    note_ignored_ones,
     readiness,
     reply,
     without_clients_own,
@@ -48,7 +47,7 @@ from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.protocol.descriptions import data_type
-from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol.inbound import InferRequest, note_unknown
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.tensors import Malformed
@@ -73,7 +72,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def answer(call: Call) -> Response:
         model = service.models.find(**call.path)
         request = _parse(call, service.max_texts)
-        note_ignored_ones(request.ignored, call.context)
+        note_unknown(request.ignored, (), call.context.ignored)
         request.parameters = without_clients_own(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, request)

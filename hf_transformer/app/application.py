@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+READY_SECONDS = 10.0
+"""Longest delay of a worker's start while another worker answers."""
+
 
 def build_app(
     config: Config,
@@ -96,9 +99,6 @@ def build_app(
         ends.append(grpc.begin_end)
     settings = gateway_settings(config, keys, trusted_proxies)
     return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
-
-
-READY_SECONDS = 10.0
 
 
 def _service(
@@ -255,8 +255,8 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _ready_first(model: ServedModel, board: Board) -> AsyncIterator[None]:
-    """Holds a worker's start back until its model is ready, as long as another worker is, for READY_SECONDS at most:
-    no request gets a 503 from this one that another would have answered."""
+    """Delay a worker's start until its model is ready while another worker is, so that no request gets a 503 that the
+    other one would have answered."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + READY_SECONDS
     while not model.is_ready and board.another_is_ready and loop.time() < ends:  # noqa: ASYNC110 - of another process

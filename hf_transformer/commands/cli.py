@@ -32,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     one line on stderr that ends with where to look; 130 after Ctrl-C; 141 where nobody reads the output any more.
     """
     open_streams()
-    open_streams()
     # gRPC's core would write lines of its own to stderr, such as one for each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = sys.argv[1:] if argv is None else list(argv)
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_streams() -> None:
-    """Opens those of stdin, stdout and stderr that are closed: the first files and sockets would get their numbers."""
+    """Open /dev/null for closed standard streams: otherwise the first files and sockets would get their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -82,7 +81,7 @@ def open_streams() -> None:
 
 
 def discard_output() -> None:
-    """Leaves nothing for Python to flush at its end, where it would fail again."""
+    """Point stdout and stderr at /dev/null, since Python's flush at exit would fail again."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 

@@ -1,7 +1,7 @@
 """Logging: text or JSON lines on stderr for the service and its libraries, and the latency log.
 
-A thread of each stream's handler writes its lines: a reader of the pipe that sleeps must not stop the service, nor a
-full disk. Lines that find no place in its queue, or can't be written, are lost and counted.
+Each handler writes from a thread of its own, so that neither a blocked pipe nor a full disk stops the service. Lines
+that exceed its backlog, or fail to be written, are dropped and counted.
 
 The latency log has a line for each answered request. With the service's own logging, its lines are made without
 LogRecords and written several at a time: a record costs 40 microseconds, almost as much as the rest of a short request.
@@ -40,9 +40,9 @@ ACCESS_LOGGER = "hf_transformer.access"
 """The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
 LATENCY_LOGGER = "hf_transformer.latency"
 PERIOD = 0.1  # seconds that a line of the latency log may wait for others
-MOST_WAITING = 10_000  # texts of one line or several that wait to be written
-JOINED = 65_536  # characters that are written together, as far as so many wait
-END_SECONDS = 1.0  # in which lines that wait at the end of the process may still be written
+BACKLOG = 2**20  # characters that wait to be written
+JOINED = 65_536  # characters per write
+END_SECONDS = 1.0  # time limit for the backlog at the end of the process
 UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
 """What the logging module raises for a configuration that it can't use."""
 
@@ -163,19 +163,39 @@ def local_time(second: int) -> tuple[str, str]:
     return time.strftime(TIME_FORMAT, local), f"{zone[:3]}:{zone[3:]}"
 
 
+class Backlog(queue.Queue[str]):
+    """A queue whose size is counted in characters: one text may hold the lines of thousands of requests."""
+
+    def _init(self, maxsize: int) -> None:
+        super()._init(maxsize)
+        self.size = 0
+
+    def _qsize(self) -> int:
+        return self.size
+
+    def _put(self, item: str) -> None:
+        super()._put(item)
+        self.size += len(item)
+
+    def _get(self) -> str:
+        item = super()._get()
+        self.size -= len(item)
+        return item
+
+
 class LineHandler(logging.StreamHandler[TextIO]):
     """A stream of records that also takes finished lines. Where the stream is a file, a thread writes them.
 
-    Attributes: ``lost``, how many lines could not be written.
+    Attributes: ``lost`` is the number of dropped lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.lost = 0
-        self._waiting: queue.Queue[str] = queue.Queue(MOST_WAITING)
+        self._waiting = Backlog(BACKLOG)
         self._thread: threading.Thread | None = None
         try:
-            # Not through the stream: at the process's end Python waits for whoever writes to that.
+            # Not through the stream: Python's exit would wait for a thread that blocks in it.
             self._descriptor: int | None = stream.fileno()
         except (OSError, ValueError):
             self._descriptor = None
@@ -187,7 +207,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def write(self, lines: str) -> None:
-        """Writes whole lines, or has them written. Those for which there is no place are lost."""
+        """Write whole lines, or queue them for the thread. Lines that exceed the backlog are dropped."""
         if self._descriptor is None:
             self._write_through(lines)
             return
@@ -229,14 +249,14 @@ class LineHandler(logging.StreamHandler[TextIO]):
                 self._waiting.task_done()
 
     def flush(self) -> None:
-        """Waits until all lines are written, for END_SECONDS at most."""
+        """Wait until the backlog is written, END_SECONDS at most."""
         ends = time.monotonic() + END_SECONDS
         while self._waiting.unfinished_tasks and time.monotonic() < ends:
             time.sleep(0.001)
 
 
 def lost_lines() -> int:
-    """Lines of the log that could not be written, since the start."""
+    """Number of dropped log lines since the start."""
     handlers = {*logging.getLogger().handlers, *logging.getLogger(ACCESS_LOGGER).handlers}
     return sum(one.lost for one in handlers if isinstance(one, LineHandler))
 

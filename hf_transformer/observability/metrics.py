@@ -303,7 +303,7 @@ class SharedMemoryUse:
 
 
 class _LogCollector(Collector):
-    """The lines of the log that are lost."""
+    """The number of dropped log lines."""
 
     def collect(self) -> Iterator[Metric]:
         text = "Lines of the log that were lost: their reader is too slow, or they can't be written."

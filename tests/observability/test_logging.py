@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import queue
 import re
 import time
 import warnings
@@ -20,6 +21,7 @@ from hf_transformer.api.base import as_request_error
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.logging import (
     LATENCY_LOGGER,
+    Backlog,
     JsonFormatter,
     LatencyLog,
     LineHandler,
@@ -320,3 +322,17 @@ async def test_lines_begin_with_their_own_time(latency: logging.Logger, monkeypa
         for moment in moments
     ]
     assert [line[: len(expected[0])] for line in stream.getvalue().splitlines()] == expected
+
+
+def test_the_backlog_is_bounded_by_characters() -> None:
+    """One text may hold the lines of thousands of requests."""
+    backlog = Backlog(10)
+    backlog.put_nowait("12345\n")
+    backlog.put_nowait("67890\n")
+    with pytest.raises(queue.Full):
+        backlog.put_nowait("x\n")
+    assert backlog.get_nowait() == "12345\n"
+    backlog.put_nowait("x\n")
+    assert [backlog.get_nowait() for _ in range(2)] == ["67890\n", "x\n"]
+    with pytest.raises(queue.Empty):
+        backlog.get_nowait()

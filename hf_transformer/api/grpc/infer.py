@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.base import Model, Service, as_request_error, note_ignored_ones, without_clients_own
+from hf_transformer.api.base import Model, Service, as_request_error, without_clients_own
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
@@ -23,7 +23,7 @@ from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
-from hf_transformer.protocol.inbound import InferRequest, InferResponse
+from hf_transformer.protocol.inbound import InferRequest, InferResponse, note_unknown
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Budget, Context
@@ -83,7 +83,7 @@ class Inference:
             raise InvalidInput(str(error)) from error
         identify(context, request.id)
         context.place = place
-        note_ignored_ones(request.ignored, context)
+        note_unknown(request.ignored, (), context.ignored)
         request.parameters = without_clients_own(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 

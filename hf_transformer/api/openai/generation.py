@@ -5,8 +5,7 @@ event with OpenAI's error body, and the last one.
 
 Source: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; the fields that OpenAI
 does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, and continuous_usage_stats of
-stream_options) are named and meant as in vLLM,
-https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+stream_options) are named and meant as in vLLM, https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 from __future__ import annotations
