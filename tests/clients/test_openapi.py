@@ -25,8 +25,8 @@ RUNS = {
     "question_answering": ("squad", "v2"),
     "text_embedding": ("minibert_mean", "grpc-v2"),
     "rerank": ("cross", "v2"),
-    # A request for a hundred long texts is right too, and would take its time.
-    "text_generation": ("gpt2_tokens", "grpc-v2", "--max_new_tokens=4", "--max_sequences=8"),
+    # A request for a hundred long texts is right too, and would take its time. The examples ask for 8 tokens.
+    "text_generation": ("gpt2_tokens", "grpc-v2", "--max_new_tokens=8", "--max_sequences=8"),
 }
 """Model, protocol and flags."""
 MORE_APIS = {"text_embedding": ("openai",), "rerank": ("openai",), "text_generation": ("openai", "generate")}
@@ -57,7 +57,7 @@ EXAMPLES = 25
 """Requests per operation that are made at random; more come from the limits and types in the schemas."""
 CASES = 1000
 """At least, for each run."""
-SUCCESSES = 10
+SUCCESSES = 20
 """At least, for each API that the task has: requests that get no further than the first check prove little."""
 SECONDS = 300
 COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",status="(\d+)"\} (\d+)')
