@@ -6,9 +6,11 @@ more than MOST_ABANDONED such calls are open, new calls get another channel, and
 Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
 that are closed early.
 
-A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight. A channel that has
-answered none of MOST_UNANSWERED calls for SILENT_SECONDS is replaced, too: after an odd frame of a proxy's, gRPC takes
-all answers for the rest of that frame, and keeps the connection, since there is always something to read.
+A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight.
+
+A channel that is silent for SILENT_SECONDS is asked for ServerLive, and replaced if there is no answer. After a
+malformed frame from a proxy, gRPC can take all later answers for the rest of that frame; its keepalive does not notice,
+since bytes keep arriving.
 """
 
 from __future__ import annotations
@@ -63,8 +65,7 @@ PING_SECONDS, PONG_SECONDS = 10.0, 10.0
 
 MOST_UNANSWERED: Final = 3
 SILENT_SECONDS = PING_SECONDS + PONG_SECONDS
-"""Without an answer to any of so many calls; a shorter timeout of calls is enough. A model that is so slow loses
-nothing, since the calls under way stay on the old channel."""
+"""A channel is silent after this time, or a shorter timeout of calls, without an answer to MOST_UNANSWERED calls."""
 
 _IDLE_SECONDS = 240.0
 """After which an idle connection is closed: a firewall or NAT on the way may have forgotten it without a word."""
@@ -261,20 +262,26 @@ class GrpcPredictor(Transport):
         return self._line
 
     def _line_for_call(self) -> _Line:
-        """The channel for one more call: another one, if nothing has come on this for too long."""
+        """The channel for one more call, which counts as unanswered until the channel's next answer."""
         line, now = self._open_line(), asyncio.get_running_loop().time()
         if not line.unanswered:
             line.silent_since = now
         elif line.unanswered >= MOST_UNANSWERED and now - line.silent_since > min(SILENT_SECONDS, self._timeout):
-            logger.warning(
-                "the predictor at %s has answered none of %d calls in %.0f s; the next ones get another connection",
-                self._where, line.unanswered, now - line.silent_since,
-            )  # fmt: skip
-            self._replace_line()
-            line = self._open_line()
-            line.silent_since = now
+            line.unanswered, line.silent_since = 0, now
+            self._keep(asyncio.create_task(self._require_answer(line)))
         line.unanswered += 1
         return line
+
+    async def _require_answer(self, line: _Line) -> None:
+        """Replace a channel on which not even ServerLive is answered; a slow model does not keep Triton from that."""
+        call = asyncio.ensure_future(line.method("ServerLive")(codec.encode_request("ServerLive"), metadata=()))
+        self._keep(call)  # past its time it is left to end with the channel
+        answered, _ = await asyncio.wait([call], timeout=min(PONG_SECONDS, self._timeout))
+        if not answered and line is self._line:
+            logger.warning(
+                "the predictor at %s does not answer on an open connection; new calls get another one", self._where
+            )
+            self._replace_line()
 
     def _replace_line(self) -> None:
         """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
@@ -332,9 +339,8 @@ class _Line:
             self.channel = grpc.aio.secure_channel(target, credentials.value, options)
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
-        self.unanswered = 0
-        self.silent_since = 0.0
-        # Calls that have begun since the last answer of any, and when the first of them did, in the loop's time.
+        self.unanswered = 0  # calls begun since the last answer to any call
+        self.silent_since = 0.0  # when the first of them began, in the loop's time
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
         # What makes a unary call of a method, with bytes in and out.
         self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(

@@ -319,6 +319,7 @@ async def test_a_connection_that_swallows_all_answers_is_left(
     """The begin of a long frame of a kind that nobody knows: gRPC takes what follows for its rest, the answers to its
     pings included."""
     monkeypatch.setattr(transport, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(transport, "PONG_SECONDS", 0.2)
 
     async def swallows(connection: Connection) -> None:
         if connection.number == 0:
@@ -341,22 +342,36 @@ async def test_a_connection_that_swallows_all_answers_is_left(
                     results += await asyncio.gather(ask(client), return_exceptions=True)
             assert len(results) >= 3 and {type(one) for one in results} == {TimeoutError, type(None)}
             assert await infer(client) == [0.5, 0.5]
-    assert "the next ones get another connection" in caplog.text
+    assert "does not answer on an open connection; new calls get another one" in caplog.text
 
 
-async def test_a_model_that_is_slow_keeps_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go on over the old connection, while others get another one."""
+async def test_a_slow_model_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server still answers whether it is live, also with an error."""
     monkeypatch.setattr(transport, "SILENT_SECONDS", 0.1)
-    hanging = Hanging()
-    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+    monkeypatch.setattr(transport, "PONG_SECONDS", 0.2)
+    hanging, asked = Hanging(), asyncio.Event()
+
+    async def live(request: bytes, context: Any) -> bytes:
+        asked.set()
+        await context.abort(Code.UNIMPLEMENTED, "no such method")
+        return b""
+
+    async with serving(ModelInfer=hanging.handle, ServerLive=live) as host, predictor(host) as client:
         calls = [asyncio.create_task(infer(client)) for _ in range(3)]
         await hanging.until(3)
         await asyncio.sleep(0.15)
         calls.append(asyncio.create_task(infer(client)))
-        await hanging.until(4)
-        assert len(set(hanging.seen)) == 2
+        async with asyncio.timeout(5):
+            await asked.wait()
+        await asyncio.sleep(0.3)
+        calls.append(asyncio.create_task(infer(client)))
+        await hanging.until(5)
+        assert len(set(hanging.seen)) == 1
         hanging.go.set()
-        assert await asyncio.gather(*calls) == [[0.5, 0.5]] * 4
+        assert await asyncio.gather(*calls) == [[0.5, 0.5]] * 5
+    assert "another one" not in caplog.text
 
 
 FLOODS = {
