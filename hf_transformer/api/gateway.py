@@ -68,7 +68,7 @@ class Router:
 
 
 HOSTS: Final = "hosts"
-"""Requests with another Host than the allowed ones are counted under this name."""
+"""The metrics' API label of requests with a Host that is not allowed."""
 _PORT: Final = re.compile(rb":[0-9]*\Z")
 
 

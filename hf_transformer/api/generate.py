@@ -87,7 +87,7 @@ PARAMETERS = frozenset(
         *(*NUMBERS, *ASKS_FOR_NOTHING, *FURTHER.values()),
     )
 )
-"""Names that clients of the backends use beside the task's own parameters, also for what can't be done here."""
+"""Parameters of Triton's vLLM and TensorRT-LLM backends, supported or not."""
 NO_TOKEN = -1
 """In TensorRT-LLM: no token ends a text."""
 

@@ -69,7 +69,7 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
 
 
 def health_paths(openai_prefix: str) -> list[str]:
-    """The paths of vLLM's /health, once each."""
+    """Paths of the health route, without duplicates."""
     return list(dict.fromkeys(f"{root}/health" for root in ("", root_of(openai_prefix))))
 
 

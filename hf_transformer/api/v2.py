@@ -154,7 +154,7 @@ def configuration(about: ModelDescription, max_instances: int) -> dict[str, Json
 
 
 def found_models(models: Models) -> list[ModelDescription]:
-    """The models that the predictor was found to have. Triton too lists the statistics of loaded models alone."""
+    """Descriptions of the ready models. Triton lists statistics of loaded models only, too."""
     found = []
     for model in models.values():
         with suppress(NotReady):

@@ -155,7 +155,7 @@ def quiet_requests(draft: Draft) -> None:
 
 
 def hosts_of_a_playground(draft: Draft) -> None:
-    """A page for people's own machines is reached by their own names, unless others are given."""
+    """Restrict the playground to local host names unless --allowed_hosts is set."""
     if "allowed_hosts" in draft.given or not draft.values.get("enable_playground"):
         return
     host = draft.values.get("host", ANY_ADDRESS[0]).strip("[]")

@@ -267,7 +267,7 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the last look has found the model."""
+        """True if the last check of the predictor found the model."""
         return not self._problem
 
     async def require_ready(self) -> None:

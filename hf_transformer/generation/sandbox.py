@@ -62,7 +62,7 @@ WIDTHS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes
 
 
 class OverBudget(Exception):
-    """A template has taken too long, or made too much."""
+    """A template exceeded its time or size limit."""
 
 
 # Counting

@@ -100,7 +100,7 @@ class Board:
 
     @property
     def another_is_ready(self) -> bool:
-        """Whether a worker but this one is ready now."""
+        """True if another live worker is ready."""
         said = os.pread(self._file, self.count, 0)
         return any(ready and place != self.place and self.is_alive(place) for place, ready in enumerate(said))
 

@@ -38,7 +38,7 @@ PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 ENDINGS = ("stop", "length", "error", "abandoned")
 """How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
 WRITTEN = ENDINGS[:2]
-"""The endings of a text that the model has written whole."""
+"""Endings of complete texts."""
 
 PREDICTING = ("v1", "v2", "grpc", "openai", "generate")  # the APIs whose requests ask the model
 

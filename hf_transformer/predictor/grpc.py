@@ -262,7 +262,7 @@ class GrpcPredictor(Transport):
         return self._line
 
     def _line_for_call(self) -> _Line:
-        """The channel for one more call, which counts as unanswered until the channel's next answer."""
+        """The channel for a new call; starts a liveness check if the channel is silent."""
         line, now = self._open_line(), asyncio.get_running_loop().time()
         if not line.unanswered:
             line.silent_since = now
@@ -273,7 +273,7 @@ class GrpcPredictor(Transport):
         return line
 
     async def _require_answer(self, line: _Line) -> None:
-        """Replace a channel on which not even ServerLive is answered; a slow model does not keep Triton from that."""
+        """Replace a channel that does not answer ServerLive, which Triton answers even while a model is slow."""
         call = asyncio.ensure_future(line.method("ServerLive")(codec.encode_request("ServerLive"), metadata=()))
         self._keep(call)  # past its time it is left to end with the channel
         answered, _ = await asyncio.wait([call], timeout=min(PONG_SECONDS, self._timeout))

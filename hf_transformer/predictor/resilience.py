@@ -51,7 +51,8 @@ FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
 
 
 MOST_UNANSWERED = 3
-"""Timeouts in a row that count as one failure, of calls that began after the last failure of this kind."""
+"""Consecutive timeouts that count as one failure of the circuit breaker. Only calls begun after the last such failure
+count, so that concurrent calls count once."""
 
 
 class Bound:
@@ -119,7 +120,7 @@ class Resilience(Predictor):
         self._failures_in_a_row = 0
         self._unanswered = 0
         self._silences = 0
-        """Timeouts since the last answer of any kind, and how often there were MOST_UNANSWERED."""
+        """Timeouts since the last answer, and the number of failures counted for timeouts."""
         self._ended_connections = WeakSet[object]()
         """Connections whose end has counted as a failure."""
         self._generation = 0
@@ -245,7 +246,7 @@ class Resilience(Predictor):
         return failures.too_late(self._where, self._timeout)
 
     def _count_silence(self, error: PredictorTimeout, silences: int, generation: int) -> None:
-        """Counts a timeout of a call that began after so many silences."""
+        """Count a timeout of a call; ``silences`` is the value of ``_silences`` when it began."""
         if silences != self._silences:
             return
         self._unanswered += 1
@@ -271,7 +272,7 @@ class Resilience(Predictor):
         self._add_failure(error)
 
     def _add_failure(self, error: RequestError) -> None:
-        """Counts a failure that speaks for a dead predictor, and opens the circuit at the last one."""
+        """Count a failure, and open the circuit when the limit is reached."""
         self._failures_in_a_row += 1
         if self.is_open:
             self._reason = str(error)

@@ -54,9 +54,9 @@ UNSUPPORTED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory
 """Parameters of Triton's extensions that say where a tensor is, or change what it holds. They are refused: a client
 would take what it finds for its answer."""
 MOST_IGNORED, LONGEST_IGNORED = 10, 40
-"""Ignored names that a client is told, and the characters of one."""
+"""Limits of the header: names, and characters of each."""
 _NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
-"""What no token of HTTP has (RFC 9110, 5.6.2), nor a value of gRPC's metadata."""
+"""Characters outside an HTTP token (RFC 9110, 5.6.2), which gRPC metadata can't have either."""
 
 MOST_TENSORS = 16
 """Inputs, or outputs, of a request: more than any task has."""
@@ -69,7 +69,7 @@ def check_number(what: str, count: int) -> None:
 
 
 def note_ignored(name: str, ignored: list[str]) -> None:
-    """Notes a name that is unknown and therefore ignored, as KServe and Triton do, in the form of a header."""
+    """Add the name of an unknown, ignored parameter to ``ignored``, made safe for a header."""
     if len(ignored) < MOST_IGNORED:
         shown = _NO_TOKEN.sub("_", name[:LONGEST_IGNORED]) or "_"
         if shown not in ignored:
@@ -77,7 +77,7 @@ def note_ignored(name: str, ignored: list[str]) -> None:
 
 
 def note_unknown(found: Iterable[str], known: Collection[str], ignored: list[str]) -> None:
-    """Notes all names but the known ones."""
+    """Add all unknown names to ``ignored``."""
     for name in found:
         if name not in known:
             note_ignored(name, ignored)

@@ -180,8 +180,7 @@ class Server(uvicorn.Server):
             self._look_at_descriptors()
 
     def _look_at_descriptors(self) -> None:
-        """Logs that there are none left, once until there are some: libuv closes new connections without a word then,
-        and gRPC ends the process if its own calls find none."""
+        """Log once when file descriptors run out: libuv then closes new connections without a log line."""
         try:
             os.close(os.dup(0))
             self._are_used_up = False

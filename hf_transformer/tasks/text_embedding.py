@@ -27,7 +27,7 @@ from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, TokenIds, Tokenization
 
 NUMBERS_PER_VALUE = 4
-"""Numbers of a vector that count as one value of --max_answer_values."""
+"""Numbers of an embedding per value of --max_answer_values."""
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)

@@ -49,8 +49,8 @@ Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py 
 
 
 MOST_GROWTH = 100
-"""Times that a text may become longer before it is cut into tokens: 400 characters can take gigabytes otherwise. An
-Arabic ligature becomes 18 characters in Unicode's own tables, and HTML's escapes are of six."""
+"""Limit for the growth of a text by normalization, without which 400 characters can take gigabytes. Unicode's own
+tables turn an Arabic ligature into 18 characters, and HTML's escapes have up to six."""
 
 
 class NotMirrored(Exception):
@@ -99,9 +99,9 @@ def load_folder(
 
 
 def growth_of(state: Json) -> float:
-    """How many times as long a text may become, by the steps of a normalizer or decoder that replace and prepend.
+    """Upper bound of the growth of a text by the replacing and prepending steps of a normalizer or decoder.
 
-    A step multiplies what an earlier one has written only if that holds what it replaces.
+    A step multiplies the output of an earlier one only if that output contains what the step replaces.
     """
     steps = [step for step in _steps(state) if step[2]]
     chains: list[float] = []
@@ -112,8 +112,7 @@ def growth_of(state: Json) -> float:
 
 
 def _steps(state: Json) -> list[tuple[str | None, float, str]]:
-    """Of each step: the text that it replaces, None for a pattern; how many times as long it makes what it finds; and
-    what it writes."""
+    """The steps as (replaced text or None for a pattern, growth factor, replacement)."""
     kind = state.get("type")
     if kind == "Sequence":
         return [step for one in state.get("normalizers", state.get("decoders", ())) for step in _steps(one)]

@@ -126,7 +126,7 @@ def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limit
 
 
 def without_nulls(given: Mapping[str, Json]) -> dict[str, Json]:
-    """The fields that are given: clients write null for those that are not."""
+    """The fields without nulls, which clients send for fields that are not set."""
     return {name: value for name, value in given.items() if value is not None}
 
 

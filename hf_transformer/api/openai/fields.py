@@ -91,7 +91,7 @@ TABLE: Final = (
 TRUNCATE = "truncate"
 TRUNCATION = ("truncation", TRUNCATE)
 TRUNCATES: Mapping[bool, tuple[str, ...]] = {True: ("END",), False: ("NONE",)}
-"""What other servers call a value of ``truncation``."""
+"""Other servers' names for the values of ``truncation``."""
 MOST_LABELS, LONGEST_KEY, LONGEST_LABEL = 16, 64, 512
 """Of metadata, as with OpenAI: keys, and characters of a key and of its label."""
 

@@ -37,7 +37,7 @@ DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's: all of the distribution is drawn from."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 UsageChunks = Literal["none", "last", "every"]
-"""Which chunks of a stream have the usage."""
+"""The chunks of a stream that have the usage."""
 DONE = event(b"[DONE]")
 
 
