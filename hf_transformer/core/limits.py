@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,9 @@ LARGEST_GUESS = 8
 """A guess is at most this part of the budget: a large body may turn out to be anything."""
 MOST_BYTES: Final = 256 * 2**20
 """Bytes of all bodies where nobody says how many."""
+COLLECTED_BYTES: Final = 64 * 2**20
+"""Bytes of finished requests per garbage collection. A failed request can leave a reference cycle that holds its body,
+and the collector's own threshold counts objects, however large they are."""
 
 
 class Admission:
@@ -40,6 +44,7 @@ class Admission:
         self.requests = 0
         self.tokens = 0
         self.bytes = 0
+        self._finished_bytes = 0  # since the last collection
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self.max_bytes = max_bytes
@@ -74,6 +79,14 @@ class Admission:
                 f"the requests that are there or on their way have {self.bytes} bytes, --max_bytes_in_flight allows "
                 f"{self.max_bytes}; try again"
             )
+
+    def release_bytes(self, size: int) -> None:
+        """Give back the bytes of a request. Collects garbage after COLLECTED_BYTES."""
+        self.bytes -= size
+        self._finished_bytes += size
+        if self._finished_bytes > COLLECTED_BYTES:
+            self._finished_bytes = 0
+            gc.collect(1)
 
 
 class Place:
@@ -127,7 +140,7 @@ class Place:
         admission = self.admission
         admission.requests -= self.requests
         admission.tokens -= self.tokens
-        admission.bytes -= self.bytes
+        admission.release_bytes(self.bytes)
         self.bytes = self.requests = self.tokens = 0
 
     def __enter__(self) -> Self:

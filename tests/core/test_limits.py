@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
+from hf_transformer.core import limits
 from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission, Place
 from hf_transformer.errors import TooManyRequests
 from hf_transformer.observability.metrics import Metrics
@@ -67,3 +71,25 @@ def test_requests_and_bytes_are_counted_too() -> None:
         second.enter()
     for limit in ("requests", "bytes"):
         assert f'hf_transformer_refused_requests_total{{limit="{limit}"}} 1.0'.encode() in metrics.render()
+
+
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_is_collected_by_the_bytes_of_finished_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COLLECTED_BYTES", 1000)
+    admission = Admission(10, 1000, Metrics("bert"))
+    gc.disable()
+    try:
+        left = weakref.ref(Cycle())
+        for _ in range(10):
+            assert left() is not None
+            entered(admission, 100).leave()
+        entered(admission, 1).leave()
+        assert left() is None
+    finally:
+        gc.enable()
