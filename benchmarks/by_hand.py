@@ -40,7 +40,8 @@ from hf_transformer.observability.metrics import SECONDS, LightCounter, LightHis
 from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import Client
 from hf_transformer.server.http import ClientLimits, HttpConnection
-from hf_transformer.types import Context, Request, Response
+from hf_transformer.types.http import Request, Response
+from hf_transformer.types.request import Context
 
 PACKAGES: Final = ("uvicorn", "aiohttp", "prometheus_client", "tokenizers", "httptools", "uvloop")
 REQUESTS, CALLS, IN_FLIGHT, TIMES, TEXTS = 3000, 2000, 16, 20_000, 1000

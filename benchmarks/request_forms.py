@@ -36,7 +36,7 @@ from hf_transformer.config.options import Config, parse_config
 from hf_transformer.predictor.base import ModelCall, Predictor, Reply
 from hf_transformer.server.http import HttpConnection
 from hf_transformer.server.run import COLLECTED_AFTER
-from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 
 TEXTS = [f"the capital of {name} is a large city ." for name in ("france", "italy", "spain", "poland")]
 BERT = Path(__file__).parents[1] / "deploy" / "model_repository" / "bert"

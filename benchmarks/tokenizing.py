@@ -31,7 +31,7 @@ from benchmarks.repository import PACKAGE
 from hf_transformer import __version__
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.load import load_fast
-from hf_transformer.types import PLAIN, Encoding
+from hf_transformer.types.tokenization import PLAIN, Encoding
 
 FIRST_WORD: Final = "the"
 """From it on whole words stand in the vocabulary in the order in which they are frequent."""

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Identity = tuple[int, ...]
 
 
-class Renewable(Generic[T]):
+class ReloadableFile(Generic[T]):
     """What files hold, read again once they change. What can't be used leaves the last that could, and one line in the
     log for each change.
 
@@ -84,7 +84,7 @@ def identity(path: str) -> Identity | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-async def keep_renewing(renewable: Renewable[T], use: Callable[[T], None], period: float = PERIOD) -> None:
+async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD) -> None:
     """Looks at the files for ever, and hands on what is new. A fault does not end it: it is logged, once in a row, and
     what could not be handed on is handed on the next time."""
     pending = failed = False

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 import numpy as np
 
 from hf_transformer.predictor.base import ModelCall, Predictor, Reply
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types.tensors import ModelSpec, Tensor
 
 
 class Call:

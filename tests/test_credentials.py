@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.credentials import Renewable, keep_renewing
+from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ class File:
         self.path = path
         self.path.write_text("one")
         self.faults: list[Exception] = []
-        self.renewable = Renewable("the file", [str(path)], self.read)
+        self.renewable = ReloadableFile("the file", [str(path)], self.read)
 
     def read(self) -> str:
         if self.faults:

@@ -10,7 +10,7 @@ import pytest
 from hf_transformer.app.application import build_app
 from hf_transformer.app.wiring import PipelineBuilder, load_parts
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import ModelSpec, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.configuring import config
 from tests.scripted_predictor import ScriptedPredictor
 from tests.triton_repository import DEMO_MODEL

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hf_transformer.credentials import Renewable, keep_renewing
+from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
@@ -34,7 +34,7 @@ class ApiKeys:
 
     def __init__(self, path: str) -> None:
         self._salt = secrets.token_bytes(32)
-        self.file = Renewable(
+        self.file = ReloadableFile(
             "--api_keys_file", [path], lambda: [self._digest(key.encode()) for key in read_keys(path)]
         )
 

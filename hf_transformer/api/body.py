@@ -7,9 +7,9 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from hf_transformer.core.limits import Place
+from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
-from hf_transformer.types import Request
+from hf_transformer.types.http import Request
 
 CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
 CHARSETS = frozenset(
@@ -25,7 +25,7 @@ MAX_MEMBERS = 16
 """Members of one compressed body: the rest is copied after each, so their number has to be bounded."""
 
 
-async def read_body(request: Request, limit: int, place: Place) -> bytes:
+async def read_body(request: Request, limit: int, place: AdmissionTicket) -> bytes:
     """A request's body, decompressed if it was sent as gzip or deflate. What its head tells of it is looked at before.
 
     Args:
@@ -76,19 +76,19 @@ def _inflate(body: bytes, limit: int, kind: str, window: int) -> bytes:
         try:
             inflated += inflater.decompress(body, limit + 1 - len(inflated))
         except zlib.error:
-            raise InvalidInput(f"Content-Encoding: says {kind}, but the body is not {kind}") from None
+            raise InvalidInput.of(f"Content-Encoding: says {kind}, but the body is not {kind}") from None
         if len(inflated) > limit:
             raise _too_large(limit)
         if not inflater.eof:
-            raise InvalidInput(f"Content-Encoding: says {kind}, but the body ends before the {kind} stream does")
+            raise InvalidInput.of(f"Content-Encoding: says {kind}, but the body ends before the {kind} stream does")
         body = inflater.unused_data
         if not body:
             return bytes(inflated)
-    raise InvalidInput(f"Content-Encoding: the {kind} body has more than {MAX_MEMBERS} members")
+    raise InvalidInput.of(f"Content-Encoding: the {kind} body has more than {MAX_MEMBERS} members")
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"body: larger than the {limit} bytes that are taken (--max_request_bytes)")
+    return TooLarge.of(f"body: larger than the {limit} bytes that are taken (--max_request_bytes)")
 
 
 def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
@@ -112,4 +112,4 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
     try:
         return body.decode(codec).encode()
     except ValueError:
-        raise InvalidInput(f"body: not in the charset {charset!r} that Content-Type names") from None
+        raise InvalidInput.of(f"body: not in the charset {charset!r} that Content-Type names") from None

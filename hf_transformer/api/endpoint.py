@@ -11,22 +11,16 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from hf_transformer.api.base import (
-    IGNORED,
-    Call,
-    RenderError,
-    Service,
-    as_request_error,
-    context_of,
-    error_response,
-    ignored_names,
-)
 from hf_transformer.api.body import read_body
+from hf_transformer.api.call import IGNORED, Call, context_of, ignored_names
+from hf_transformer.api.errors import RenderError, as_request_error, error_response
+from hf_transformer.api.service import Service
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
-from hf_transformer.core.limits import Place
+from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol.json_text import JsonLimits
-from hf_transformer.types import ClientGone, Context, Request, Response, Stream
+from hf_transformer.types.http import ClientGone, Request, Response, Stream
+from hf_transformer.types.request import Context
 
 if TYPE_CHECKING:
     from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
@@ -50,7 +44,7 @@ class Endpoint:
         service = self.service
         answer: Response | Stream | None = None
         context = context_of(request)
-        place = context.place = Place(service.admission)
+        place = context.ticket = AdmissionTicket(service.admission)
         trace = None
         if service.tracing is not None:
             context.headers, trace = service.tracing.begin(context.headers)
@@ -86,8 +80,8 @@ class Endpoint:
 
     def _end(self, request: Request, context: Context, trace: Trace | None, status: int) -> None:
         """Gives back what a request holds, and counts it."""
-        if context.place is not None:
-            context.place.leave()
+        if context.ticket is not None:
+            context.ticket.leave()
         self.service.metrics.count_request(self._api, status, context.arrived)
         if trace is not None and self.service.tracing is not None:
             self.service.tracing.end_http(trace, request, status, context)

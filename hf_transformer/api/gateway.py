@@ -12,11 +12,12 @@ from starlette.routing import compile_path
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from hf_transformer.api.auth import API, HEADERS, REFUSED, ApiKeys, open_paths
-from hf_transformer.api.base import RenderError, error_response, new_request_id
-from hf_transformer.observability.access_log import Exchange, check_format, write_line
+from hf_transformer.api.call import new_request_id
+from hf_transformer.api.errors import RenderError, error_response
+from hf_transformer.observability.access_log import AccessRecord, check_format, write_line
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import HeaderLines, Request, Response, Stream
+from hf_transformer.types.http import HeaderLines, Request, Response, Stream
 
 Handler = Callable[[Request], Awaitable[Response | Stream]]
 """What answers a request; raises only for a fault of its own."""
@@ -184,7 +185,7 @@ class Gateway:
         if self._log_format is not None:
             scope = request.scope()
             await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a part of one
-            request.log = Exchange(scope)
+            request.log = AccessRecord(scope)
         answer: Response | Stream | None = self._before(request) if self._is_guarded else None
         if answer is None:
             answer = await (self.router.find(request) or self._others)(request)
@@ -197,13 +198,13 @@ class Gateway:
         answer = error_response(self._errors_by_path(request.path), message, status, *again)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
         if self._log_format is not None and request.log is None:
-            request.log = Exchange(request.scope())
+            request.log = AccessRecord(request.scope())
         self._complete(request, answer)
         return answer
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
         """Logs a request. ``answer`` is None if its client has left; ``sent`` counts the bytes of the body."""
-        exchange: Exchange = request.log
+        exchange: AccessRecord = request.log
         if self._log_format is None:
             return
         if answer is not None:

@@ -26,25 +26,19 @@ from functools import partial
 
 import orjson
 
-from hf_transformer.api.base import (
-    V2_PATHS,
-    Call,
-    Model,
-    Service,
-    error_json,
-    expect,
-    generating_task,
-    renamed,
-    reply,
-)
+from hf_transformer.api.call import V2_PATHS, Call
 from hf_transformer.api.endpoint import Endpoint, Handle
+from hf_transformer.api.errors import error_json, expect, renamed
+from hf_transformer.api.responses import reply
+from hf_transformer.api.service import Model, Service, generating_task
 from hf_transformer.api.streaming import STREAM, TextStream, event
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL
-from hf_transformer.tasks.base import GenerationSettings, describe
-from hf_transformer.types import Context, Json, Query, Response
+from hf_transformer.tasks.base import GenerationSettings
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Context, Json, Query
 
 API = "generate"
 PROMPT, ANSWER = "text_input", "text_output"
@@ -101,7 +95,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def generate(call: Call) -> Response:
         model, asked, head = _read(service, call, "generate")
         if asked.stream:
-            raise InvalidInput("stream: one answer is given here, expected false; generate_stream gives pieces")
+            raise InvalidInput.of("stream: one answer is given here, expected false; generate_stream gives pieces")
         outputs = await whole(model, asked, call.context)
         return reply(orjson.dumps({**head, **_plain(outputs)}))
 
@@ -146,7 +140,7 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     if isinstance(prompt, list) and len(prompt) == 1:  # Triton's tensors of one element are either
         prompt = prompt[0]
     if not isinstance(prompt, str):
-        raise InvalidInput(f"{PROMPT}: expected a string, got {'nothing' if prompt is None else describe(prompt)}")
+        raise InvalidInput.of(f"{PROMPT}: expected a string, got {'nothing' if prompt is None else describe(prompt)}")
     inside = expect(body.get("parameters"), dict | None, "parameters", "an object")
     beside = _loosened({name: value for name, value in body.items() if name not in (PROMPT, "parameters", *ABOUT)})
     within = _loosened(inside or {}, "parameters.")
@@ -183,7 +177,7 @@ def _loosened(fields: Mapping[str, Json], where: str = "") -> dict[str, Json]:
             usual = ASKS_FOR_NOTHING[name]
             if value != usual or isinstance(value, bool) is not isinstance(usual, bool):
                 expected = orjson.dumps(usual).decode()
-                raise InvalidInput(f"{where}{name}: it can't be asked for here, expected {expected}")
+                raise InvalidInput.of(f"{where}{name}: it can't be asked for here, expected {expected}")
         else:
             found[name] = value
     return found
@@ -205,7 +199,7 @@ def _take_sampling(beside: dict[str, Json], within: dict[str, Json]) -> dict[str
     if given is None:
         given = other
     elif other is not None and other != given:
-        raise InvalidInput(f"{SAMPLING}: given twice, once in parameters")
+        raise InvalidInput.of(f"{SAMPLING}: given twice, once in parameters")
     if given is None or given == "":
         return {}
     return _loosened(json_parameters(expect(given, str, where, "JSON text"), where), f"{where}.")
@@ -215,11 +209,11 @@ def json_parameters(given: Json, where: str) -> dict[str, Json]:
     """Parameters that may stand as JSON text. Raises InvalidInput or TooLarge, beginning with ``where``."""
     if isinstance(given, str):
         if len(given) > SMALL:
-            raise TooLarge(f"{where}: {len(given)} characters, at most {SMALL} are taken of parameters as text")
+            raise TooLarge.of(f"{where}: {len(given)} characters, at most {SMALL} are taken of parameters as text")
         try:
             given = orjson.loads(given)
         except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"{where}: not JSON: {error}") from None
+            raise InvalidInput.of(f"{where}: not JSON: {error}") from None
     found: dict[str, Json] = expect(given, dict, where, "a JSON object")
     return found
 
@@ -232,12 +226,12 @@ def _merged(
     for more, where in ((within, "parameters"), (sampling, SAMPLING)):
         for name, value in more.items():
             if found.setdefault(name, value) != value:
-                raise InvalidInput(f"{where}.{name[:40]}: given twice, with another value beside it")
+                raise InvalidInput.of(f"{where}.{name[:40]}: given twice, with another value beside it")
     for name in (BAD_WORDS, "stop_words"):
         if found.get(name) in ("", []):
             del found[name]
     if BAD_WORDS in found:
-        raise InvalidInput(f"{BAD_WORDS}: they can't be kept out of a text here, expected none")
+        raise InvalidInput.of(f"{BAD_WORDS}: they can't be kept out of a text here, expected none")
     sent = {name: f"parameters.{name}" for name in within} | {name: name for name in beside}
     return found, sent | {name: f"{SAMPLING}.{name}" for name in sampling}
 
@@ -250,7 +244,7 @@ def _rename(parameters: dict[str, Json], sent: dict[str, str]) -> None:
 
     def put(name: str, other: str, value: Json) -> None:
         if parameters.setdefault(name, value) != value:
-            raise InvalidInput(f"{other}: given twice, with another value as {name}")
+            raise InvalidInput.of(f"{other}: given twice, with another value as {name}")
         sent[name] = sent[other]
 
     if RANDOM_SEED in parameters:
@@ -270,7 +264,7 @@ def _rename(parameters: dict[str, Json], sent: dict[str, str]) -> None:
 def _token_id(value: Json, name: str) -> int:
     if type(value) is not int or value < NO_TOKEN:
         shown = value if type(value) is int else describe(value)
-        raise InvalidInput(f"{name}: expected a token id, or {NO_TOKEN} for none, got {shown}")
+        raise InvalidInput.of(f"{name}: expected a token id, or {NO_TOKEN} for none, got {shown}")
     return value
 
 
@@ -279,7 +273,7 @@ def _exclude(parameters: dict[str, Json], streamed: bool) -> None:
     exclude = _take_flag(parameters, EXCLUDE)
     if exclude is not None:
         if parameters.setdefault(FULL, not exclude) is exclude:
-            raise InvalidInput(f"parameters.{EXCLUDE}: {FULL} says the opposite")
+            raise InvalidInput.of(f"parameters.{EXCLUDE}: {FULL} says the opposite")
     elif streamed:
         parameters.setdefault(FULL, False)
 

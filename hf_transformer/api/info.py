@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Model, Service, json_route
 from hf_transformer.api.openai.fields import GENERATION, TASKS
 from hf_transformer.api.openai.routes import root_of
+from hf_transformer.api.responses import json_route
+from hf_transformer.api.service import Model, Service
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.labels import read_labels
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 LIMITS = (
     "max_instances max_sequences max_text_length max_total_length max_answer_values max_request_bytes "
@@ -99,10 +100,10 @@ def _of_task(name: str, task: TaskSettings) -> dict[str, Json]:
 
 def _of_generation(model: Model) -> dict[str, Json]:
     """How texts are written, and which parameters of OpenAI's API and of V1 the model can honour."""
-    writer, template, defaults = model.writer, model.chat_template, model.task.settings.generation
+    writer, template, defaults = model.generator, model.chat_template, model.task.settings.generation
     return {
         "interface": writer.interface,
-        "parameters": sorted(writer.honours - {"greedy"}),
+        "parameters": sorted(writer.supported_fields - {"greedy"}),
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Service
 from hf_transformer.api.openai.routes import root_of
-from hf_transformer.types import Json
+from hf_transformer.api.service import Service
+from hf_transformer.types.request import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
 ABOUT = "x-for"

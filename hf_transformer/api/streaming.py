@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import ClassVar, Final
+from collections.abc import AsyncGenerator, Mapping
+from typing import ClassVar
 
-from hf_transformer.api.base import Model, error_json, renamed
-from hf_transformer.errors import InvalidInput, Unavailable
+from hf_transformer.api.errors import error_json, renamed
+from hf_transformer.api.open_streams import OpenStreams, shutting_down
+from hf_transformer.api.service import Model
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.tasks.base import Servable
-from hf_transformer.types import Context, HeaderLines, Json
+from hf_transformer.types.http import HeaderLines
+from hf_transformer.types.request import Context, Json
 
 UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Keeps proxies from collecting pieces (the second one is nginx's)."""
-LAST_WORDS: Final = 1.0
-"""Seconds of the grace period in which clients learn that their streams end; at most a fifth of it."""
 STREAM = "stream"  # the parameter that asks for pieces
 
 
@@ -34,7 +34,7 @@ def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
 
 def one_answer(name: str) -> InvalidInput:
     """The error for a request that asks for pieces where none are given."""
-    return InvalidInput(
+    return InvalidInput.of(
         f"{name}: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
         "ModelStreamInfer over gRPC give the text as it comes"
     )
@@ -46,7 +46,7 @@ class TextStream(ABC):
     Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
 
-    __slots__ = ("_context", "_model", "_request", "left", "running")
+    __slots__ = ("_context", "_model", "_request", "remaining", "running")
     content_type: ClassVar[bytes] = b"text/event-stream"
     running: Generation
 
@@ -54,7 +54,7 @@ class TextStream(ABC):
         self._model = model
         self._request = request
         self._context = context
-        self.left = len(request.prompts) * request.sampling.n  # texts that are not finished
+        self.remaining = len(request.prompts) * request.sampling.n  # texts that are not finished
 
     async def start(self) -> Generation:
         """Begins to write the texts. Raises RequestError."""
@@ -87,9 +87,9 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
             async with await stream.start() as running:
                 async for piece in running:
                     if piece.finish is not None:
-                        stream.left -= 1
+                        stream.remaining -= 1
                     written = stream.piece(piece)
-                    if not stream.left:
+                    if not stream.remaining:
                         last = written  # it goes together with what follows it
                     elif written:
                         has_begun = end.is_sending = True
@@ -102,77 +102,6 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
             raise shutting_down() from None
     if last or not has_begun:
         yield last
-
-
-class StreamEnd:
-    """Breaks off one stream, that of the current task, at the end of the service.
-
-    A piece that is being sent is sent whole: the task is only cancelled while it waits for the next piece.
-    """
-
-    __slots__ = ("_is_broken", "_task", "is_sending")
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[object] | None = asyncio.current_task()
-        self._is_broken = self.is_sending = False
-
-    def break_off(self) -> None:
-        """Ends the stream."""
-        self._is_broken = True
-        if self._task is not None and not self.is_sending:
-            self._task.cancel()
-
-    def sent(self) -> None:
-        """Notes that a piece was sent. Raises Unavailable if the service has ended meanwhile."""
-        self.is_sending = False
-        if self._is_broken:
-            raise shutting_down()
-
-    def has_cancelled(self) -> bool:
-        """Whether a cancellation came from ``break_off`` and from nowhere else."""
-        return self._is_broken and self._task is not None and self._task.uncancel() == 0
-
-
-class OpenStreams:
-    """The streams that run. At the end of the service they have the grace period, less the time to tell clients."""
-
-    def __init__(self) -> None:
-        self._open: set[StreamEnd] = set()
-        self._is_over = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    def end_within(self, grace: float) -> None:
-        """Ends all streams shortly before ``grace`` seconds are over; called on the event loop."""
-        if self._timer is None:
-            wait = grace - min(LAST_WORDS, grace / 5)
-            self._timer = asyncio.get_running_loop().call_later(wait, self._end)
-
-    def _end(self) -> None:
-        self._is_over = True
-        for one in tuple(self._open):
-            one.break_off()
-
-    def close(self) -> None:
-        """Forgets the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    @contextmanager
-    def one(self) -> Iterator[StreamEnd]:
-        """Around a stream of the current task. Raises Unavailable once streams have ended."""
-        if self._is_over:
-            raise shutting_down()
-        end = StreamEnd()
-        self._open.add(end)
-        try:
-            yield end
-        finally:
-            self._open.discard(end)
-
-
-def shutting_down() -> Unavailable:
-    """The error of requests and streams at the end of the service."""
-    return Unavailable("the service is shutting down")
 
 
 def event(data: bytes) -> bytes:

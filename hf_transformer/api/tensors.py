@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hf_transformer.api.base import Model, generating_task
 from hf_transformer.api.generate import (
     ABOUT,
     ANSWER,
@@ -27,14 +26,16 @@ from hf_transformer.api.generate import (
     read_body,
     whole,
 )
+from hf_transformer.api.service import Model, generating_task
 from hf_transformer.api.streaming import STREAM, one_answer, wants_stream
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.sampling import STOP
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.protocol.inbound import InferRequest, InferResponse, note_unknown
+from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
-from hf_transformer.types import Context, Json, Query, Tensor, Texts
+from hf_transformer.types.request import Context, Json, Query
+from hf_transformer.types.tensors import Tensor, Texts
 
 MORE_PARAMETERS = "parameters"
 """A request's parameter with further ones as JSON text: over gRPC a parameter is a string, a number or a boolean, and
@@ -82,7 +83,7 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
     more = json_parameters(found.pop(MORE_PARAMETERS), f"parameters.{MORE_PARAMETERS}")
     twice = sorted(found.keys() & more.keys())
     if twice:
-        raise InvalidInput(f"parameters.{twice[0][:40]}: given twice, once in parameters.{MORE_PARAMETERS}")
+        raise InvalidInput.of(f"parameters.{twice[0][:40]}: given twice, once in parameters.{MORE_PARAMETERS}")
     return found | more
 
 
@@ -103,10 +104,10 @@ def _switch_on(
         switch = switches.get(wanted)
         if switch is not None:
             if parameters.setdefault(switch, True) is not True:
-                raise InvalidInput(f"outputs: {wanted!r} is asked for, and {where}{switch} switches it off")
+                raise InvalidInput.of(f"outputs: {wanted!r} is asked for, and {where}{switch} switches it off")
         elif wanted != output:
             known = ", ".join((output, *switches))
-            raise InvalidInput(f"outputs: {wanted[:100]!r} is unknown, expected one of {known}")
+            raise InvalidInput.of(f"outputs: {wanted[:100]!r} is unknown, expected one of {known}")
 
 
 def _wanted(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
@@ -145,10 +146,12 @@ def _value(tensor: Tensor | Texts) -> Json:
     """An input as JSON has it."""
     name = tensor.name
     if name in ABOUT or name == "parameters":
-        raise InvalidInput(f"inputs: {name!r} is unknown, expected {PROMPT!r} and parameters of it")
+        raise InvalidInput.of(f"inputs: {name!r} is unknown, expected {PROMPT!r} and parameters of it")
     count = len(tensor.texts) if isinstance(tensor, Texts) else tensor.data.size
     if count != 1 and name not in SEVERAL:
-        raise InvalidInput(f"inputs: {name!r} has the shape {list(tensor.shape)}, expected one element: [1] or [1, 1]")
+        raise InvalidInput.of(
+            f"inputs: {name!r} has the shape {list(tensor.shape)}, expected one element: [1] or [1, 1]"
+        )
     if isinstance(tensor, Texts):
         values: list[Json] = list(tensor.texts)
     else:  # a float as it is written: float32's 0.1 becomes the 0.1 of JSON

@@ -15,8 +15,11 @@ from typing import TypeVar
 
 import orjson
 
-from hf_transformer.api.base import Call, Model, Service, error_json, expect, reply, require_few
+from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.errors import error_json, expect, require_few
+from hf_transformer.api.responses import reply
+from hf_transformer.api.service import Model, Service
 from hf_transformer.api.v1 import parse
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import Servable, Task
@@ -24,7 +27,9 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Encoding, Json, Query, Response, TextInput, TokenIds, Tokenization
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json, Query
+from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
 API = "tokenize"
 TOKEN_VALUES = 7
@@ -123,7 +128,7 @@ def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> Non
         found = read_token_ids(list(text.ids), where, tokenizer.vocab_size) if text.ids else text
         for number in set(found.ids):
             if tokenizer.id_to_token(number) is None:
-                raise InvalidInput(f"{where}: token {found.ids.index(number)} is {number}, which is no token's id")
+                raise InvalidInput.of(f"{where}: token {found.ids.index(number)} is {number}, which is no token's id")
 
 
 def render(texts: Sequence[SentText], encodings: Sequence[Encoding], max_length: int) -> bytes:

@@ -34,31 +34,20 @@ import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from hf_transformer.api.base import (
-    JSON,
-    Call,
-    JsonResponse,
-    Model,
-    Service,
-    error_json,
-    generating_task,
-    json_route,
-    new_request_id,
-    readiness,
-    renamed,
-    reply,
-    require_few,
-    without_clients_own,
-)
+from hf_transformer.api.call import Call, new_request_id, without_clients_own
 from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.errors import error_json, renamed, require_few
+from hf_transformer.api.readiness import readiness
+from hf_transformer.api.responses import JSON, JsonResponse, json_route, reply
+from hf_transformer.api.service import Model, Service, generating_task
 from hf_transformer.api.streaming import TextStream, one_answer, wants_stream
-from hf_transformer.errors import InvalidInput, UnsupportedEncoding
+from hf_transformer.errors import InvalidInput, UnsupportedEncoding, describe
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.json_text import parse_json
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.tasks.base import describe
-from hf_transformer.types import Answers, Context, Json, Query, Response
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Answers, Context, Json, Query
 
 CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
 """The attributes that make a request a CloudEvent in binary mode."""
@@ -139,17 +128,17 @@ def parse_event(call: Call) -> Query:
         )
     event = call.json()
     if not isinstance(event, dict):
-        raise InvalidInput(f"body: expected a CloudEvent, which is an object, got {describe(event)}")
+        raise InvalidInput.of(f"body: expected a CloudEvent, which is an object, got {describe(event)}")
     for name in ("specversion", "id", "source", "type"):
         value = event.get(name)
         if not isinstance(value, str) or not value:
             got = "an empty one" if value == "" else describe(value) if name in event else "none"
-            raise InvalidInput(f"{name}: expected a string that is not empty, as each CloudEvent has it, got {got}")
+            raise InvalidInput.of(f"{name}: expected a string that is not empty, as each CloudEvent has it, got {got}")
     if event["specversion"] != "1.0":
-        raise InvalidInput(f'specversion: expected "1.0", got {event["specversion"][:40]!r}')
+        raise InvalidInput.of(f'specversion: expected "1.0", got {event["specversion"][:40]!r}')
     plain, encoded = event.get("data"), event.get("data_base64")
     if (plain is None) == (encoded is None):
-        raise InvalidInput(f"data: expected data or data_base64, got {'neither' if plain is None else 'both'}")
+        raise InvalidInput.of(f"data: expected data or data_base64, got {'neither' if plain is None else 'both'}")
     field = "data_base64:" if plain is None else "data:"
     with renamed(lambda message: re.sub("^body:", field, message)):
         return parse(_decoded(encoded, call) if plain is None else plain)
@@ -159,15 +148,15 @@ def _decoded(data: Json, call: Call) -> Json:
     """The value in an event's JSON in base64. Raises RequestError."""
     expected = "body: expected JSON in base64 (RFC 4648)"
     if not isinstance(data, str):
-        raise InvalidInput(f"{expected}, got {describe(data)}")
+        raise InvalidInput.of(f"{expected}, got {describe(data)}")
     try:
         text = base64.b64decode(data, validate=True)
     except ValueError:  # binascii's error among them
-        raise InvalidInput(f"{expected}, got another string") from None
+        raise InvalidInput.of(f"{expected}, got another string") from None
     try:
         return parse_json(text, call.limits)
     except Malformed as error:
-        raise InvalidInput(str(error)) from None
+        raise InvalidInput.of(str(error)) from None
 
 
 def render(answers: Answers) -> bytes:
@@ -185,22 +174,22 @@ def render(answers: Answers) -> bytes:
 def parse(payload: Json) -> Query:
     """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
     if not isinstance(payload, dict):
-        raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
+        raise InvalidInput.of(f'body: expected an object with "instances", got {describe(payload)}')
     usual, other = "instances", "inputs"  # clients that know V2 send the second; KServe reads it too
     name = usual if usual in payload else other
     if name not in payload or (name == usual and other in payload):
         found = "both" if name in payload else f"neither, in {describe(payload)}"
-        raise InvalidInput(f'body: expected "instances" or "inputs", got {found}')
+        raise InvalidInput.of(f'body: expected "instances" or "inputs", got {found}')
     instances = payload[name]
     if isinstance(instances, str):
         instances = [instances]
     if not isinstance(instances, list):
-        raise InvalidInput(f"{name}: expected a list or a string, got {describe(instances)}")
+        raise InvalidInput.of(f"{name}: expected a list or a string, got {describe(instances)}")
     if not instances:
-        raise InvalidInput(f"{name}: expected at least one, got an empty list")
+        raise InvalidInput.of(f"{name}: expected at least one, got an empty list")
     parameters = payload.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidInput(f"parameters: expected an object, got {describe(parameters)}")
+        raise InvalidInput.of(f"parameters: expected an object, got {describe(parameters)}")
     return Query(instances, parameters or {})
 
 

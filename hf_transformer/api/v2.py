@@ -27,31 +27,24 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import (
-    V2_PATHS,
-    Call,
-    JsonResponse,
-    Model,
-    Models,
-    Service,
-    error_json,
-    find_not_ready,
-    json_route,
-    readiness,
-    reply,
-    without_clients_own,
-)
 from hf_transformer.api.body import to_utf8
+from hf_transformer.api.call import V2_PATHS, Call, without_clients_own
 from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.errors import error_json
 from hf_transformer.api.openai.fields import GENERATION
+from hf_transformer.api.readiness import find_not_ready, readiness
+from hf_transformer.api.responses import JsonResponse, json_route, reply
+from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.protocol.descriptions import data_type
-from hf_transformer.protocol.inbound import InferRequest, note_unknown
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
-from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Json, ModelDescription, Response, TensorSpec
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import ModelDescription, TensorSpec
 
 SERVER = "hf_transformer"
 """The server's name, also where the protocol names a model's framework and format."""
@@ -83,7 +76,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         wanted = call.json() if call.body else {}
         ready = wanted.get("ready", False) if isinstance(wanted, dict) else None
         if not isinstance(ready, bool):
-            raise InvalidInput('body: expected nothing or {"ready": true}')
+            raise InvalidInput.of('body: expected nothing or {"ready": true}')
         return reply(orjson.dumps(await repository_index(service.models, only_ready=ready)))
 
     endpoint = Endpoint("v2", answer, error_json, service)
@@ -219,7 +212,7 @@ def _check_named(model: Model, request: InferRequest) -> None:
         ("model_version", request.model_version, model.describe().version),
     ):
         if named and named != expected:
-            raise InvalidInput(f"{field}: {named[:100]!r} differs from what is asked here, {expected!r}")
+            raise InvalidInput.of(f"{field}: {named[:100]!r} differs from what is asked here, {expected!r}")
 
 
 def _parse(call: Call, max_texts: int) -> InferRequest:
@@ -230,4 +223,4 @@ def _parse(call: Call, max_texts: int) -> InferRequest:
             return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts)
         return decode_infer_request(call.body, parse_header_length(given), max_texts)
     except Malformed as error:
-        raise InvalidInput(str(error)) from error
+        raise InvalidInput.of(str(error)) from error

@@ -15,17 +15,24 @@ from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Router
+from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
-from hf_transformer.api.streaming import OpenStreams
-from hf_transformer.app.wiring import Diagnose, Parts, PipelineBuilder, load_parts, no_diagnosis, predictor_settings
+from hf_transformer.api.service import Models, Service
+from hf_transformer.app.wiring import (
+    Diagnose,
+    LoadedModel,
+    PipelineBuilder,
+    load_parts,
+    no_diagnosis,
+    predictor_settings,
+)
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.observability.board import Board
+from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
@@ -44,8 +51,8 @@ READY_SECONDS = 10.0
 
 def build_app(
     config: Config,
-    parts: Parts | None = None,
-    board: Board | None = None,
+    parts: LoadedModel | None = None,
+    board: WorkerBoard | None = None,
     diagnose: Diagnose = no_diagnosis,
     trusted_proxies: str | None = None,
 ) -> AsgiApplication:
@@ -64,7 +71,7 @@ def build_app(
     metrics = Metrics(config.model_name)
     predictor = open_predictor(
         config.predictor_protocol,
-        predictor_settings(config, warns=board is None or board.place == 0),
+        predictor_settings(config, warns=board is None or board.index == 0),
         metrics,
         retries=config.predictor_request_retries,
         retry_budget=config.predictor_retry_budget,
@@ -94,9 +101,9 @@ def build_app(
     opened = shared, tracing, predictor, _running(model.run), renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, opened))
     # Once a signal ends the service, all that answers has the same grace period.
-    ends = [model.begin_end, lambda: service.streams.end_within(config.grace_period_seconds)]
+    ends = [model.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
-        ends.append(grpc.begin_end)
+        ends.append(grpc.start_shutdown)
     settings = gateway_settings(config, keys, trusted_proxies)
     return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
 
@@ -254,7 +261,7 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _ready_first(model: ServedModel, board: Board) -> AsyncIterator[None]:
+async def _ready_first(model: ServedModel, board: WorkerBoard) -> AsyncIterator[None]:
     """Delay a worker's start until its model is ready while another worker is, so that no request gets a 503 that the
     other one would have answered."""
     loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_transformer.config.options import Config
-from hf_transformer.core.batch import EncodingForm, Filling, widths_of
+from hf_transformer.core.batch import EncodingBatchBuilder, PaddingPolicy, padding_buckets
 from hf_transformer.core.batch_costs import BatchCosts
 from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import ContractError, Signature, fit_signature
@@ -55,7 +55,9 @@ from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Context, Json, ModelSpec, TextInput
+from hf_transformer.types.request import Context, Json
+from hf_transformer.types.tensors import ModelSpec
+from hf_transformer.types.tokenization import TextInput
 
 if TYPE_CHECKING:
     from hf_transformer.generation.chat import ChatTemplate
@@ -72,7 +74,7 @@ SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LoadedModel:
     """What is loaded from the model's files before anything is served; ``generation`` for a model that generates, and
     ``chat_template`` where it has one."""
 
@@ -83,7 +85,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelBinding:
     """A model at the predictor and the service's half of it. ``tokenizer`` truncates where the model's files (or
     --max_model_len) say, whatever the model's own length."""
 
@@ -99,7 +101,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPair(Pair):
+class FittedBinding(ModelBinding):
     """A model of a predictive task, once it fits."""
 
     task: Task[Any, Any, Any]
@@ -111,17 +113,17 @@ class BoundPair(Pair):
         return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
-Diagnose = Callable[[Pair], None]  # looks at a pair that was just bound
+Diagnose = Callable[[ModelBinding], None]  # looks at a pair that was just bound
 
 
-def no_diagnosis(pair: Pair) -> None:
+def no_diagnosis(pair: ModelBinding) -> None:
     """For callers that look at the pair themselves."""
 
 
 # From the model's files
 
 
-def load_parts(config: Config) -> Parts:
+def load_parts(config: Config) -> LoadedModel:
     """Loads the tokenizer and the task. Raises LoadError with one line that names the missing or wrong file, and
     ConfigError for a flag that does not fit the task."""
     files = find_model_files(
@@ -162,10 +164,10 @@ def load_parts(config: Config) -> Parts:
 
         generation = _generator_settings(config, files, tokenizer)
         template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
-        return Parts(tokenizer, made, generation, template)
+        return LoadedModel(tokenizer, made, generation, template)
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
-    return Parts(tokenizer, made)
+    return LoadedModel(tokenizer, made)
 
 
 def _task_settings(
@@ -291,7 +293,7 @@ class PipelineBuilder:
     so the pipelines of one builder share the predictor's concurrency limit and budget of caches."""
 
     config: Config
-    parts: Parts
+    parts: LoadedModel
     predictor: Predictor
     metrics: Metrics
     executor: ThreadPoolExecutor
@@ -308,17 +310,17 @@ class PipelineBuilder:
     def _build_pipeline(self, task: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
         config, tokenizer = self.config, self.parts.tokenizer
         reader, signature = fit_task(config, task, spec)
-        self.diagnose(BoundPair(config, tokenizer, reader, spec, signature))
+        self.diagnose(FittedBinding(config, tokenizer, reader, spec, signature))
         if signature.length is not None:
             tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
         settings = scheduler_settings(config, spec.instances)
         self.places.count = settings.max_batches_in_flight
-        form = EncodingForm(
+        form = EncodingBatchBuilder(
             signature,
-            filling(config, tokenizer, signature, task.settings.model_config),
+            padding_policy(config, tokenizer, signature, task.settings.model_config),
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
-            more=more_when_shared(config, self.predictor),
+            allow_in_shared_memory=outputs_in_shared_memory(config, self.predictor),
             costs=BatchCosts(spec.instances),
         )
         scheduler = Scheduler(
@@ -336,7 +338,7 @@ class PipelineBuilder:
         )
         if problems := _sampling_problems(config, task, generator):
             raise ContractError(spec.name, problems)
-        self.diagnose(Pair(config, tokenizer, task, spec))
+        self.diagnose(ModelBinding(config, tokenizer, task, spec))
         timeout = config.predictor_request_timeout_seconds
         return GenerationPipeline(task, tokenizer, generator, settings, timeout=timeout, **self._shared)
 
@@ -398,7 +400,7 @@ def _sampling_problems(config: Config, task: TextGeneration, generator: Generato
     drawn = task.options({"do_sample": True}).sampling
     problems = []
     for flag, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
-        if flag in drawn.names and flag not in generator.honours:
+        if flag in drawn.names and flag not in generator.supported_fields:
             inputs = " or ".join(FIELDS[flag])
             problems.append(
                 f"--do_sample=true with --{flag}={getattr(config, flag):g}: this model is a {generator.interface} model"
@@ -415,7 +417,8 @@ def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPU
 
     Without a flag, one batch for each of the model's ``instances`` and one that is on its way or being decoded. More
     would only be smaller, and every batch costs some time of its own (benchmarks/, "Batches in flight"). Its outputs
-    then have ``output_bytes``, or what the predictor may respond with where that is less; see ``more_when_shared``.
+    then have ``output_bytes``, or what the predictor may respond with where that is less; see
+    ``outputs_in_shared_memory``.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
@@ -440,24 +443,26 @@ def most_shared_bytes(config: Config) -> int:
     return min(SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
 
 
-def more_when_shared(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
+def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
     """Whether a batch's outputs may have so many bytes, more than they have inline, because they would travel through
     shared memory now. None where they may not in any case."""
     most = most_shared_bytes(config)
     return (lambda size: size <= most and predictor.shares(size)) if most else None
 
 
-def filling(config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]) -> Filling:
+def padding_policy(
+    config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]
+) -> PaddingPolicy:
     """Padding that a mask hides goes where the architecture reads nothing, mostly to the right, where it shifts no
     position; padding that the model sees goes where the tokenizer puts it. No batch is wider than ``tokenizer``
     truncates texts, whatever --pad_to_multiple_of says: there the model's positions may end."""
     rules = batch_rules(model_config, tokenizer.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
     equal = rules.equal_lengths and signature.masked
     free = signature.length is None and not equal
-    return Filling(
+    return PaddingPolicy(
         tokenizer.pad_id if rules.pad_id is None or not signature.masked else rules.pad_id,
         left=rules.left if signature.masked else tokenizer.padding_side == "left",
-        widths=widths_of(config.pad_to_multiple_of, tokenizer.max_length) if free else None,
+        widths=padding_buckets(config.pad_to_multiple_of, tokenizer.max_length) if free else None,
         equal_lengths=equal,
         counted_id=rules.counted_id,
     )

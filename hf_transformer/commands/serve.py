@@ -18,7 +18,7 @@ from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_key_pair
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.board import Board
+from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import configure_logging
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication
@@ -72,7 +72,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted)
         if config.workers > 1:
             del parts  # each worker is a fresh interpreter that loads its own
-            build = partial(build, board=Board(config.workers))
+            build = partial(build, board=WorkerBoard(config.workers))
             return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
         server = Server(server_config(config, partial(build, parts=parts)))
         server.run(sockets=[listening])

@@ -14,7 +14,8 @@ from hf_transformer.core.batch_costs import BatchCosts
 from hf_transformer.core.contract import InputSignature, OutputSignature, Signature, axis_error
 from hf_transformer.core.queue import BatchLimits
 from hf_transformer.errors import PredictorError
-from hf_transformer.types import Array, Encoding, Tensor
+from hf_transformer.types.tensors import Array, Tensor
+from hf_transformer.types.tokenization import Encoding
 
 Item = TypeVar("Item")
 
@@ -38,7 +39,7 @@ class Packed:
     padding: int
 
 
-class Form(ABC, Generic[Item]):
+class BatchBuilder(ABC, Generic[Item]):
     """How one kind of item becomes batches: which items may share one, and the way to tensors and back.
 
     ``costs`` learn from all batches that are sent; None where the form has no use for them.
@@ -78,7 +79,7 @@ class Form(ABC, Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
+class PaddingBuckets:
     """The widths in tokens that batches may have: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``,
     the most that the model takes. A runtime that prepares itself for each new shape then meets few shapes."""
 
@@ -91,13 +92,13 @@ class Widths:
         return width if width <= self.longest else max(tokens, self.longest)
 
 
-def widths_of(multiple: int, longest: int) -> Widths | None:
+def padding_buckets(multiple: int, longest: int) -> PaddingBuckets | None:
     """None where a batch is as wide as its longest text, so that nothing is rounded."""
-    return Widths(multiple, longest) if multiple > 1 else None
+    return PaddingBuckets(multiple, longest) if multiple > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
+class PaddingPolicy:
     """How batches are padded.
 
     Args:
@@ -110,12 +111,12 @@ class Filling:
 
     pad_id: int
     left: bool
-    widths: Widths | None = None
+    widths: PaddingBuckets | None = None
     equal_lengths: bool = False
     counted_id: int | None = None
 
 
-class EncodingForm(Form[Encoding]):
+class EncodingBatchBuilder(BatchBuilder[Encoding]):
     """Batches of texts, for models that read each text once.
 
     Args:
@@ -128,20 +129,20 @@ class EncodingForm(Form[Encoding]):
     def __init__(
         self,
         signature: Signature,
-        filling: Filling,
+        policy: PaddingPolicy,
         *,
         max_tokens: int = sys.maxsize,
         max_output_bytes: int = sys.maxsize,
-        more: Callable[[int], bool] | None = None,
+        allow_in_shared_memory: Callable[[int], bool] | None = None,
         costs: BatchCosts | None = None,
     ) -> None:
         self._signature = signature
-        self._filling = filling
+        self._padding = policy
         self._output_names = [output.name for output in signature.outputs]
         self._token_axes = [
             [number for number, axis in enumerate(output.axes) if axis.tokens] for output in signature.outputs
         ]
-        padding = signature.length is not None or (signature.masked and not filling.equal_lengths)
+        padding = signature.length is not None or (signature.masked and not policy.equal_lengths)
         if padding and signature.length is None and signature.max_rows > 1 and signature.exact_rows is None:
             self.costs = costs
         self._limits = BatchLimits(
@@ -152,13 +153,15 @@ class EncodingForm(Form[Encoding]):
             padding=padding,
             fixed_length=signature.length,
             costs=self.costs,
-            more=more if all(output.row_bytes(1) is not None for output in signature.outputs) else None,
+            allow_in_shared_memory=allow_in_shared_memory
+            if all(output.row_bytes(1) is not None for output in signature.outputs)
+            else None,
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:
         """All share one group, unless a token is counted. The length is the width of a batch of this text alone, so
         that texts which are padded alike count as equally long."""
-        size, widths, counted = len(item.ids), self._filling.widths, self._filling.counted_id
+        size, widths, counted = len(item.ids), self._padding.widths, self._padding.counted_id
         group = "" if counted is None else str(item.ids.count(counted))
         return group, size if widths is None else widths.of(size)
 
@@ -167,7 +170,7 @@ class EncodingForm(Form[Encoding]):
 
     def pack(self, items: Sequence[Encoding]) -> Packed:
         """Inputs of [rows, tokens] each, [tokens] for a model without a batch axis."""
-        signature, widths = self._signature, self._filling.widths
+        signature, widths = self._signature, self._padding.widths
         lengths = [len(item.ids) for item in items]
         width, real = signature.length or max(lengths), sum(lengths)
         if widths is not None:
@@ -206,7 +209,7 @@ class EncodingForm(Form[Encoding]):
         """One instance's output of so many tokens, without the padding along its tokens ``axes``."""
         for axis in axes:
             size = array.shape[axis]
-            place = slice(size - length, size) if self._filling.left else slice(0, length)
+            place = slice(size - length, size) if self._padding.left else slice(0, length)
             array = array[(slice(None),) * axis + (place,)]
         return array
 
@@ -217,11 +220,11 @@ class EncodingForm(Form[Encoding]):
         return np.array([item.ids if one.role == "input_ids" else item.type_ids for item in items], one.dtype)
 
     def _padded(self, items: Sequence[Encoding], one: InputSignature, rows: int, width: int) -> Array:
-        data = np.full((rows, width), self._filling.pad_id if one.role == "input_ids" else 0, one.dtype)
+        data = np.full((rows, width), self._padding.pad_id if one.role == "input_ids" else 0, one.dtype)
         for row in range(rows):
             # Rows that only fill up an exact batch repeat its last instance: always a valid input.
             item = items[min(row, len(items) - 1)]
-            place = slice(width - len(item), width) if self._filling.left else slice(0, len(item))
+            place = slice(width - len(item), width) if self._padding.left else slice(0, len(item))
             if one.role == "input_ids":
                 data[row, place] = item.ids
             elif one.role == "attention_mask":

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 READ_PADDING: Final = frozenset({"convbert", "canine", "mra", "nystromformer", "yoso"})
 """Model types that mix the states of neighbouring tokens without regard to the mask: by convolution, landmarks or

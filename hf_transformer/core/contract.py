@@ -14,7 +14,7 @@ import numpy as np
 
 from hf_transformer.errors import NotReady
 from hf_transformer.tasks.base import Axis, OutputRole
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
+from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
 
 INPUT_ROLES = ("input_ids", "attention_mask", "token_type_ids")
 """The tensors that a tokenizer makes."""
@@ -146,7 +146,7 @@ def fit_signature(
     return Signature(inputs, outputs, rows, exact, axis, length, masked)
 
 
-def told(name: str, roles: Sequence[str]) -> str:
+def role_from_numbered_name(name: str, roles: Sequence[str]) -> str:
     """The role that a numbered name tells, input_ids__0 say; else the name itself."""
     numbered = POSITIONAL.match(name)
     return numbered[1] if numbered and numbered[1] in roles else name
@@ -154,7 +154,9 @@ def told(name: str, roles: Sequence[str]) -> str:
 
 def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) -> tuple[InputSignature, ...]:
     names = _names(spec.inputs)
-    positional = all(POSITIONAL.match(told(tensor.name, INPUT_ROLES)) for tensor in spec.inputs) and bool(spec.inputs)
+    positional = all(
+        POSITIONAL.match(role_from_numbered_name(tensor.name, INPUT_ROLES)) for tensor in spec.inputs
+    ) and bool(spec.inputs)
     if positional and len(wanted) > len(spec.inputs):
         problems.append(
             f"--tensor_input_names has {len(wanted)} names, but the model's inputs are {names}; drop {wanted[-1]!r}."
@@ -175,14 +177,16 @@ def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
                 f"--tensor_input_names has {name!r}, which the tokenizer can't make; "
                 f"name any of {', '.join(INPUT_ROLES)}."
             )
-        elif not positional and name not in {told(tensor.name, INPUT_ROLES) for tensor in spec.inputs}:
+        elif not positional and name not in {
+            role_from_numbered_name(tensor.name, INPUT_ROLES) for tensor in spec.inputs
+        }:
             problems.append(
                 f"--tensor_input_names has {name!r}, but the model's inputs are {names}; "
                 "change the flag or the input's name in config.pbtxt."
             )
     bound = []
     for tensor in spec.inputs:
-        name = tensor.name if positional else told(tensor.name, INPUT_ROLES)
+        name = tensor.name if positional else role_from_numbered_name(tensor.name, INPUT_ROLES)
         role = role_of.get(name) if wanted else name
         if role in INPUT_ROLES:
             # Masks are zeros and ones, which any numeric type holds; ids need whole numbers beyond 16 bits.
@@ -282,7 +286,7 @@ def _find_output(
     tensors = {tensor.name: tensor for tensor in spec.outputs}
     names = (role.name, *role.other_names)
     for tensor in spec.outputs:
-        tensors.setdefault(told(tensor.name, names), tensor)
+        tensors.setdefault(role_from_numbered_name(tensor.name, names), tensor)
     for name in (wanted,) if wanted else names:
         if name in tensors:
             return tensors[name]

@@ -11,7 +11,7 @@ from typing import Final, Self
 from hf_transformer.errors import TooLarge, TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.engine import characters
-from hf_transformer.types import TextInput
+from hf_transformer.types.tokenization import TextInput
 
 BYTES_PER_TOKEN = 4
 """About how long a token's text is, to guess a request's tokens by the size of its body before it is read."""
@@ -89,7 +89,7 @@ class Admission:
             gc.collect(1)
 
 
-class Place:
+class AdmissionTicket:
     """What one request takes of the service: the bytes of its body, and from ``enter`` on its tokens.
 
     As a context manager it gives them back at the end.
@@ -176,7 +176,7 @@ class Limits:
                 raise self.too_long(length, name if single else f"{name}[{index}]")
             total += length
         if total > self.max_total_length:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"{name}: {total} characters together, at most {self.max_total_length} are taken (--max_total_length)"
             )
         return total
@@ -184,16 +184,18 @@ class Limits:
     def check_instances(self, count: int, name: str) -> None:
         """Raises TooLarge for too many instances."""
         if count > self.max_instances:
-            raise TooLarge(f"{name}: {count} in a request, at most {self.max_instances} are taken (--max_instances)")
+            raise TooLarge.of(f"{name}: {count} in a request, at most {self.max_instances} are taken (--max_instances)")
 
     def check_sequences(self, count: int, name: str) -> None:
         """Raises TooLarge for too many sequences."""
         if count > self.max_sequences:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"{name}: {count} sequences (texts, pairs and windows) in one request, at most {self.max_sequences} "
                 "are taken (--max_sequences)"
             )
 
     def too_long(self, length: int, where: str) -> TooLarge:
         """The error for a text of so many characters."""
-        return TooLarge(f"{where}: {length} characters, at most {self.max_text_length} are taken (--max_text_length)")
+        return TooLarge.of(
+            f"{where}: {length} characters, at most {self.max_text_length} are taken (--max_text_length)"
+        )

@@ -30,13 +30,15 @@ from hf_transformer.errors import (
     PredictorTimeout,
     RequestError,
 )
-from hf_transformer.observability.board import Board
+from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Answers, Context, Encoding, ModelDescription, ModelSpec, Query, TextInput, Tokenization
+from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.tensors import ModelDescription, ModelSpec
+from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class GeneratePipeline(PredictPipeline, Protocol):
     @property
     def interface(self) -> str: ...
     @property
-    def honours(self) -> frozenset[str]: ...
+    def supported_fields(self) -> frozenset[str]: ...
     async def start(self, request: Any, context: Context) -> Any: ...
 
 
@@ -108,7 +110,7 @@ class ServedModel:
         check_health: bool = False,
         check_seconds: float = 30.0,
         latency_log: LatencyLog | None = None,
-        board: Board | None = None,
+        board: WorkerBoard | None = None,
         chat_template: Any = None,
     ) -> None:
         self.name = name
@@ -134,7 +136,7 @@ class ServedModel:
         self._away = False
         """Whether the predictor could not be reached since the last look."""
         self._doubt = asyncio.Event()
-        self._looking: asyncio.Task[str] | None = None
+        self._checking: asyncio.Task[str] | None = None
         self._ending = False
 
     @property
@@ -172,7 +174,7 @@ class ServedModel:
             InvalidInput: the model generates no text, or the request is wrong in itself.
             RequestError: whatever else keeps it from being begun.
         """
-        generation = await self.writer.start(request, context)
+        generation = await self.generator.start(request, context)
         generation.tell(self._note_answer, self._note_failure)
         return generation
 
@@ -191,11 +193,11 @@ class ServedModel:
         return self._require_serving().pipeline.tokenizer
 
     @property
-    def writer(self) -> GeneratePipeline:
+    def generator(self) -> GeneratePipeline:
         """What generates its texts. Raises NotReady as above, and InvalidInput if the model generates none."""
         found = self._require_serving().generating
         if found is None:
-            raise InvalidInput(f"model {self.name!r} does {self.task.name}, which generates no text")
+            raise InvalidInput.of(f"model {self.name!r} does {self.task.name}, which generates no text")
         return found
 
     def describe(self) -> ModelDescription:
@@ -248,7 +250,7 @@ class ServedModel:
         try:
             while True:
                 self._doubt.clear()
-                await self.look()
+                await self.check_predictor()
                 if self._problem:
                     logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, pause)
                     await asyncio.sleep(_jittered(pause))
@@ -261,9 +263,9 @@ class ServedModel:
                     async with asyncio.timeout(_jittered(self._check_seconds)):
                         await self._doubt.wait()
         finally:
-            if self._looking is not None:
-                self._looking.cancel()
-                await asyncio.wait([self._looking])
+            if self._checking is not None:
+                self._checking.cancel()
+                await asyncio.wait([self._checking])
 
     @property
     def is_ready(self) -> bool:
@@ -278,28 +280,28 @@ class ServedModel:
         if self._ending:
             raise NotReady(f"model {self.name!r} is not ready: the service is shutting down")
         if self._check_health:
-            await self.look()
+            await self.check_predictor()
         if self._problem:
             raise self._not_ready()
         if self._board is not None and (missing := self._board.waiting_for):
             raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
-    def begin_end(self) -> None:
+    def start_shutdown(self) -> None:
         """Makes the model not ready for good, so that no new clients come; requests are still answered."""
         self._ending = True
         self._show_ready()
 
-    async def look(self) -> str:
+    async def check_predictor(self) -> str:
         """Asks the predictor which model it has, and serves it if it fits. All who ask at one time share one look.
 
         Returns:
             Why the model is not ready; empty if it is. That takes QUESTION_TIMEOUT at most.
         """
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
-        return await asyncio.shield(self._looking)
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.get_running_loop().create_task(self._check_predictor())
+        return await asyncio.shield(self._checking)
 
-    async def _look(self) -> str:
+    async def _check_predictor(self) -> str:
         deadline = asyncio.get_running_loop().time() + QUESTION_TIMEOUT
         problem = ""
         try:

@@ -23,7 +23,8 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
-from hf_transformer.types import PLAIN, Answers, Context, Encoding, Query, TextInput, Tokenization
+from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 TRIAL = "A short text."
 INLINE_VALUES = 20_000
@@ -63,7 +64,7 @@ class Pipeline:
         # Hooks that a task leaves as they are need not be called for each text.
         self._checks = _has_own(task, "check")
         self._has_own_cost = _has_own(task, "decode_cost")
-        self._has_beside = _has_own(task, "beside")
+        self._has_extra_outputs = _has_own(task, "extra_outputs")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
         """Gives one prediction per instance, in their order.
@@ -71,7 +72,7 @@ class Pipeline:
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
-        began, task, place = perf_counter(), self._task, context.place
+        began, task, place = perf_counter(), self._task, context.ticket
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
         request = self._read(query, options)
@@ -130,7 +131,7 @@ class Pipeline:
         request = RequestState(query, options)
         items, texts, counts, total = request.items, request.texts, request.counts, 0
         if not instances:
-            raise InvalidInput(f"{name}: expected at least one, got none")
+            raise InvalidInput.of(f"{name}: expected at least one, got none")
         if len(instances) > limits.max_instances:
             limits.check_instances(len(instances), name)
         for index, instance in enumerate(instances):
@@ -148,7 +149,7 @@ class Pipeline:
             if len(texts) > limits.max_sequences:
                 limits.check_sequences(len(texts), name)
             if total > limits.max_total_length:
-                raise TooLarge(
+                raise TooLarge.of(
                     f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
                     "taken of all texts and pairs together (--max_total_length)"
                 )
@@ -182,10 +183,10 @@ class Pipeline:
         if is_unusual:
             self._check_each(request)
         request.tokens, request.size = tokens, size
-        if self._has_beside or request.query.tensors:
+        if self._has_extra_outputs or request.query.tensors:
             request.size = self._whole_size(request)
         if request.size > limits.max_answer_values:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"{request.query.name}: the answer would hold about {request.size} values, at most "
                 f"{limits.max_answer_values} are given in one (--max_answer_values); send fewer instances or ask for "
                 "less of each"
@@ -195,7 +196,7 @@ class Pipeline:
     def _whole_size(self, request: RequestState) -> int:
         """The number of values in all answers, with what stands beside them, or as a tensor."""
         encodings, options = request.encodings(), request.options
-        size = request.size + self._task.beside_size(encodings, options)
+        size = request.size + self._task.extra_size(encodings, options)
         if not request.query.tensors:
             return size
         return max(size, self._task.tensor_size(encodings, options))
@@ -208,11 +209,11 @@ class Pipeline:
             for number, windows in enumerate(texts):
                 for encoding in windows:
                     if not encoding.ids:
-                        raise InvalidInput(f"{task.text_name(where, number)}: the text has no tokens")
+                        raise InvalidInput.of(f"{task.text_name(where, number)}: the text has no tokens")
                     if encoding.truncated:
                         truncated.add(index)
                         if task.overflow(request.options) == "error":
-                            raise TooLarge(
+                            raise TooLarge.of(
                                 f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} tokens "
                                 "that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
                             )
@@ -226,7 +227,7 @@ class Pipeline:
         for item, parts in zip(request.items, request.parts, strict=True):
             answers = [[entry.answer for entry in part] for part in parts]
             predictions.append(task.answer(item, answers, options))
-        beside = task.beside(request.encodings(), options) if self._has_beside else ()
+        beside = task.extra_outputs(request.encodings(), options) if self._has_extra_outputs else ()
         tensor = task.tensor(predictions, options) if request.query.tensors else None
         return Answers(predictions, beside, request.tokens, tensor)
 

@@ -55,7 +55,7 @@ class BatchLimits:
     fixed_length: int | None = None
     max_padding: float = MAX_PADDING
     costs: BatchCosts | None = None
-    more: Callable[[int], bool] | None = None
+    allow_in_shared_memory: Callable[[int], bool] | None = None
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
         """Whether a batch may have so many rows, padded to ``width``, of which ``tokens`` are not padding.
@@ -66,7 +66,9 @@ class BatchLimits:
         if padded > self.max_tokens:
             return False
         size = rows * self.output_bytes(width)
-        if size > self.max_output_bytes and (self.more is None or not self.more(size)):
+        if size > self.max_output_bytes and (
+            self.allow_in_shared_memory is None or not self.allow_in_shared_memory(size)
+        ):
             return False
         if self.fixed_length is not None:
             return True
@@ -83,8 +85,8 @@ class BatchLimits:
 
     def share_of(self, fair: int, width: int) -> int:
         """The most instances of a batch of this width, if a fair share of all instances is ``fair``; see Queue."""
-        if fair < self.max_rows and self.more is not None and self.costs is not None:
-            if self.costs.outweighed(fair * width) and self.more(self.output_bytes(width)):
+        if fair < self.max_rows and self.allow_in_shared_memory is not None and self.costs is not None:
+            if self.costs.outweighed(fair * width) and self.allow_in_shared_memory(self.output_bytes(width)):
                 return fair
         return self.max_rows
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from hf_transformer.core.batch import Form, Packed
+from hf_transformer.core.batch import BatchBuilder, Packed
 from hf_transformer.core.queue import Queue
 from hf_transformer.errors import (
     CallersDeadline,
@@ -28,7 +28,8 @@ from hf_transformer.errors import (
 )
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import ModelCall, Predictor
-from hf_transformer.types import Array, Context, Tensor
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import Array, Tensor
 
 Item = TypeVar("Item")
 
@@ -142,7 +143,7 @@ class Submission:
     ``answered`` when the predictor had answered its last batch, both of time.perf_counter.
     """
 
-    __slots__ = ("answered", "context", "decode", "entries", "future", "left", "options", "since", "timer")
+    __slots__ = ("answered", "context", "decode", "entries", "future", "options", "remaining", "since", "timer")
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class Submission:
         future: asyncio.Future[None],
     ) -> None:
         self.entries = entries
-        self.left = len(entries)
+        self.remaining = len(entries)
         self.decode = decode
         self.options = options
         self.context = context
@@ -209,7 +210,7 @@ class Scheduler(Generic[Item]):
     def __init__(
         self,
         predictor: Predictor,
-        form: Form[Item],
+        form: BatchBuilder[Item],
         settings: SchedulerSettings,
         *,
         executor: Executor,
@@ -273,7 +274,7 @@ class Scheduler(Generic[Item]):
             self._unanswered.pop(request, None)
         else:
             request.timer.cancel()
-        if request.left:
+        if request.remaining:
             request.future.cancel()
             for entry in request.entries:
                 self._queue.discard(entry)
@@ -404,8 +405,8 @@ class Scheduler(Generic[Item]):
                 request.fail(entry.answer)
                 continue
             request.answered = answered
-            request.left -= 1
-            if not request.left:
+            request.remaining -= 1
+            if not request.remaining:
                 request.future.set_result(None)
         if wrong:
             self._metrics.predictor_errors.add(1, BAD_ANSWER)
@@ -446,5 +447,5 @@ def _note_departure(entries: Sequence[Entry[Any]], started: float) -> int:
         if waited > request.context.queue:
             request.context.queue = waited
         if traceparent and request is not first:
-            request.context.sent_with = traceparent
+            request.context.batch_traceparent = traceparent
     return cost

@@ -22,7 +22,8 @@ from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import FLOATS
 from hf_transformer.tokenizer.files import ModelFiles, read_json
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Json, ModelSpec
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import ModelSpec
 
 _NAMES = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.types import NUMPY_DTYPES, Array
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array
 
 BYTES_PER_COST = 1000
 """Bytes that are copied in the time of one unit of the scheduler's INLINE_COST."""
@@ -121,7 +121,7 @@ class CacheBudget:
     def check(self, size: int) -> None:
         """Raises TooLarge for a cache that would not fit if there were no other."""
         if size > self._limit:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"the key-value cache of this text needs {size} bytes, --max_cache_bytes allows {self._limit}: ask for "
                 "fewer tokens"
             )

@@ -19,12 +19,11 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
-from hf_transformer.errors import InvalidInput, LoadError, TooLarge
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.generation import sandbox
 from hf_transformer.generation.sandbox import BUDGET, ChatEnvironment, Guards, OverBudget, check_size
-from hf_transformer.tasks.base import describe
 from hf_transformer.tokenizer.files import read_json
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -67,9 +66,9 @@ class CompiledTemplate:
                 size += len(part)
                 check_size(size)
         except OverBudget as exc:
-            raise TooLarge(f"messages: the model's chat template is given up: {exc}") from exc
+            raise TooLarge.of(f"messages: the model's chat template is given up: {exc}") from exc
         except TEMPLATE_ERRORS as exc:
-            raise InvalidInput(f"messages: the model's chat template does not take them: {_why(exc)}") from exc
+            raise InvalidInput.of(f"messages: the model's chat template does not take them: {_why(exc)}") from exc
         return "".join(parts)
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Final, TypeAlias
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.stops import Replacing
+from hf_transformer.generation.stops import StreamReplacer
 from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
 UNKNOWN = "\ufffd"
@@ -69,7 +69,7 @@ class Vocabulary:
                     break
         context.reverse()
         made = Bytes(self, context) if byte_level else Window(self, context)
-        return Cleaned(made) if self.tokenizer.cleans_up else made
+        return CleanupDetokenizer(made) if self.tokenizer.cleans_up else made
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special ones left out."""
@@ -220,12 +220,12 @@ class Window:
         del self._byte_ids[:count], self._bytes[:count]
 
 
-class Cleaned:
+class CleanupDetokenizer:
     """Another one's text without the spaces that clean_up_tokenization_spaces removes."""
 
     def __init__(self, inner: Bytes | Window) -> None:
         self._inner = inner
-        self._passes = [Replacing(old, new) for old, new in CLEAN_UP]
+        self._passes = [StreamReplacer(old, new) for old, new in CLEAN_UP]
 
     def push(self, number: int) -> str:
         text = self._inner.push(number)
@@ -245,4 +245,4 @@ class Cleaned:
         return self._inner.held + sum([len(one.held) for one in self._passes])
 
 
-Detokenizer: TypeAlias = Bytes | Window | Cleaned
+Detokenizer: TypeAlias = Bytes | Window | CleanupDetokenizer

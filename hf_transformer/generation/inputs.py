@@ -16,7 +16,8 @@ import numpy as np
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
 from hf_transformer.predictor.base import ModelCall, Predictor
-from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
 
 Kind = Literal["whole", "signed", "float", "flag", "text"]
 WHOLE: Final = ("INT32", "INT64", "UINT32", "UINT64")
@@ -154,14 +155,14 @@ class TensorGenerator(Generator):
                 )
         for field, one in self._fields.items():
             self._problems_of_inputs += one.problems(KINDS[field])
-        self.honours = frozenset(self._fields)
-        if self.honours & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
-            self.honours |= {"greedy"}
+        self.supported_fields = frozenset(self._fields)
+        if self.supported_fields & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
+            self.supported_fields |= {"greedy"}
         if self._end is not None:
             may_be_none = end == NO_END or (end is None and not self._end.optional)
             self._problems_of_inputs += self._end.problems("signed" if may_be_none else "whole")
             if self._end.datatype in DATATYPES["signed"]:
-                self.honours |= {"ignore_eos"}
+                self.supported_fields |= {"ignore_eos"}
 
     def _shared_problems(self, outputs: Collection[str]) -> list[str]:
         """A sentence for each input that does not fit, and each tensor that can't be streamed as JSON (REST)."""

@@ -15,13 +15,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from hf_transformer.core.batch import Form, Packed, Widths, widths_of
+from hf_transformer.core.batch import BatchBuilder, Packed, PaddingBuckets, padding_buckets
 from hf_transformer.core.queue import BatchLimits
 from hf_transformer.core.scheduler import Entry, Scheduler, SchedulerSettings
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, cache_bytes, past_input
 from hf_transformer.generation.logits_signature import CACHE_BRANCH, LogitsSignature, fit_logits
-from hf_transformer.generation.sampling import Chooser
+from hf_transformer.generation.sampling import TokenSampler
 from hf_transformer.generation.types import (
     FinishReason,
     Generator,
@@ -34,7 +34,8 @@ from hf_transformer.generation.types import (
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import TaskTokenizer
-from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor
 
 MAX_PADDING = 0.5
 """The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so the call itself costs
@@ -66,7 +67,7 @@ class LogitsSequence:
         "prompt",
         "source",
     )
-    _chooser: Chooser
+    _chooser: TokenSampler
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class LogitsSequence:
 
     def begin(self) -> None:
         """Before the first step: makes the cache, and the chooser of the tokens."""
-        self._chooser = Chooser(self._sampling, self.tokens.tolist(), self._waited)
+        self._chooser = TokenSampler(self._sampling, self.tokens.tolist(), self._waited)
         self.cache = Cache(self._form, self._cached, len(self.source)) if self._form else None
 
     @property
@@ -174,7 +175,7 @@ def unique_rows(items: Sequence[LogitsSequence]) -> tuple[list[LogitsSequence], 
     return sent, numbers
 
 
-class StepForm(Form[LogitsSequence]):
+class StepBatchBuilder(BatchBuilder[LogitsSequence]):
     """One step each of several sequences. Those that begin and those that go on from a cache do not share a batch.
 
     ``widths`` are those of whole texts and an encoder-decoder's prompts, if their length is free; None for the longest
@@ -183,7 +184,7 @@ class StepForm(Form[LogitsSequence]):
     """
 
     def __init__(
-        self, signature: LogitsSignature, pad_id: int, settings: SchedulerSettings, widths: Widths | None = None
+        self, signature: LogitsSignature, pad_id: int, settings: SchedulerSettings, widths: PaddingBuckets | None = None
     ) -> None:
         self._signature = signature
         self._pad_id = pad_id
@@ -376,7 +377,7 @@ class StepForm(Form[LogitsSequence]):
         return data
 
 
-def _rounded(widths: Widths | None, tokens: int) -> int:
+def _rounded(widths: PaddingBuckets | None, tokens: int) -> int:
     return tokens if widths is None else widths.of(tokens)
 
 
@@ -391,7 +392,11 @@ class LogitsGenerator(Generator):
     """
 
     interface: ClassVar[str] = "logits"
-    honours = frozenset(one.name for one in fields(Sampling)) - {"n", "stop", "names"}  # nothing is up to the model
+    supported_fields = frozenset(one.name for one in fields(Sampling)) - {
+        "n",
+        "stop",
+        "names",
+    }  # nothing is up to the model
 
     def __init__(
         self,
@@ -413,8 +418,8 @@ class LogitsGenerator(Generator):
         # Never more batches than the model works on at a time: waiting ones could as well have been one.
         scheduling = settings.scheduling
         settings.places.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
-        form = StepForm(
-            signature, settings.pad_id, scheduling, widths_of(settings.pad_to_multiple_of, settings.max_length)
+        form = StepBatchBuilder(
+            signature, settings.pad_id, scheduling, padding_buckets(settings.pad_to_multiple_of, settings.max_length)
         )
         self._scheduler = Scheduler[LogitsSequence](
             predictor, form, scheduling, executor=executor, metrics=metrics, limit=settings.places
@@ -475,22 +480,24 @@ class LogitsGenerator(Generator):
         for field, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             for one in ids:
                 if not 0 <= one < self._vocabulary:
-                    raise InvalidInput(
-                        f"{sampling.named(field)}: the model has {self._vocabulary} tokens, and none with the id {one}"
+                    raise InvalidInput.of(
+                        f"{sampling.path(field)}: the model has {self._vocabulary} tokens, and none with the id {one}"
                     )
         longest, start = self._longest, prompt.ids
         source: tuple[int, ...] = ()
         if max(start) >= self._vocabulary:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"the prompt has the token {max(start)}, but the model's are 0 to {self._vocabulary - 1}"
             )
         if self._signature.encoder_decoder:
             start, source = self._settings.decoder_start_ids, start
             if len(source) > longest:
-                raise InvalidInput(f"the prompt has {len(source)} tokens, the model takes {longest}")
+                raise InvalidInput.of(f"the prompt has {len(source)} tokens, the model takes {longest}")
             longest = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)
         elif len(start) >= longest:
-            raise InvalidInput(f"the prompt has {len(start)} tokens, and the model takes {longest} with those to come")
+            raise InvalidInput.of(
+                f"the prompt has {len(start)} tokens, and the model takes {longest} with those to come"
+            )
         most = longest - len(start)
         if sampling.max_tokens is not None:
             most = min(sampling.max_tokens, most)

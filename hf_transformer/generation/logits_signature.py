@@ -12,11 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hf_transformer.core.contract import DEFAULT_BATCH, POSITIONAL, ContractError, InputSignature, told
+from hf_transformer.core.contract import (
+    DEFAULT_BATCH,
+    POSITIONAL,
+    ContractError,
+    InputSignature,
+    role_from_numbered_name,
+)
 from hf_transformer.generation.cache import CacheTensor
 from hf_transformer.generation.types import GeneratorSettings
 from hf_transformer.tasks.base import FLOATS, TaskTokenizer
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
+from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
 
 DECODER: Final = ("input_ids", "attention_mask", "position_ids")
 ENCODER_DECODER: Final = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
@@ -137,11 +143,17 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
 def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
     """The role of each input that is sent, by its name, which may be numbered (input_ids__0); INPUT__0 and so on have
     theirs by position."""
-    if wanted and spec.inputs and all(POSITIONAL.match(told(tensor.name, KNOWN)) for tensor in spec.inputs):
+    if (
+        wanted
+        and spec.inputs
+        and all(POSITIONAL.match(role_from_numbered_name(tensor.name, KNOWN)) for tensor in spec.inputs)
+    ):
         order = sorted(spec.inputs, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
         return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
     sent = {*wanted, CACHE_BRANCH} if wanted else {*KNOWN}
-    return {tensor.name: role for tensor in spec.inputs if (role := told(tensor.name, KNOWN)) in sent}
+    return {
+        tensor.name: role for tensor in spec.inputs if (role := role_from_numbered_name(tensor.name, KNOWN)) in sent
+    }
 
 
 def _fit_inputs(
@@ -211,7 +223,7 @@ def _fit_output(
     floats = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and not tensor.name.startswith("present.")]
     floats = [tensor for tensor in floats if tensor.name not in ENCODED]
     name = wanted[0] if wanted else "logits"
-    found = [tensor for tensor in floats if name in (tensor.name, told(tensor.name, (name,)))]
+    found = [tensor for tensor in floats if name in (tensor.name, role_from_numbered_name(tensor.name, (name,)))]
     found = found or ([] if wanted else floats)
     if len(found) != 1 or len(found[0].shape) - leading not in (1, 2):
         shown = ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in spec.outputs) or "none"

@@ -1,6 +1,6 @@
 """One request of text generation, from prompts to texts. Read this first.
 
-    prompts --tokenizer--> ids --Generator--> steps --Assembler--> pieces of text --Generation--> the client
+    prompts --tokenizer--> ids --Generator--> steps --SequenceAssembler--> pieces of text --Generation--> the client
 
 ``start`` does everything that can fail because of the request itself; a Generation (stream.py) then generates all
 sequences at the same time.
@@ -16,15 +16,16 @@ from dataclasses import replace
 from hf_transformer.core.limits import Limits
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.stream import Assembler, Generation
+from hf_transformer.generation.stream import Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
 from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Answers, Context, Encoding, Query, TextInput, TokenIds, Tokenization
+from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
-ALWAYS_HONOURED = frozenset({"stop", "n", "max_tokens", "max_length"})
+ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
 """Parameters that need no support by the model, since they are honoured here."""
 TRIAL = "A short text."
 
@@ -35,8 +36,8 @@ class GenerationPipeline:
     ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a whole request. ``log_texts``
     is called with every request's prompts.
 
-    Attributes: ``interface``, the model's kind: tokens, text or logits; ``honours``, the fields of Sampling that a
-    request may change.
+    Attributes: ``interface``, the model's kind: tokens, text or logits; ``supported_fields``, the fields of
+    Sampling that a request may change.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class GenerationPipeline:
         self._timeout = timeout
         self._log_texts = log_texts
         self.interface = generator.interface
-        self.honours = ALWAYS_HONOURED | generator.honours
+        self.supported_fields = ALWAYS_SUPPORTED | generator.supported_fields
         self._max_new_tokens = task.settings.generation.max_new_tokens
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, executor).count
@@ -73,7 +74,7 @@ class GenerationPipeline:
         Raises InvalidInput for a prompt without tokens and for a parameter that is wrong or can't be honoured by this
         model, and TooLarge for too many prompts, or too long ones.
         """
-        began, place = time.perf_counter(), context.place
+        began, place = time.perf_counter(), context.ticket
         length = self._check(request)
         if place is not None:
             place.expect(length)
@@ -130,25 +131,28 @@ class GenerationPipeline:
         """The number of characters of all prompts. Raises InvalidInput for a parameter that this model can't honour,
         and RequestError for too many, too few or too long prompts."""
         sampling, most = request.sampling, self._limits.max_sequences
-        for field, name in sampling.names.items():
-            if field not in self.honours:
-                raise InvalidInput(
-                    f"{name}: this model is a {self._generator.interface} model, which can't honour it; leave it out"
+        for field in sampling.names:
+            if field not in self.supported_fields:
+                raise InvalidInput.of(
+                    f"{sampling.path(field)}: this model is a {self._generator.interface} model, which can't honour it; "
+                    "leave it out"
                 )
         if not request.prompts:
-            raise InvalidInput(f"{request.name}: expected at least one, got none")
+            raise InvalidInput.of(f"{request.name}: expected at least one, got none")
         length = self._limits.check_texts(request.prompts, request.name, single=request.single)
         limit, name, asked = self._max_new_tokens, "max_tokens", sampling.max_tokens
         if asked is None and "max_length" in sampling.names:
             name, asked = "max_length", request.max_length
         # A prompt has a token at least.
         if limit is not None and asked is not None and asked - (name == "max_length") > limit:
-            raise TooLarge(f"{sampling.named(name)}: {asked}, at most {limit} new tokens are given (--max_new_tokens)")
+            raise TooLarge.of(
+                f"{sampling.path(name)}: {asked}, at most {limit} new tokens are given (--max_new_tokens)"
+            )
         count = len(request.prompts) * sampling.n
         if count > most:
-            raise TooLarge(
-                f"{request.name}: {len(request.prompts)} with {sampling.n} texts each ({sampling.named('n')}) are "
-                f"{count}, at most {most} are written in one request (--max_sequences)"
+            raise TooLarge.of(
+                f"{request.name}: {len(request.prompts)} with {sampling.n} texts each "
+                f"({sampling.names.get('n', 'n')}) are {count}, at most {most} are written in one request (--max_sequences)"
             )
         return length
 
@@ -161,7 +165,7 @@ class GenerationPipeline:
                 for one in text.ids:
                     if not 0 <= one < size:
                         where = _where(request, index)
-                        raise InvalidInput(f"{where}: {one} is no token id; they go from 0 to {size - 1}")
+                        raise InvalidInput.of(f"{where}: {one} is no token id; they go from 0 to {size - 1}")
         how = Tokenization(whole=True, special_tokens=None if special else False)
         found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
         # With special tokens: else a model that reads text would not see them.
@@ -169,14 +173,14 @@ class GenerationPipeline:
         prompts = []
         for index, (text, [encoding]) in enumerate(zip(request.prompts, found, strict=True)):
             if not encoding.ids:
-                raise InvalidInput(f"{_where(request, index)}: the prompt has no tokens")
+                raise InvalidInput.of(f"{_where(request, index)}: the prompt has no tokens")
             if isinstance(text, TokenIds):
                 prompts.append(Prompt(next(decoded), tuple(encoding.ids), False))
             else:
                 prompts.append(Prompt(str(text), tuple(encoding.ids), special))
         return prompts
 
-    def _sequences(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Assembler]:
+    def _sequences(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[SequenceAssembler]:
         """One for each choice of a prompt."""
         sampling, most = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
@@ -186,7 +190,7 @@ class GenerationPipeline:
         found = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
-            found.append(Assembler(self._vocabulary, prompt, own, (index, choice), before, continues))
+            found.append(SequenceAssembler(self._vocabulary, prompt, own, (index, choice), before, continues))
         return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
@@ -197,7 +201,7 @@ class GenerationPipeline:
         taken = len(start) if start else len(prompt.ids)
         if len(prompt.ids) > limit or taken >= limit:
             more = "" if start else ", which leaves none for new ones"
-            raise TooLarge(
+            raise TooLarge.of(
                 f"{_where(request, index)}: the prompt has {len(prompt.ids)} tokens, and the model takes {limit}{more}"
             )
         found = limit - taken
@@ -207,15 +211,15 @@ class GenerationPipeline:
             found = min(found, most)
         elif request.max_length is not None:
             if request.max_length <= taken:
-                raise InvalidInput(
-                    f"{sampling.named('max_length')}: {request.max_length} tokens are to be enough for the text and "
+                raise InvalidInput.of(
+                    f"{sampling.path('max_length')}: {request.max_length} tokens are to be enough for the text and "
                     f"the tokens before it, and {_where(request, index)} has {taken} already; give a larger one, or "
                     "say how many new tokens there may be"
                 )
             found = min(found, request.max_length - taken)
         if sampling.min_tokens > found:
-            raise InvalidInput(
-                f"{sampling.named('min_tokens')}: {sampling.min_tokens} new tokens at least, and there may be "
+            raise InvalidInput.of(
+                f"{sampling.path('min_tokens')}: {sampling.min_tokens} new tokens at least, and there may be "
                 f"{found} after the {len(prompt.ids)} of {_where(request, index)}"
             )
         return found

@@ -1,7 +1,7 @@
 """Sampling: from a request's parameters to Sampling, and from a model's logits to the next token.
 
-``read_sampling`` reads parameters. Chooser chooses tokens as transformers' logits processors do, for models that give
-logits; other models choose tokens themselves.
+``read_sampling`` reads parameters. TokenSampler chooses tokens as transformers' logits processors do, for models that
+give logits; other models choose tokens themselves.
 
 The order is that of ``GenerationMixin._get_logits_processor``: logit_bias, repetition_penalty, presence and frequency
 penalties, min_tokens; then, only for a token that is drawn, temperature, top_k, top_p, min_p. Presence and frequency
@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
+from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, describe
 from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
-from hf_transformer.tasks.base import GenerationSettings, describe
+from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.numerics import top_k
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Array
+from hf_transformer.types.tensors import Array
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 """Stop strings of one request (OpenAI takes 4), and characters of each: as much text may be held back."""
@@ -66,7 +66,7 @@ def _named(given: Parameters, field: str) -> str:
 
 def _at_most(count: int, most: int, name: str, what: str) -> int:
     if count > most:
-        raise TooLarge(f"parameters.{name}: {count}, at most {most} {what}")
+        raise TooLarge.of(f"parameters.{name}: {count}, at most {most} {what}")
     return count
 
 
@@ -75,7 +75,7 @@ def _min_tokens(given: Parameters, name: str, tokens: str | None, most: int | No
     least = given.integer(name, 0, 0)
     if most is not None and least > most:
         allowed = f"{tokens} allows {most}" if tokens else f"there may be {most} where nothing says how many"
-        raise InvalidInput(f"parameters.{name}: {least}, but {allowed}")
+        raise InvalidInput.of(f"parameters.{name}: {least}, but {allowed}")
     return least
 
 
@@ -87,9 +87,9 @@ def _stop(given: Parameters, name: str, vocab_size: int) -> tuple[str, ...]:
     stops = given.strings(name, empty=True, most=MAX_STOPS) or []
     for index, one in enumerate(stops):
         if not one:
-            raise InvalidInput(f"parameters.{name}: string {index} is empty, and would be found everywhere")
+            raise InvalidInput.of(f"parameters.{name}: string {index} is empty, and would be found everywhere")
         if len(one) > MAX_STOP_LENGTH:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"parameters.{name}: string {index} has {len(one)} characters, at most {MAX_STOP_LENGTH} are taken"
             )
     return tuple(stops)
@@ -98,13 +98,13 @@ def _stop(given: Parameters, name: str, vocab_size: int) -> tuple[str, ...]:
 def _stop_token_ids(given: Parameters, name: str, vocab_size: int) -> tuple[int, ...]:
     ids = given.get(name)
     if not isinstance(ids, list):
-        raise InvalidInput(f"parameters.{name}: expected a list of token ids, got {describe(ids)}")
+        raise InvalidInput.of(f"parameters.{name}: expected a list of token ids, got {describe(ids)}")
     if len(ids) > MAX_STOP_TOKENS:
-        raise TooLarge(f"parameters.{name}: {len(ids)} tokens, at most {MAX_STOP_TOKENS} are taken")
+        raise TooLarge.of(f"parameters.{name}: {len(ids)} tokens, at most {MAX_STOP_TOKENS} are taken")
     for index, one in enumerate(ids):
         if type(one) is not int or not 0 <= one < vocab_size:
             shown = one if type(one) is int else describe(one)
-            raise InvalidInput(f"parameters.{name}: token {index} is {shown}, expected 0 to {vocab_size - 1}")
+            raise InvalidInput.of(f"parameters.{name}: token {index} is {shown}, expected 0 to {vocab_size - 1}")
     return tuple(ids)
 
 
@@ -112,16 +112,16 @@ def _logit_bias(given: Parameters, name: str, vocab_size: int) -> dict[int, floa
     """{"id": bias}, with ids as JSON has keys."""
     found = given.get(name)
     if not isinstance(found, dict):
-        raise InvalidInput(f"parameters.{name}: expected an object, got {describe(found)}")
+        raise InvalidInput.of(f"parameters.{name}: expected an object, got {describe(found)}")
     if len(found) > MAX_BIASES:
-        raise TooLarge(f"parameters.{name}: {len(found)} tokens, at most {MAX_BIASES} are taken")
+        raise TooLarge.of(f"parameters.{name}: {len(found)} tokens, at most {MAX_BIASES} are taken")
     for key, value in found.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
-            raise InvalidInput(f"parameters.{name}: {key[:20]!r} is no token's id, expected 0 to {vocab_size - 1}")
+            raise InvalidInput.of(f"parameters.{name}: {key[:20]!r} is no token's id, expected 0 to {vocab_size - 1}")
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise InvalidInput(f"parameters.{name}: token {key} has {describe(value)}, expected a number")
+            raise InvalidInput.of(f"parameters.{name}: token {key} has {describe(value)}, expected a number")
         if not -100 <= value <= 100:
-            raise InvalidInput(f"parameters.{name}: token {key} has {value:g}, expected -100 to 100")
+            raise InvalidInput.of(f"parameters.{name}: token {key} has {value:g}, expected -100 to 100")
     return {int(key): float(value) for key, value in found.items()}
 
 
@@ -144,7 +144,6 @@ def read_sampling(
     tokens: str | None,
     default_tokens: int | None = None,
     logprobs: tuple[int, str] | None = None,
-    prefix: str = "parameters.",
 ) -> Sampling:
     """The sampling that a request's parameters describe, under any of the names that ``given`` knows.
 
@@ -152,18 +151,17 @@ def read_sampling(
         defaults: temperature, top_k, top_p and do_sample without the request's.
         tokens: the parameter with the number of new tokens; without one it is ``default_tokens``.
         logprobs: how many of the likeliest tokens are given beside each, and the parameter that says so.
-        prefix: stands before the names that the Sampling keeps for messages.
 
     Raises:
         InvalidInput, TooLarge: a value that is not taken; the message begins with ``parameters.NAME``.
     """
     values: dict[str, Any] = {}
-    names = {"max_length": f"{prefix}max_length"} if "max_length" in given else {}
+    names = {"max_length": "max_length"} if "max_length" in given else {}
 
     def put(field: str, value: Any, name: str) -> None:
         values[field] = value
         if value != getattr(NEUTRAL, field):
-            names[field] = f"{prefix}{name}"
+            names[field] = name
 
     if tokens is not None:
         put("max_tokens", given.integer(tokens, 0, 1), tokens)
@@ -178,7 +176,7 @@ def read_sampling(
             put(field, given.number(field, default, least, most), _named(given, field))
     if 0 < values.get("temperature", 1.0) < SMALLEST:
         shown = f"{values['temperature']:g} is out of range, expected 0, or {SMALLEST:g} or more"
-        raise InvalidInput(f"parameters.temperature: {shown}")
+        raise InvalidInput.of(f"parameters.temperature: {shown}")
     if "top_k" in given or defaults.top_k:  # -1 (vLLM's) and 0 (transformers') are all tokens
         put("top_k", max(given.integer("top_k", defaults.top_k, -1), 0), _named(given, "top_k"))
     for field, known, read in _READERS:
@@ -193,7 +191,7 @@ def read_sampling(
             names.pop(field, None)
         values["greedy"] = True
         if (says := "temperature" if zero else "do_sample") in given:  # else it is the service's default
-            names["greedy"] = f"{prefix}{says}"
+            names["greedy"] = says
     return Sampling(**values, names=names)
 
 
@@ -272,7 +270,7 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
     return TokenScore(token, float(logits[token]) - total, top)
 
 
-class Chooser:
+class TokenSampler:
     """Chooses the tokens of one sequence, which come after ``ids``. It has its own random generator and draws one
     number per token, so a seed always gives the same tokens from the same logits.
 

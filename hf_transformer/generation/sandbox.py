@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 MOST_SECONDS = 5.0
 """Time limit of one rendering. A usual template takes a millisecond for a long chat."""

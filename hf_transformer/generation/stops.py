@@ -47,7 +47,7 @@ class StopSearch:
         return text[:place], False
 
 
-class Replacing:
+class StreamReplacer:
     """str.replace: the results, and ``held`` at the end, joined, are the whole text with everything replaced."""
 
     __slots__ = ("_new", "_old", "held")

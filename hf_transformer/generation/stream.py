@@ -1,6 +1,6 @@
 """The texts of one request while they are generated: one stream of pieces, one deadline, one end.
 
-    steps of a generator --Assembler--> pieces of one text --Generation--> pieces of all texts of a request
+    steps of a generator --SequenceAssembler--> pieces of one text --Generation--> pieces of all texts of a request
 
 Each text has a task that queues its pieces, and the API reads the queue. While a slow reader leaves it full, the tasks
 and the model wait.
@@ -20,7 +20,7 @@ from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stops import StopSearch
 from hf_transformer.generation.types import Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 
 QUEUED_PIECES = 32
 """Pieces of a request that may wait for a slow reader; then the model waits too."""
@@ -28,7 +28,7 @@ CHARACTERS_PER_TOKEN = 4
 """The estimate of admission, for models that give text alone: their tokens are counted at the end."""
 
 
-class Assembler:
+class SequenceAssembler:
     """Assembles the text of one sequence (one continuation of one prompt): detokenizes, searches for stop strings, and
     shows the tokens.
 
@@ -44,7 +44,7 @@ class Assembler:
         vocabulary: Vocabulary,
         prompt: Prompt,
         sampling: Sampling,
-        place: tuple[int, int],
+        key: tuple[int, int],
         before: str = "",
         continues: bool = True,
     ) -> None:
@@ -53,7 +53,7 @@ class Assembler:
         self._stops = StopSearch(sampling.stop)
         self.prompt = prompt
         self.sampling = sampling
-        self.place = place
+        self.key = key
         self.before = before
         self._waiting: deque[tuple[int, TokenScore]] = deque()
         """Tokens that are not shown yet, each with its offset."""
@@ -77,7 +77,7 @@ class Assembler:
             return None
         text, self.before = self.before + text, ""
         count, self._uncounted = self._uncounted, 0
-        return Piece(*self.place, text, tokens, count, finish)
+        return Piece(*self.key, text, tokens, count, finish)
 
     def _text(self, step: Step) -> tuple[str, str]:
         """The step's text in two parts: before a stop string may end it (min_tokens), and the rest."""
@@ -134,7 +134,7 @@ class Generation:
 
     def __init__(
         self,
-        sequences: Sequence[Assembler],
+        sequences: Sequence[SequenceAssembler],
         generator: Generator,
         context: Context,
         metrics: Metrics,
@@ -226,10 +226,10 @@ class Generation:
 
     async def collect(self) -> list[list[Piece]]:
         """The whole continuations, by prompt and choice. Raises RequestError as iterating does."""
-        pieces: dict[tuple[int, int], list[Piece]] = {one.place: [] for one in self._sequences}
+        pieces: dict[tuple[int, int], list[Piece]] = {one.key: [] for one in self._sequences}
         async for piece in self:
             pieces[piece.prompt, piece.choice].append(piece)
-        found: list[list[Piece]] = [[] for _ in range(self._sequences[-1].place[0] + 1)]
+        found: list[list[Piece]] = [[] for _ in range(self._sequences[-1].key[0] + 1)]
         for (prompt, choice), parts in pieces.items():
             text = "".join([one.text for one in parts])
             tokens, count = [token for one in parts for token in one.tokens], sum(one.count for one in parts)
@@ -267,7 +267,7 @@ class Generation:
 
     # Writing: a task per sequence
 
-    async def _run(self, sequence: Assembler) -> None:
+    async def _run(self, sequence: SequenceAssembler) -> None:
         """Queues all pieces of one sequence. Its error ends the others."""
         ending = "error"
         self._metrics.begin()
@@ -303,12 +303,12 @@ class Generation:
         self._pieces.append(piece)
         self._wake()
 
-    async def _write(self, sequence: Assembler) -> Piece:
+    async def _write(self, sequence: SequenceAssembler) -> Piece:
         """Queues the pieces of one sequence but the last, and returns that. The call to the predictor is over then: a
         slow reader must not keep it open."""
         sampling, metrics = sequence.sampling, self._metrics
         if sampling.max_tokens == 0:
-            return Piece(*sequence.place, sequence.before, finish="length")
+            return Piece(*sequence.key, sequence.before, finish="length")
         first = last = 0.0
         async with aclosing(self._generator.generate(sequence.prompt, sampling, self._context)) as steps:
             async for step in steps:
@@ -350,7 +350,7 @@ class Generation:
         self.completion_tokens += tokens
         self._metrics.generated_tokens += tokens
         self._uncounted += characters
-        place = self._context.place
+        place = self._context.ticket
         if place is not None:
             expected = self._uncounted // CHARACTERS_PER_TOKEN
             place.charge(self.prompt_tokens + self.completion_tokens + expected)

@@ -14,7 +14,8 @@ from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, read_text
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import OUTPUT
-from hf_transformer.types import Json, Query, Tensor
+from hf_transformer.types.request import Json, Query
+from hf_transformer.types.tensors import Tensor
 
 MAX_TOKENS = ("max_new_tokens", "max_tokens")
 PARAMETERS = (
@@ -45,10 +46,10 @@ class TextGeneration(Servable):
         defaults = self.settings.generation
         full = given.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
         if full and not self.knows_full_text:
-            raise InvalidInput(f"parameters.return_full_text: {self.name} gives the new text alone, expected false")
+            raise InvalidInput.of(f"parameters.return_full_text: {self.name} gives the new text alone, expected false")
         tokens = given.one_of(*MAX_TOKENS)
         if tokens is not None and "max_length" in given:
-            raise InvalidInput(f"parameters.max_length: can't be combined with {tokens}, which says what is new")
+            raise InvalidInput.of(f"parameters.max_length: can't be combined with {tokens}, which says what is new")
         max_length = None if tokens is not None else given.integer("max_length", defaults.max_length, 1)
         sampling = read_sampling(given, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
         return GenerationRequest(prompts=(), sampling=sampling, echo=full, max_length=max_length)

@@ -27,7 +27,9 @@ from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, TensorG
 from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Context, Encoding, ModelSpec, Tensor, Tokenization
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import ModelSpec, Tensor
+from hf_transformer.types.tokenization import Encoding, Tokenization
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +80,9 @@ class TextGenerator(TensorGenerator):
         super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs
         self._json = PARAMETERS in inputs
-        self.honours -= {"logprobs"}  # the model does not say which tokens they are of
+        self.supported_fields -= {"logprobs"}  # the model does not say which tokens they are of
         if self._json:
-            self.honours |= {"max_tokens", "greedy", *_IN_JSON}
+            self.supported_fields |= {"max_tokens", "greedy", *_IN_JSON}
         asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
         # vLLM's backend leaves the prompt out where it streams.
@@ -90,7 +92,7 @@ class TextGenerator(TensorGenerator):
         if problems := self._problems(wanted):
             raise ContractError(spec.name, problems)
         self._asked = [inputs[name].tensor(True) for name in asked]
-        if "max_tokens" not in self.honours:
+        if "max_tokens" not in self.supported_fields:
             logger.warning(
                 "%s has no input for max_tokens (%s, or %s): the service truncates its texts, and a text may end "
                 "earlier by the model's own default",
@@ -104,7 +106,7 @@ class TextGenerator(TensorGenerator):
         if not prompt.special_tokens and self._first:  # the model's tokenizer puts it in front
             text = text.removeprefix(self._first)
         leading = None if self._excludes else LeadingPrompt(text, partial(self._decode, prompt.ids, True))
-        cuts = "max_tokens" not in self.honours
+        cuts = "max_tokens" not in self.supported_fields
         reading = _Reading(
             self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=cuts, grows=self._grows
         )

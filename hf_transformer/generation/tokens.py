@@ -20,7 +20,8 @@ from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.inputs import NO_WORDS, TensorGenerator, numbers
 from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.types import Context, ModelSpec, Tensor
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import ModelSpec, Tensor
 
 IDS, LENGTHS, NEW_TOKENS = "input_ids", "input_lengths", "request_output_len"
 DECODER_IDS, DECODER_LENGTHS = "decoder_input_ids", "decoder_input_lengths"
@@ -47,11 +48,11 @@ class TokenGenerator(TensorGenerator):
         self._own = {name: values for name, values in own.items() if name in self._inputs}
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
-        self.honours |= {"stop_token_ids"}  # looked for here if the model doesn't
+        self.supported_fields |= {"stop_token_ids"}  # looked for here if the model doesn't
         if SCORES not in outputs:
-            self.honours -= {"logprobs"}
+            self.supported_fields -= {"logprobs"}
         if self._others:  # the model holds its end_id back, and no other
-            self.honours -= {"min_tokens"}
+            self.supported_fields -= {"min_tokens"}
         self._may_repeat = "exclude_input_in_output" not in self._inputs
         """Whether a response may begin with the prompt; a model that once did not never does."""
         if problems := self._problems():
@@ -79,8 +80,8 @@ class TokenGenerator(TensorGenerator):
     def _ends(self, sampling: Sampling) -> tuple[Sampling, frozenset[int]]:
         """The sampling as the model gets it, and the tokens that end the text. Raises InvalidInput."""
         if sampling.logprobs:
-            raise InvalidInput(
-                f"{sampling.named('logprobs')}: {sampling.logprobs} of the likeliest tokens beside each, but this "
+            raise InvalidInput.of(
+                f"{sampling.path('logprobs')}: {sampling.logprobs} of the likeliest tokens beside each, but this "
                 "model gives the chosen token's alone; ask for none"
             )
         ends = frozenset[int]() if sampling.ignore_eos else self._eos
@@ -88,8 +89,8 @@ class TokenGenerator(TensorGenerator):
             others = tuple(one for one in sampling.stop_token_ids if one not in ends)
             sampling = replace(sampling, stop_token_ids=others)
         if sampling.stop_token_ids and sampling.min_tokens:
-            raise InvalidInput(
-                f"{sampling.named('stop_token_ids')}: this model can't hold them back until there are min_tokens; "
+            raise InvalidInput.of(
+                f"{sampling.path('stop_token_ids')}: this model can't hold them back until there are min_tokens; "
                 "leave one of both out"
             )
         return sampling, ends.union(sampling.stop_token_ids)
@@ -118,7 +119,7 @@ class TokenGenerator(TensorGenerator):
     def _problems(self) -> list[str]:
         inputs, own = self._inputs, dict(self._own)
         problems = []
-        if IDS not in inputs or "max_tokens" not in self.honours or OUTPUT not in self._outputs:
+        if IDS not in inputs or "max_tokens" not in self.supported_fields or OUTPUT not in self._outputs:
             problems.append(
                 f"A token model has the inputs {IDS} and {NEW_TOKENS} and the output {OUTPUT}; this one has "
                 f"{self._tensors_it_has}. Name them so in config.pbtxt, or set --generation_interface."

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 
 from hf_transformer.generation.stops import open_end
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.cache import CacheBudget
-from hf_transformer.types import Context, TextInput
+from hf_transformer.types.request import Context
+from hf_transformer.types.tokenization import TextInput
 
 FinishReason = Literal["stop", "length"]
 """Why a text ended: at an end-of-sequence token or a stop string, or at its largest length."""
@@ -29,7 +30,7 @@ class Sampling:
     probability of each token and of so many of the likeliest beside it; None for none. ``n`` is the number of
     continuations of each prompt.
 
-    ``names`` has the client's names, for messages, of the fields that it changed.
+    ``names`` has the client's name of each field that it changed, for FieldError.
     """
 
     max_tokens: int | None = None
@@ -51,9 +52,9 @@ class Sampling:
     n: int = 1
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def named(self, name: str) -> str:
-        """The client's name of a field."""
-        return self.names.get(name, name)
+    def path(self, field: str) -> str:
+        """The path of a field, by the client's name, for FieldError."""
+        return f"parameters.{self.names.get(field, field)}"
 
 
 NEUTRAL = Sampling()
@@ -173,7 +174,7 @@ class Generator(ABC):
     interface: ClassVar[str]
     """Its kind, as --generation_interface names it: tokens, text or logits."""
 
-    honours: frozenset[str]
+    supported_fields: frozenset[str]
     """The fields of Sampling that the model, or this class, can honour; a request that sets another one is refused.
     ``stop`` and ``n`` need no support: the pipeline does both."""
 

@@ -20,7 +20,7 @@ CLIENT_CLOSED = 499  # the status of a request whose client left before the answ
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
-class Exchange:
+class AccessRecord:
     """One request and its answer, as the log shows them. ``scope`` is the request in ASGI's form; over gRPC it has
     method, path, http_version and headers."""
 
@@ -90,7 +90,7 @@ class Exchange:
 class Atoms(dict[str, Any]):
     """Values by name; ``{name}i`` and ``{name}o`` are headers of the request and of the answer."""
 
-    exchange: Exchange
+    exchange: AccessRecord
 
     def __missing__(self, name: str) -> str:
         if name.startswith("{") and name.endswith(("}i", "}o")):
@@ -105,7 +105,7 @@ def printable(value: bytes) -> str:
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
     """Raises ConfigError where a format can't be written; ``source`` is the flag or variable it came from."""
-    atoms = Exchange({"method": "GET", "path": "/", "headers": []}).atoms()
+    atoms = AccessRecord({"method": "GET", "path": "/", "headers": []}).atoms()
     expected = f"{source}: expected atoms such as %(h)s, got {format!r}"
     if set(re.findall("%(.?)", format.replace("%%", ""))) != {"("}:
         raise ConfigError(expected)
@@ -118,7 +118,7 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
         raise ConfigError(f"{expected} ({exc})") from exc
 
 
-def write_line(logger: logging.Logger, format: str, exchange: Exchange) -> None:
+def write_line(logger: logging.Logger, format: str, exchange: AccessRecord) -> None:
     """Logs one request that has been answered."""
     request_id = exchange.header("x-request-id", sent=True)
     extra = None if request_id == "-" else names_of(request_id, exchange.header("traceparent"))

@@ -54,7 +54,7 @@ COUNTED = ("counter", "histogram")  # types of metrics that outlive their worker
 LASTING = ("hf_transformer_last_inference_timestamp_seconds",)  # gauges that do
 
 
-class Board:
+class WorkerBoard:
     """What ``count`` workers say of themselves, in an anonymous file that all of them inherit.
 
     First in the file is a byte for each worker: 1 if it is ready. A worker claims its place by a lock on that byte. The
@@ -68,13 +68,13 @@ class Board:
 
     def __init__(self, count: int, inherited: Any = None) -> None:
         self.count = count
-        self.place = -1  # this worker's, once claimed
+        self.index = -1  # this worker's, once claimed
         self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
         os.ftruncate(self._file, self._start(count, 0))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Hands the open file to a process that is being spawned."""
-        return Board, (self.count, reduction.DupFd(self._file))
+        return WorkerBoard, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
         """Takes a place for this process, not ready yet. Raises RuntimeError for more workers than places."""
@@ -83,7 +83,7 @@ class Board:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
             except OSError:
                 continue
-            self.place = place
+            self.index = place
             self.say(ready=False)
             return
         raise RuntimeError(f"there are more than {self.count} workers")
@@ -92,17 +92,17 @@ class Board:
         """Whether a worker holds a place. What a dead one wrote stays until it is replaced."""
         asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
         kind: int = struct.unpack(FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))[0]
-        return place == self.place or kind != fcntl.F_UNLCK
+        return place == self.index or kind != fcntl.F_UNLCK
 
     def say(self, *, ready: bool) -> None:
         """Tells the other workers whether this one is ready."""
-        os.pwrite(self._file, bytes([ready]), self.place)
+        os.pwrite(self._file, bytes([ready]), self.index)
 
     @property
     def another_is_ready(self) -> bool:
         """True if another live worker is ready."""
         said = os.pread(self._file, self.count, 0)
-        return any(ready and place != self.place and self.is_alive(place) for place, ready in enumerate(said))
+        return any(ready and place != self.index and self.is_alive(place) for place, ready in enumerate(said))
 
     @property
     def waiting_for(self) -> int:
@@ -117,10 +117,10 @@ class Board:
 
     def write(self, families: list[Family]) -> None:
         """Replaces the older copy of this worker's metrics. Raises OSError if there is no memory for it."""
-        number = max(self._header(self.place, half)[0] for half in (0, 1)) + 1
+        number = max(self._header(self.index, half)[0] for half in (0, 1)) + 1
         copy = orjson.dumps(families)
         header = HEADER.pack(number, len(copy), zlib.crc32(copy, number))
-        os.pwrite(self._file, header + copy, self._start(self.place, number % 2))
+        os.pwrite(self._file, header + copy, self._start(self.index, number % 2))
 
     def read(self, place: int) -> list[Family]:
         """Returns the last whole copy of a worker's metrics, empty if there is none. The worker may write meanwhile:
@@ -144,10 +144,10 @@ class Board:
 class SharedMetrics(Collector):
     """The metrics of all workers: ``own`` gives this worker's, ``board`` has those of the others."""
 
-    def __init__(self, own: Callable[[], Iterable[Metric]], board: Board) -> None:
+    def __init__(self, own: Callable[[], Iterable[Metric]], board: WorkerBoard) -> None:
         self._own = own
         self._board = board
-        self._before = counted(board.read(board.place))
+        self._before = counted(board.read(board.index))
         """Counts of the workers that had this place before."""
         self._failed = False
 

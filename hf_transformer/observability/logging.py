@@ -29,7 +29,7 @@ from typing import Any, Literal, TextIO, cast
 import orjson
 
 from hf_transformer.errors import ESCAPES, ConfigError
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"

@@ -23,9 +23,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from hf_transformer import __version__
-from hf_transformer.observability.board import Board, SharedMetrics
+from hf_transformer.observability.board import SharedMetrics, WorkerBoard
 from hf_transformer.observability.logging import lost_lines
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -150,7 +150,7 @@ class Metrics:
         """Shows what ``use`` returns at the time of each scrape."""
         self._registry.register(_SharedMemoryCollector(use))
 
-    def share(self, board: Board) -> AbstractAsyncContextManager[None]:
+    def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
         """Shows the metrics of all workers from now on. Within the returned context, the other workers see this
         worker's."""
         shared = SharedMetrics(self._registry.collect, board)

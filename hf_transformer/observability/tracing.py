@@ -33,7 +33,8 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from hf_transformer import __version__
 from hf_transformer.errors import ConfigError, without_userinfo
-from hf_transformer.types import Context, Request
+from hf_transformer.types.http import Request
+from hf_transformer.types.request import Context
 
 logger = logging.getLogger(__name__)
 EXPORTERS_LOGGER = logging.getLogger(trace_exporter.__name__)
@@ -212,7 +213,7 @@ class Tracing:
         self._add(trace, "queue", encoded, sent)
         if was_sent:
             # A batch is sent with the traceparent of one of its requests. The others link to that.
-            other = parse_traceparent(context.sent_with)
+            other = parse_traceparent(context.batch_traceparent)
             links = () if other is None else (Link(other),)
             more: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": links, "attributes": self._calls}
             if not was_answered:

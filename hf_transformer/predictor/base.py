@@ -11,7 +11,7 @@ from typing import Self
 
 from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 Outputs = Mapping[str, Tensor]
 """Output tensors by name."""

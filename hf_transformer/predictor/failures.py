@@ -21,7 +21,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
-from hf_transformer.types import Tensor
+from hf_transformer.types.tensors import Tensor
 
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
@@ -102,7 +102,7 @@ _UNAVAILABLE_WORDS = (*BUSY_WORDS, "unknown model", "is not ready", "is unavaila
 """In Triton's messages of errors that have the status UNAVAILABLE or NOT_FOUND where they have one."""
 
 
-def said(error: str, where: str) -> RequestError:
+def error_from_message(error: str, where: str) -> RequestError:
     """The error behind a message without a status, which is how one comes in the middle of a stream."""
     message = f"the predictor at {where} answered: {quoted(error)}"
     if any(words in error for words in _UNAVAILABLE_WORDS):

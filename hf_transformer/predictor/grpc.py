@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 from grpc import StatusCode
 
-from hf_transformer.credentials import Renewable, keep_renewing
+from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import (
@@ -47,7 +47,7 @@ from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NOWHERE
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ _IDLE_SECONDS = 240.0
 _METADATA_BYTES = 2**16
 """Of a response. Triton puts a backend's traceback there, and gRPC's own limit of 16 KiB would hide it."""
 
-_Credentials: TypeAlias = Renewable[grpc.ChannelCredentials]
+_Credentials: TypeAlias = ReloadableFile[grpc.ChannelCredentials]
 
 _EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
@@ -96,14 +96,14 @@ class GrpcPredictor(Transport):
         if address.use_ssl:
             files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
             paths = [path for path in files if path is not None]
-            self._credentials = Renewable("certificates for the predictor", paths, lambda: _credentials(settings))
-        self._line: _Line | None = None
-        self._retired: set[_Line] = set()
+            self._credentials = ReloadableFile("certificates for the predictor", paths, lambda: _credentials(settings))
+        self._line: _Channel | None = None
+        self._retired: set[_Channel] = set()
         self._background: set[asyncio.Task[Any]] = set()
         """The renewal of certificates, channels that are closing, and calls without a caller."""
 
     async def open(self) -> None:
-        self._line = _Line(self._target, self._options, self._credentials)
+        self._line = _Channel(self._target, self._options, self._credentials)
         if self._credentials is not None:
             self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_line())))
 
@@ -165,7 +165,7 @@ class GrpcPredictor(Transport):
                     continue
                 error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
-                    raise failures.said(error, self._where)
+                    raise failures.error_from_message(error, self._where)
                 answered = True
                 if verified(call.outputs, tensors, some=True):
                     yield tensors
@@ -256,12 +256,12 @@ class GrpcPredictor(Transport):
         if not task.cancelled():
             task.exception()  # or asyncio would log that nobody has asked for it
 
-    def _open_line(self) -> _Line:
+    def _open_line(self) -> _Channel:
         if self._line is None:
             raise self._closed()
         return self._line
 
-    def _line_for_call(self) -> _Line:
+    def _line_for_call(self) -> _Channel:
         """The channel for a new call; starts a liveness check if the channel is silent."""
         line, now = self._open_line(), asyncio.get_running_loop().time()
         if not line.unanswered:
@@ -272,7 +272,7 @@ class GrpcPredictor(Transport):
         line.unanswered += 1
         return line
 
-    async def _require_answer(self, line: _Line) -> None:
+    async def _require_answer(self, line: _Channel) -> None:
         """Replace a channel that does not answer ServerLive, which Triton answers even while a model is slow."""
         call = asyncio.ensure_future(line.method("ServerLive")(codec.encode_request("ServerLive"), metadata=()))
         self._keep(call)  # past its time it is left to end with the channel
@@ -285,11 +285,11 @@ class GrpcPredictor(Transport):
 
     def _replace_line(self) -> None:
         """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
-        old, self._line = self._open_line(), _Line(self._target, self._options, self._credentials)
+        old, self._line = self._open_line(), _Channel(self._target, self._options, self._credentials)
         self._retired.add(old)
         self._keep(asyncio.create_task(self._retire(old)))
 
-    async def _retire(self, line: _Line) -> None:
+    async def _retire(self, line: _Channel) -> None:
         await asyncio.sleep(self._timeout)
         self._retired.discard(line)
         await line.channel.close(None)
@@ -297,7 +297,7 @@ class GrpcPredictor(Transport):
     def _closed(self) -> PredictorUnavailable:
         return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", failures.LOST)
 
-    def _failed(self, error: grpc.aio.AioRpcError, line: _Line, connection: _Connection, lost: str) -> RequestError:
+    def _failed(self, error: grpc.aio.AioRpcError, line: _Channel, connection: _Connection, lost: str) -> RequestError:
         """The service's error; ``lost`` is the kind of one whose connection ended."""
         status, details, tls = error.code(), _reason(error), self._credentials is not None
         if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
@@ -329,7 +329,7 @@ class _Connection:
     """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it."""
 
 
-class _Line:
+class _Channel:
     """A channel with its methods, made once."""
 
     def __init__(self, target: str, options: Sequence[tuple[str, Any]], credentials: _Credentials | None) -> None:

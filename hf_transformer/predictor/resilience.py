@@ -31,7 +31,7 @@ from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, Reques
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
-from hf_transformer.types import ModelSpec
+from hf_transformer.types.tensors import ModelSpec
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.json_text import parse_answer
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, shorten
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
 """What servers say of a route that they do not have. Triton's list of models may also be switched off."""
@@ -150,7 +150,7 @@ class RestPredictor(Transport):
                     for event in reader.feed(data):
                         error, tensors = decode_generate_response(event, call.outputs)
                         if error:
-                            raise failures.said(error, self._where)
+                            raise failures.error_from_message(error, self._where)
                         if tensors:
                             yield tensors
             finally:

@@ -40,7 +40,7 @@ from hf_transformer.predictor.base import (
     UnknownRegion,
 )
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec
+from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -415,7 +415,7 @@ def _reason(error: Exception) -> str:
     return f"{error} (--predictor_shared_memory=off if it can't see our /dev/shm)"
 
 
-class Gaps:
+class FreeList:
     """The free parts of a region of ``size`` bytes. First fit: the beginning of the region stays in the CPU's cache."""
 
     def __init__(self, size: int) -> None:
@@ -477,7 +477,7 @@ class Region:
         # Runs also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
         # there are remove_leftovers and remove_own_and_leftovers.
         self._end = weakref.finalize(self, _remove, self.path, self._file)
-        self.gaps = Gaps(0)
+        self.gaps = FreeList(0)
         self._memory = memoryview(b"")
         self.taken_slots = self.taken_bytes = self.lost_slots = self.lost_bytes = 0
         os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
@@ -494,7 +494,7 @@ class Region:
             raise _no_room(self.size, folder)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or every page's first use is a fault
         self._memory = memoryview(mmap.mmap(self._file, self.size, flags, mmap.PROT_READ))
-        self.gaps = Gaps(self.size)
+        self.gaps = FreeList(self.size)
 
     def take(self, lengths: Mapping[str, int]) -> Slot | None:
         """A slot for outputs of so many bytes each, None where there is no room."""
@@ -533,7 +533,7 @@ class Region:
             self.path.unlink(missing_ok=True)
         else:
             self._end()
-        self._memory, self.gaps = memoryview(b""), Gaps(0)
+        self._memory, self.gaps = memoryview(b""), FreeList(0)
 
 
 def free_bytes(folder: Path = FOLDER) -> int:

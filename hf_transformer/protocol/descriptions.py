@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from hf_transformer.protocol.json_text import json_object
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import DATATYPES, Malformed, checked_datatype, shorten
-from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, TensorSpec
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, TensorSpec
 
 _Described = TypeVar("_Described", bound=Message)
 

@@ -15,9 +15,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import orjson
 
+from hf_transformer.errors import describe
 from hf_transformer.protocol.json_text import json_object, parse_answer
-from hf_transformer.protocol.tensors import Malformed, Unwritable, json_kind, shorten
-from hf_transformer.types import NUMPY_DTYPES, Json, Tensor
+from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor
 
 _MOST_LINES = 10_000
 """Of data in one event. Each takes 40 bytes more than it has; Triton's events have one."""
@@ -69,7 +71,7 @@ def _tensor(name: str, value: Json) -> Tensor:
                 return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]))
     except OverflowError as exc:
         raise Malformed(f"{name!r} holds a number beyond 64 bits") from exc
-    raise Malformed(f"{shorten(name)!r} is {json_kind(value)}, expected an element, or a flat list of one kind")
+    raise Malformed(f"{shorten(name)!r} is {describe(value)}, expected an element, or a flat list of one kind")
 
 
 class EventReader:

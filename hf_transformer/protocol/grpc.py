@@ -27,7 +27,7 @@ from hf_transformer.protocol.tensors import (
     placed_tensor,
     raw_view,
 )
-from hf_transformer.types import Array, Tensor
+from hf_transformer.types.tensors import Array, Tensor
 
 SERVICE = "inference.GRPCInferenceService"
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.tensors import Malformed, json_kind
-from hf_transformer.types import Array, Json
+from hf_transformer.errors import TooLarge, describe
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array
 
 SMALL = 64 * 1024
 """Bytes of a text that is parsed without counting: that takes a few milliseconds at worst."""
@@ -97,7 +98,7 @@ def _parse(text: bytes | memoryview) -> Json:
 def json_object(value: Json) -> dict[str, Any]:
     """The value if it is a JSON object. Raises Malformed otherwise."""
     if not isinstance(value, dict):
-        raise Malformed(f"body: {json_kind(value)} is not a JSON object")
+        raise Malformed(f"body: {describe(value)} is not a JSON object")
     return value
 
 
@@ -105,7 +106,7 @@ def check_size(text: bytes, limits: JsonLimits) -> None:
     """Raises TooLarge for more than the limits allow."""
     if excess := excess_of(text, limits):
         flags = "--max_instances, --max_sequences and --max_request_bytes"
-        raise TooLarge(f"body: {excess} are taken, which follows from {flags}")
+        raise TooLarge.of(f"body: {excess} are taken, which follows from {flags}")
 
 
 def check_depth(name: str, value: Json, limits: JsonLimits) -> None:
@@ -122,7 +123,7 @@ def check_depth(name: str, value: Json, limits: JsonLimits) -> None:
         ]
         if not level:
             return
-    raise TooLarge(f"{name}: lists and objects more than {limits.depth} deep in each other (--max_json_depth)")
+    raise TooLarge.of(f"{name}: lists and objects more than {limits.depth} deep in each other (--max_json_depth)")
 
 
 def excess_of(text: bytes, limits: JsonLimits) -> str:

@@ -27,7 +27,8 @@ from hf_transformer.protocol.tensors import (
     raw_view,
     shorten,
 )
-from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _BINARY: Json = {"binary_data": True}

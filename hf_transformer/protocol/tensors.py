@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import ESCAPES, TooLarge
-from hf_transformer.types import NUMPY_DTYPES, Array, Json, Tensor
+from hf_transformer.errors import ESCAPES, TooLarge, describe
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array, Tensor
 
 _AS_VALUES = {**NUMPY_DTYPES, "BF16": np.dtype("<f4")}
 _AS_BYTES = {**NUMPY_DTYPES, "BF16": np.dtype("<u2")}
@@ -43,7 +44,6 @@ _SHORT.maxlist = _MAX_RANK
 """Looks only at the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """The types of JSON values that are elements of each kind of numpy dtype."""
-_JSON_KINDS = {bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
 
 
 class Malformed(ValueError):
@@ -103,7 +103,7 @@ def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
         return
     if extent > room or math.prod(shape) == 0:
         raise Malformed(f"tensor {name!r} has the shape {list(shape)}, but there are no bytes for so many elements")
-    raise TooLarge(
+    raise TooLarge.of(
         f"tensor {name!r} has {extent} elements, at most {most} are taken (the larger of --max_instances and "
         "--max_sequences)"
     )
@@ -254,7 +254,7 @@ def _flattened(name: str, shape: Sequence[int], data: Json) -> tuple[list[Any], 
     A level that is larger than the shape, or deeper than it by more than one, is refused before it is read.
     """
     if not isinstance(data, list):
-        raise Malformed(f"the data of tensor {name!r} is {json_kind(data)}, expected a list")
+        raise Malformed(f"the data of tensor {name!r} is {describe(data)}, expected a list")
     elements: list[Any] = data
     kinds: set[type] = set()
     count, most = len(elements), extent_of(shape)
@@ -276,11 +276,6 @@ def shorten(value: object, limit: int = 80) -> str:
     """A value, cut to the length that it may have in an error message, with control characters as escapes."""
     text = value if isinstance(value, str) else _SHORT.repr(value)
     return (text if len(text) <= limit else text[:limit] + "...").translate(ESCAPES)
-
-
-def json_kind(value: Json) -> str:
-    """The kind of a JSON value in words; the value itself stays out of messages where it may be a prompt."""
-    return "null" if value is None else _JSON_KINDS.get(type(value), "a number")
 
 
 # Outputs in shared memory

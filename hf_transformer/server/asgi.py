@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hf_transformer.types import Application, ClientGone, Request, Response, Stream
+from hf_transformer.types.http import Application, ClientGone, Request, Response, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class AsgiApplication:
         self.inner = inner
         self._ends = ends
 
-    def begin_end(self) -> None:
+    def start_shutdown(self) -> None:
         """The server is told to end: it still answers for a while."""
         for end in self._ends:
             end()

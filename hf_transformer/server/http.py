@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from hf_transformer.types import Application, ClientGone, HeaderLines, Request, Response, Stream
+from hf_transformer.types.http import Application, ClientGone, HeaderLines, Request, Response, Stream
 
 logger = logging.getLogger(__name__)
 

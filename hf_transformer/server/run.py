@@ -19,10 +19,10 @@ from typing import Any, cast
 
 import uvicorn
 
-from hf_transformer.credentials import KeyPair, Renewable, keep_renewing, read_key_pair
+from hf_transformer.credentials import KeyPair, ReloadableFile, keep_renewing, read_key_pair
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection
-from hf_transformer.types import Application
+from hf_transformer.types.http import Application
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ServerConfig(uvicorn.Config):
         self.grace = grace
         self.certificate_files = certificate
         self.clean_up = clean_up
-        self.certificate: Renewable[KeyPair] | None = None
+        self.certificate: ReloadableFile[KeyPair] | None = None
         self.ending = False  # set by the server; connections look at it
         super().__init__(
             make,
@@ -100,7 +100,7 @@ class ServerConfig(uvicorn.Config):
         if self.certificate_files is None:
             return
         chain, key = self.certificate_files
-        self.certificate = Renewable("the certificate for HTTPS", (chain, key), lambda: read_key_pair(chain, key))
+        self.certificate = ReloadableFile("the certificate for HTTPS", (chain, key), lambda: read_key_pair(chain, key))
         self.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.certificate.value.load_into(self.ssl)
 
@@ -205,7 +205,7 @@ class Server(uvicorn.Server):
         """Tells the application, once, so that whatever else it serves ends in the same time."""
         if not self._has_begun_end and self.config.loaded:
             self._has_begun_end = True
-            self.config.loaded_app.begin_end()
+            self.config.loaded_app.start_shutdown()
 
     def _break_off(self) -> None:
         for connection in list(self.server_state.connections):

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from hf_transformer.errors import ConfigError, InvalidInput
+from hf_transformer.errors import ConfigError, InvalidInput, describe
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
-from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
@@ -303,11 +305,11 @@ class Task(Servable, Generic[Item, Options, Part]):
         """How many values ``tensor`` holds, padding included; 0 where ``answer_size`` says it."""
         return 0
 
-    def beside(self, encodings: Encodings, options: Options) -> Sequence[Tensor]:
+    def extra_outputs(self, encodings: Encodings, options: Options) -> Sequence[Tensor]:
         """Output tensors beside the predictions."""
         return ()
 
-    def beside_size(self, encodings: Encodings, options: Options) -> int:
+    def extra_size(self, encodings: Encodings, options: Options) -> int:
         """How many values the tensors of ``beside`` hold."""
         return 0
 
@@ -321,23 +323,5 @@ def read_text(instance: Json, where: str) -> str:
     if isinstance(instance, dict) and instance.keys() == {"text"}:
         instance = instance["text"]
     if not isinstance(instance, str):
-        raise InvalidInput(f'{where}: expected a string or {{"text": string}}, got {describe(instance)}')
+        raise InvalidInput.of(f'{where}: expected a string or {{"text": string}}, got {describe(instance)}')
     return instance
-
-
-def describe(value: Json) -> str:
-    """A value's JSON type in words for error messages, without the value: it may be a prompt."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        keys = ", ".join(sorted(str(key)[:40] for key in list(value)[:8]))
-        return f"an object with the keys {keys}" if keys else "an empty object"
-    return type(value).__name__

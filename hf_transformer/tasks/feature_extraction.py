@@ -12,7 +12,9 @@ from hf_transformer.tasks.parameters import Parameters, read_truncation
 from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
-from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec
+from hf_transformer.types.tokenization import Encoding
 
 PARAMETERS = ("output_format", "truncation")
 OUTPUT = "last_hidden_state"

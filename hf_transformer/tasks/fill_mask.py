@@ -12,7 +12,9 @@ from hf_transformer.tasks.base import TOKENS, Axis, Encodings, OutputRole, Overf
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
-from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec
+from hf_transformer.types.tokenization import Encoding
 
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
@@ -77,7 +79,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return None
         vocabulary = self.settings.vocabulary
         if len(words) > MAX_TARGETS or max(map(len, words)) > MAX_TARGET_LENGTH:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"parameters.targets: at most {MAX_TARGETS} words of {MAX_TARGET_LENGTH} characters are taken"
             )
         ids: dict[int, None] = {}
@@ -86,18 +88,18 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             if found is None:
                 found = vocabulary.first_token_id(word)
             if found is None:
-                raise InvalidInput("parameters.targets: holds a word that the tokenizer gives no token for")
+                raise InvalidInput.of("parameters.targets: holds a word that the tokenizer gives no token for")
             ids[found] = None
         return np.sort(np.fromiter(ids, np.int64))
 
     def check(self, encoding: Encoding, where: str) -> None:
         if self._mask_id not in encoding.ids:
             if encoding.truncated:
-                raise InvalidInput(
+                raise InvalidInput.of(
                     f"{where}: no {self._mask_token} among the first {len(encoding)} tokens, "
                     "which is all that the model takes; shorten the text before it"
                 )
-            raise InvalidInput(f"{where}: no {self._mask_token} in the text; fill_mask needs at least one")
+            raise InvalidInput.of(f"{where}: no {self._mask_token} in the text; fill_mask needs at least one")
 
     def answer_size(self, encoding: Encoding, options: FillMaskOptions) -> int:
         masks = encoding.ids.count(self._mask_id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import Axis, OutputRole
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 DEFAULT_LABELS = 2
 """transformers leaves the number of labels out of config.json where it is 2."""

@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.types import Array
+from hf_transformer.types.tensors import Array
 
 BLOCKS, MANY = 64, 4096
 """The number of blocks in ``top_k``, and the scores from which on it uses them."""

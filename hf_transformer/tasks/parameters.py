@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tasks.base import OutputFormat, Overflow, TaskSettings, describe
-from hf_transformer.types import Json
+from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.tasks.base import OutputFormat, Overflow, TaskSettings
+from hf_transformer.types.request import Json
 
 Form = Literal["plain", "probabilities", "raw_logits", "pipeline"]
 """The forms of a prediction: three of the kserve format, and the pipeline format."""
@@ -27,7 +27,7 @@ class Parameters:
     def __init__(self, parameters: Mapping[str, Json], known: Sequence[str]) -> None:
         for name in parameters:
             if name not in known:
-                raise InvalidInput(f"parameters.{name[:40]}: unknown, expected one of {', '.join(known)}")
+                raise InvalidInput.of(f"parameters.{name[:40]}: unknown, expected one of {', '.join(known)}")
         self._given = {name: value for name, value in parameters.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
@@ -37,26 +37,26 @@ class Parameters:
         """A boolean."""
         value = self._given.get(name, default)
         if not isinstance(value, bool):
-            raise InvalidInput(f"parameters.{name}: expected true or false, got {describe(value)}")
+            raise InvalidInput.of(f"parameters.{name}: expected true or false, got {describe(value)}")
         return value
 
     def integer(self, name: str, default: int, minimum: int) -> int:
         """A whole number of at least ``minimum``."""
         value = self._given.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise InvalidInput(f"parameters.{name}: expected a whole number, got {describe(value)}")
+            raise InvalidInput.of(f"parameters.{name}: expected a whole number, got {describe(value)}")
         if value < minimum:
-            raise InvalidInput(f"parameters.{name}: {value} is too small, expected {minimum} or more")
+            raise InvalidInput.of(f"parameters.{name}: {value} is too small, expected {minimum} or more")
         return value
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """A number from ``least`` to ``most``."""
         value = self._given.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidInput(f"parameters.{name}: expected a number, got {describe(value)}")
+            raise InvalidInput.of(f"parameters.{name}: expected a number, got {describe(value)}")
         # Written so that NaN, which is in no range, is refused too.
         if not least <= value <= most:
-            raise InvalidInput(f"parameters.{name}: {value:g} is out of range, expected {least:g} to {most:g}")
+            raise InvalidInput.of(f"parameters.{name}: {value:g} is out of range, expected {least:g} to {most:g}")
         return float(value)
 
     def get(self, name: str) -> Json:
@@ -67,7 +67,7 @@ class Parameters:
         """The given one of several names of one parameter, or None. Raises InvalidInput for two."""
         found = [name for name in names if name in self._given]
         if len(found) > 1:
-            raise InvalidInput(f"parameters.{found[1]}: means the same as {found[0]}, expected one of them")
+            raise InvalidInput.of(f"parameters.{found[1]}: means the same as {found[0]}, expected one of them")
         return found[0] if found else None
 
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
@@ -75,14 +75,14 @@ class Parameters:
         value = self._given.get(name, default)
         if value not in choices:
             shown = repr(value[:40]) if isinstance(value, str) else describe(value)
-            raise InvalidInput(f"parameters.{name}: {shown} is not one of {', '.join(choices)}")
+            raise InvalidInput.of(f"parameters.{name}: {shown} is not one of {', '.join(choices)}")
         return str(value)
 
     def string(self, name: str) -> str | None:
         """A string, which may be empty; None if it was not given."""
         value = self._given.get(name)
         if value is not None and not isinstance(value, str):
-            raise InvalidInput(f"parameters.{name}: expected a string, got {describe(value)}")
+            raise InvalidInput.of(f"parameters.{name}: expected a string, got {describe(value)}")
         return value
 
     def strings(self, name: str, *, empty: bool = False, most: int | None = None) -> list[str] | None:
@@ -98,10 +98,10 @@ class Parameters:
         if isinstance(value, str):
             return [value]
         if most is not None and isinstance(value, list) and len(value) > most:
-            raise TooLarge(f"parameters.{name}: {len(value)} strings, at most {most} are taken")
+            raise TooLarge.of(f"parameters.{name}: {len(value)} strings, at most {most} are taken")
         if isinstance(value, list) and (value or empty) and all(isinstance(item, str) for item in value):
             return value
-        raise InvalidInput(f"parameters.{name}: expected a string or a list of strings, got {describe(value)}")
+        raise InvalidInput.of(f"parameters.{name}: expected a string or a list of strings, got {describe(value)}")
 
 
 MAX_PROMPT_LENGTH = 2000
@@ -131,15 +131,15 @@ def read_form(given: Parameters, settings: TaskSettings, pipeline_only: Sequence
     if "return_probabilities" in given and probabilities and "return_raw_logits" not in given:
         raw_logits = False
     if probabilities and raw_logits:
-        raise InvalidInput("parameters.return_raw_logits: can't be combined with return_probabilities")
+        raise InvalidInput.of("parameters.return_raw_logits: can't be combined with return_probabilities")
     if read_output_format(given, settings) == "pipeline":
         for name in ("return_probabilities", "return_raw_logits"):
             if name in given:
-                raise InvalidInput(f'parameters.{name}: belongs to "output_format": "kserve"')
+                raise InvalidInput.of(f'parameters.{name}: belongs to "output_format": "kserve"')
         return "pipeline"
     for name in pipeline_only:
         if name in given:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f'parameters.{name}: only the pipeline format has it; add "output_format": "pipeline" to the parameters'
             )
     return "probabilities" if probabilities else "raw_logits" if raw_logits else "plain"
@@ -155,17 +155,17 @@ def read_prompt(given: Parameters, prompts: Mapping[str, str], default_name: str
     """
     prompt, name = given.string("prompt"), given.string("prompt_name")
     if prompt is not None and name is not None:
-        raise InvalidInput("parameters.prompt_name: can't be combined with prompt, which says the text itself")
+        raise InvalidInput.of("parameters.prompt_name: can't be combined with prompt, which says the text itself")
     if prompt is not None:
         if len(prompt) > MAX_PROMPT_LENGTH:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"parameters.prompt: {len(prompt)} characters, at most {MAX_PROMPT_LENGTH} are taken; "
                 "put a longer one in front of the texts"
             )
         return prompt
     if name is not None and name not in prompts:
         known = ", ".join(prompts) or "the model has none"
-        raise InvalidInput(f"parameters.prompt_name: {name[:40]!r} is unknown, expected one of {known}")
+        raise InvalidInput.of(f"parameters.prompt_name: {name[:40]!r} is unknown, expected one of {known}")
     return prompts.get(name or default_name or "", "")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import Axis
-from hf_transformer.types import Array
+from hf_transformer.types.tensors import Array
 
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
 """Keys of config.json for the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
 from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.tensors import Field
-from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 PARAMETERS = (
     "output_format",
@@ -119,7 +121,9 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         usual = min(longest, MAX_SEQ_LEN) if overflow == "window" else longest
         max_seq_len = given.integer("max_seq_len", usual, 1)
         if max_seq_len > longest:
-            raise InvalidInput(f"parameters.max_seq_len: {max_seq_len} is too large, the model takes {longest} tokens")
+            raise InvalidInput.of(
+                f"parameters.max_seq_len: {max_seq_len} is too large, the model takes {longest} tokens"
+            )
         return QuestionAnsweringOptions(
             top_k=given.integer("top_k", 1, 1),
             max_answer_len=given.integer("max_answer_len", MAX_ANSWER_LEN, 1),
@@ -138,28 +142,30 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
 
     def _stride(self, given: Parameters, max_seq_len: int, overflow: Overflow) -> int | None:
         if "doc_stride" in given and "stride" in given:
-            raise InvalidInput("parameters.stride: another name of doc_stride, give one of them")
+            raise InvalidInput.of("parameters.stride: another name of doc_stride, give one of them")
         name = "stride" if "stride" in given else "doc_stride"
         if name not in given:
             stride = self.settings.stride
         elif overflow == "window":
             stride = given.integer(name, 0, 0)
         else:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"parameters.{name}: only windows have one, and with truncation or --on_overflow=error there are none"
             )
         if overflow == "window" and stride is not None and stride > max_seq_len:
-            raise InvalidInput(f"parameters.{name}: {stride} is larger than max_seq_len, {max_seq_len}")
+            raise InvalidInput.of(f"parameters.{name}: {stride} is larger than max_seq_len, {max_seq_len}")
         return stride
 
     def item(self, instance: Json, where: str, options: QuestionAnsweringOptions) -> Question:
         if not isinstance(instance, dict) or instance.keys() != set(FIELDS):
-            raise InvalidInput(f'{where}: expected {{"question": string, "context": string}}, got {describe(instance)}')
+            raise InvalidInput.of(
+                f'{where}: expected {{"question": string, "context": string}}, got {describe(instance)}'
+            )
         for name in FIELDS:
             if not isinstance(instance[name], str):
-                raise InvalidInput(f"{where}.{name}: expected a string, got {describe(instance[name])}")
+                raise InvalidInput.of(f"{where}.{name}: expected a string, got {describe(instance[name])}")
             if not instance[name]:
-                raise InvalidInput(f"{where}.{name}: is empty")
+                raise InvalidInput.of(f"{where}.{name}: is empty")
         return Question(instance["question"], instance["context"])
 
     def texts(self, item: Question, options: QuestionAnsweringOptions) -> Sequence[TextInput]:

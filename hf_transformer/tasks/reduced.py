@@ -20,7 +20,9 @@ from hf_transformer.tasks.numerics import require_numbers
 from hf_transformer.tasks.pooling import hidden_axis
 from hf_transformer.tasks.sequence_classification import SequenceClassification, SequenceClassificationOptions
 from hf_transformer.tasks.text_embedding import OUTPUT, PooledWindow, Text, TextEmbedding, TextEmbeddingOptions
-from hf_transformer.types import Array, Encoding, Json, TextInput
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding, TextInput
 
 AnyTask = Task[Any, Any, Any]
 PROBABILITIES = "probabilities"
@@ -52,7 +54,7 @@ class ReducedFillMask(FillMask):
         elif options.target_ids is not None:
             wrong = "targets"
         if wrong is not None:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"parameters.{wrong}: needs the whole vocabulary's logits, and the model was exported with --reduce"
             )
         return options
@@ -64,7 +66,7 @@ class ReducedFillMask(FillMask):
         if options.form == "plain":
             return self.settings.vocabulary.decode(best[:, 0].tolist())
         if options.exact and options.top_k > best.shape[1]:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"parameters.top_k: {options.top_k}, and the model gives {best.shape[1]} tokens per mask "
                 "(export --reduce --top_k)"
             )
@@ -88,11 +90,11 @@ class ReducedClassification(SequenceClassification):
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
         options = super().options(parameters)
         if options.form == "raw_logits":
-            raise InvalidInput(
+            raise InvalidInput.of(
                 "parameters.return_raw_logits: the model gives probabilities, it was exported with --reduce"
             )
         if options.function != self.function:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"parameters.function_to_apply: {options.function!r} needs the logits, and the model gives the "
                 f"probabilities of {self.function} (it was exported with --reduce)"
             )

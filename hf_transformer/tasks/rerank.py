@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tasks.base import OutputFormat, Overflow, Task, TaskSettings, describe
+from hf_transformer.errors import InvalidInput, LoadError, describe
+from hf_transformer.tasks.base import OutputFormat, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_prompt, read_truncation
 from hf_transformer.tasks.tensors import Field
-from hf_transformer.types import Array, Encoding, Json, TextInput
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding, TextInput
 
 PARAMETERS = ("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "truncation")
 
@@ -81,21 +83,21 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     def item(self, instance: Json, where: str, options: RerankOptions) -> RerankItem:
         if not isinstance(instance, dict) or instance.keys() not in ({"query", "texts"}, {"query", "documents"}):
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f'{where}: expected {{"query": string, "texts": list of strings}} ("documents" is another name '
                 f"for texts), got {describe(instance)}"
             )
         query = instance["query"]
         if not isinstance(query, str):
-            raise InvalidInput(f"{where}.query: expected a string, got {describe(query)}")
+            raise InvalidInput.of(f"{where}.query: expected a string, got {describe(query)}")
         name = "texts" if "texts" in instance else "documents"
         texts = instance[name]
         if not isinstance(texts, list) or not texts:
             found = describe(texts) if texts != [] else "an empty one"
-            raise InvalidInput(f"{where}.{name}: expected a list of strings, got {found}")
+            raise InvalidInput.of(f"{where}.{name}: expected a list of strings, got {found}")
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                raise InvalidInput(f"{where}.{name}[{index}]: expected a string, got {describe(text)}")
+                raise InvalidInput.of(f"{where}.{name}[{index}]: expected a string, got {describe(text)}")
         return RerankItem(query, tuple(texts))
 
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:

@@ -9,13 +9,15 @@ from typing import Literal, cast
 
 import numpy as np
 
-from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
+from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
-from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec
+from hf_transformer.types.tokenization import Encoding, TextInput
 
 Function = Literal["none", "softmax", "sigmoid"]
 FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
@@ -67,7 +69,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         given = Parameters(parameters, self.parameters)
         form = read_form(given, self.settings, PIPELINE_PARAMETERS)
         if form == "probabilities" and self.function == "none":
-            raise InvalidInput(
+            raise InvalidInput.of(
                 "parameters.return_probabilities: a regression model has none; use return_raw_logits for its values"
             )
         named = given.choice("function_to_apply", "default", ("default", *FUNCTIONS))
@@ -130,7 +132,7 @@ def _read_top_k(parameters: Mapping[str, Json], given: Parameters, form: Form) -
     if "top_k" in parameters and parameters["top_k"] is None:
         # Here null is a value: all labels, as in transformers.
         if form != "pipeline":
-            raise InvalidInput("parameters.top_k: only the pipeline format has it")
+            raise InvalidInput.of("parameters.top_k: only the pipeline format has it")
         return None
     return given.integer("top_k", 1, 1)
 
@@ -161,10 +163,10 @@ def read_text_or_pair(instance: Json, where: str) -> TextInput:
         text, pair = instance["text"], instance.get("text_pair")
         for name, value in (("text", text), ("text_pair", "" if pair is None else pair)):
             if not isinstance(value, str):
-                raise InvalidInput(f"{where}.{name}: expected a string, got {describe(value)}")
+                raise InvalidInput.of(f"{where}.{name}: expected a string, got {describe(value)}")
         return (text, pair) if pair else text
     pair_hint = "; a pair of texts is an object, not a list" if isinstance(instance, list) else ""
-    raise InvalidInput(
+    raise InvalidInput.of(
         f'{where}: expected a string, {{"text": string}} or {{"text": string, "text_pair": string}}, '
         f"got {describe(instance)}{pair_hint}"
     )

@@ -9,7 +9,8 @@ import numpy as np
 import orjson
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.types import Array, Json, Tensor, TensorSpec, Texts
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec, Texts
 
 OUTPUT = "output-0"
 """KServe's name of the tensor with the predictions."""
@@ -57,19 +58,19 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     for name, tensor in inputs.items():
         field = _find(name, fields, only if isinstance(tensor, Texts) else None)
         if field.name in columns:
-            raise InvalidInput(f"inputs: {field.name!r} comes twice, once as {name!r}")
+            raise InvalidInput.of(f"inputs: {field.name!r} comes twice, once as {name!r}")
         columns[field.name] = _read_column(tensor, field)
     for field in required:
         if field.name not in columns:
             given = ", ".join(map(repr, inputs)) or "none"
-            raise InvalidInput(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
+            raise InvalidInput.of(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
     first = fields[0]
     if len(columns) == 1 and first.name in columns and not first.many:
         return columns[first.name]
     rows = max(map(len, columns.values()), default=0)
     for name, column in columns.items():
         if len(column) not in (1, rows):
-            raise InvalidInput(f"inputs: {name!r} has {len(column)} rows where another input has {rows}")
+            raise InvalidInput.of(f"inputs: {name!r} has {len(column)} rows where another input has {rows}")
     whole = {name: column * rows if len(column) == 1 else column for name, column in columns.items()}
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
@@ -81,7 +82,7 @@ def _find(name: str, fields: Sequence[Field], otherwise: Field | None) -> Field:
             return field
     if otherwise is not None:
         return otherwise
-    raise InvalidInput(f"inputs: {name[:100]!r} is unknown, expected {_expected(fields)}")
+    raise InvalidInput.of(f"inputs: {name[:100]!r} is unknown, expected {_expected(fields)}")
 
 
 def _expected(fields: Sequence[Field]) -> str:
@@ -91,7 +92,7 @@ def _expected(fields: Sequence[Field]) -> str:
 def _read_column(tensor: Tensor | Texts, field: Field) -> list[Json]:
     """One field of all instances: strings, or lists of strings."""
     if not isinstance(tensor, Texts):
-        raise InvalidInput(f"inputs: {tensor.name!r} is {tensor.datatype}, expected BYTES (text in UTF-8)")
+        raise InvalidInput.of(f"inputs: {tensor.name!r} is {tensor.datatype}, expected BYTES (text in UTF-8)")
     shape, texts = tensor.shape, tensor.texts
     if field.many:
         if len(shape) == 1:
@@ -107,7 +108,7 @@ def _read_column(tensor: Tensor | Texts, field: Field) -> list[Json]:
 
 
 def _wrong_shape(tensor: Texts, expected: str) -> InvalidInput:
-    return InvalidInput(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
+    return InvalidInput.of(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
 
 
 def json_tensor(predictions: Sequence[Json]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.tasks.base import (
     TOKENS,
     Axis,
@@ -17,14 +17,15 @@ from hf_transformer.tasks.base import (
     SentenceTransformers,
     Task,
     TaskSettings,
-    describe,
     read_text,
 )
 from hf_transformer.tasks.parameters import Parameters, read_prompt
 from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, pool, require_finite_vectors, unit
 from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
-from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, TokenIds, Tokenization
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization
 
 NUMBERS_PER_VALUE = 4
 """Numbers of an embedding per value of --max_answer_values."""
@@ -74,14 +75,14 @@ def read_token_ids(given: Json, where: str, vocab_size: int) -> TokenIds:
     """
     if not isinstance(given, list) or not given:
         found = "an empty list" if given == [] else describe(given)
-        raise InvalidInput(f"{where}: expected a list of token ids, got {found}")
+        raise InvalidInput.of(f"{where}: expected a list of token ids, got {found}")
     if set(map(type, given)) == {int} and min(given) >= 0 and max(given) < vocab_size:
         return TokenIds(tuple(given))
     for index, number in enumerate(given):
         if type(number) is not int:
-            raise InvalidInput(f"{where}: token {index} is {describe(number)}, expected a whole number")
+            raise InvalidInput.of(f"{where}: token {index} is {describe(number)}, expected a whole number")
         if not 0 <= number < vocab_size:
-            raise InvalidInput(f"{where}: token {index} is {number}, expected 0 to {vocab_size - 1}")
+            raise InvalidInput.of(f"{where}: token {index} is {number}, expected 0 to {vocab_size - 1}")
     return TokenIds(tuple(given))
 
 
@@ -145,7 +146,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "truncation" in given:
             overflow = "truncate" if given.flag("truncation", True) else "error"
         if "stride" in given and overflow != "window":
-            raise InvalidInput(
+            raise InvalidInput.of(
                 "parameters.stride: only windows have it; start the service with --on_overflow=window "
                 "and leave truncation out"
             )
@@ -157,7 +158,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         count = len(ids) - (bool(ids) and ids[-1:] == empty[-1:])
         limit = self.settings.max_length
         if count >= limit - 1:
-            raise InvalidInput(f"parameters.prompt: leaves no room for text in the {limit} tokens that the model takes")
+            raise InvalidInput.of(
+                f"parameters.prompt: leaves no room for text in the {limit} tokens that the model takes"
+            )
         return count
 
     def _cased(self, text: str) -> str:
@@ -170,12 +173,12 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     def _read_token_ids(self, given: Json, where: str, options: TextEmbeddingOptions) -> TokenIds:
         if options.prompt_from is not None:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"parameters.{options.prompt_from}: can't be put in front of token ids, which are used as they are"
             )
         longest = self.settings.max_length
         if isinstance(given, list) and len(given) > longest:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"{where}: {len(given)} token ids, at most {longest} are taken; they are not cut, since their special "
                 "tokens would be lost"
             )
@@ -222,7 +225,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             vector = (vectors * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
         require_finite_vectors(vector)
         if options.exact and options.dimensions is not None and options.dimensions > len(vector):
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"parameters.dimensions: {options.dimensions}, but the model's vectors have {len(vector)}"
             )
         if options.normalize == "before":

@@ -10,14 +10,16 @@ from typing import cast
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings, describe, read_text
+from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings, read_text
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_json_tensor, ragged_tensor
-from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization, Words
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, TensorSpec
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
 PARAMETERS = (
@@ -148,7 +150,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             overflow = "window" if "stride" in given else settings.on_overflow
             return overflow, given.integer("stride", default, 0)
         if "stride" in given:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 "parameters.stride: a text that is read in windows is not truncated, leave out truncation"
             )
         return "truncate" if given.flag("truncation", True) else "error", default
@@ -157,7 +159,9 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         words = _read_words(instance, where)
         if words is None:
             if options.delimiter is not None:
-                raise InvalidInput(f"parameters.delimiter: joins the words of an instance, and {where} is not in words")
+                raise InvalidInput.of(
+                    f"parameters.delimiter: joins the words of an instance, and {where} is not in words"
+                )
             return Sentence(read_text(instance, where))
         delimiter = " " if options.delimiter is None else options.delimiter
         starts = [0, *accumulate(len(word) + len(delimiter) for word in words)]
@@ -184,7 +188,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         by_word = options.form == "pipeline" and options.strategy not in ("none", "simple")
         return max(size, len(encoding) * WORD_COST) if by_word else size
 
-    def beside_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
+    def extra_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
         """Numbers in ``offset_mapping`` at most, padding included; windows share tokens, which are given once."""
         if not options.offsets:
             return 0
@@ -239,7 +243,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE))
         return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
-    def beside(self, encodings: Encodings, options: TokenClassificationOptions) -> Sequence[Tensor]:
+    def extra_outputs(self, encodings: Encodings, options: TokenClassificationOptions) -> Sequence[Tensor]:
         """``offset_mapping`` INT64 [B, S, 2]: start and end of each token, (0, 0) for special tokens and padding."""
         if not options.offsets:
             return ()
@@ -255,7 +259,7 @@ def _read_delimiter(given: Parameters) -> str | None:
     if found is None:
         return None
     if len(found) > 1 or len(found[0]) > MAX_DELIMITER_LENGTH:
-        raise InvalidInput(f"parameters.delimiter: expected a string of at most {MAX_DELIMITER_LENGTH} characters")
+        raise InvalidInput.of(f"parameters.delimiter: expected a string of at most {MAX_DELIMITER_LENGTH} characters")
     return found[0]
 
 
@@ -272,14 +276,14 @@ def _read_words(instance: Json, where: str) -> list[str] | None:
     elif isinstance(instance, list):
         words = instance
     else:
-        raise InvalidInput(
+        raise InvalidInput.of(
             f'{where}: expected a string, {{"text": string}} or a list of words, got {describe(instance)}'
         )
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         shown = "other things in it" if isinstance(words, list) else describe(words)
-        raise InvalidInput(f"{where}: expected a list of words (strings), got {shown}")
+        raise InvalidInput.of(f"{where}: expected a list of words (strings), got {shown}")
     if not words:
-        raise InvalidInput(f"{where}: expected at least one word, got an empty list")
+        raise InvalidInput.of(f"{where}: expected at least one word, got an empty list")
     return words
 
 

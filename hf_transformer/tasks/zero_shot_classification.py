@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
 from hf_transformer.tasks.tensors import TEXT, Field
-from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 PARAMETERS = ("output_format", "candidate_labels", "hypothesis_template", "multi_label", "truncation")
 DEFAULT_TEMPLATE = "This example is {}."
@@ -90,26 +92,26 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         if isinstance(instance, dict):
             names = [name for name in SEQUENCE_NAMES if name in instance]
             if len(names) != 1 or not instance.keys() <= {names[0], "candidate_labels"}:
-                raise InvalidInput(f"{where}: {EXPECTED}, got {describe(instance)}")
+                raise InvalidInput.of(f"{where}: {EXPECTED}, got {describe(instance)}")
             sequence = instance[names[0]]
             if not isinstance(sequence, str):
                 one_each = "; send an instance for each" if isinstance(sequence, list) else ""
-                raise InvalidInput(f"{where}.{names[0]}: expected a string, got {describe(sequence)}{one_each}")
+                raise InvalidInput.of(f"{where}.{names[0]}: expected a string, got {describe(sequence)}{one_each}")
             if instance.get("candidate_labels") is not None:
                 labels = read_labels_given(instance["candidate_labels"], where)
         elif not isinstance(instance, str):
-            raise InvalidInput(f"{where}: {EXPECTED}, got {describe(instance)}")
+            raise InvalidInput.of(f"{where}: {EXPECTED}, got {describe(instance)}")
         if not sequence:
-            raise InvalidInput(f"{where}: the text is empty")
+            raise InvalidInput.of(f"{where}: the text is empty")
         if labels is None:
-            raise InvalidInput(f"{where}: no candidate_labels, neither here nor in parameters")
+            raise InvalidInput.of(f"{where}: no candidate_labels, neither here nor in parameters")
         return ZeroShotItem(sequence, labels)
 
     def texts(self, item: ZeroShotItem, options: ZeroShotOptions) -> Sequence[TextInput]:
         longest = max(map(len, item.labels))
         length = sum(map(len, options.template)) + longest * (len(options.template) - 1)
         if length > MAX_HYPOTHESIS_LENGTH:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"candidate_labels: with hypothesis_template one makes {length} characters, at most "
                 f"{MAX_HYPOTHESIS_LENGTH} are taken"
             )
@@ -173,12 +175,14 @@ def read_labels_given(given: Json, where: str) -> tuple[str, ...]:
         given = [label.strip() for label in given.split(",") if label.strip()]
     if not isinstance(given, list) or not given:
         found = describe(given) if given != [] else "none"
-        raise InvalidInput(f"{where}.candidate_labels: expected labels, in a list or with commas between, got {found}")
+        raise InvalidInput.of(
+            f"{where}.candidate_labels: expected labels, in a list or with commas between, got {found}"
+        )
     if len(given) > MAX_LABELS:
-        raise TooLarge(f"{where}.candidate_labels: {len(given)} labels, at most {MAX_LABELS} are taken")
+        raise TooLarge.of(f"{where}.candidate_labels: {len(given)} labels, at most {MAX_LABELS} are taken")
     for index, label in enumerate(given):
         if not isinstance(label, str):
-            raise InvalidInput(f"{where}.candidate_labels[{index}]: expected a string, got {describe(label)}")
+            raise InvalidInput.of(f"{where}.candidate_labels[{index}]: expected a string, got {describe(label)}")
     return tuple(given)
 
 
@@ -191,7 +195,7 @@ def split_template(template: str) -> tuple[str, ...]:
     Raises:
         InvalidInput: the template has no place for the label, or says something else in braces.
     """
-    wrong = InvalidInput(
+    wrong = InvalidInput.of(
         'parameters.hypothesis_template: expected a text with {} where the label goes, such as "This example is {}."'
     )
     pieces, places = [""], []

@@ -14,7 +14,7 @@ import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.words import SPACE, Separable, WordCache, separable
-from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
 
 LONG = 32_768
 """In characters. Of longer texts only the beginning is encoded, where its tokens are enough."""
@@ -45,7 +45,7 @@ def characters(text: TextInput) -> int:
 
 def too_many_tokens(how: Tokenization) -> TooLarge:
     """The error for more than ``how.max_tokens``."""
-    return TooLarge(
+    return TooLarge.of(
         f"instances: more than {how.max_tokens} tokens in one request, whose answer would hold more values than are "
         "given in one (--max_answer_values); send fewer or shorter texts, or ask for less of each"
     )
@@ -75,7 +75,7 @@ class Engine(ABC):
 
     def _as_given(self, text: TokenIds, how: Tokenization) -> Encoding:
         if len(text.ids) > self.max_length and not how.whole:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"{len(text.ids)} token ids in one text, and the model takes {self.max_length}; "
                 "they are not cut, since their special tokens would be lost"
             )
@@ -114,7 +114,7 @@ class RustEngine(Engine):
         self._long_text = threading.Lock()
         how = separable(backend)
         self._words = None if how is None or not word_cache else WordCache(backend, how, special_tokens)
-        self._beginning = None if how is None or self._from_left else Beginning.of(backend, how)
+        self._beginning = None if how is None or self._from_left else PrefixTruncation.of(backend, how)
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """See Engine. TooLarge is raised before the windows are made."""
@@ -154,7 +154,7 @@ class RustEngine(Engine):
             for one, text in zip(encoded, texts, strict=True)
         ]
         if sum(count for count, _ in plans) > how.max_windows:
-            raise TooLarge(
+            raise TooLarge.of(
                 f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
                 "send shorter texts, or share fewer tokens between windows"
             )
@@ -196,9 +196,9 @@ class RustEngine(Engine):
         """Raises InvalidInput where windows of ``limit`` tokens can't have text, or any beside ``stride`` tokens."""
         room = limit - self._added(pair)
         if room <= 0:
-            raise InvalidInput(f"{limit} tokens leave no room for text beside the special tokens")
+            raise InvalidInput.of(f"{limit} tokens leave no room for text beside the special tokens")
         if stride >= room:
-            raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
+            raise InvalidInput.of(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
 
     def _plan(self, whole: tokenizers.Encoding, pair: bool, limit: int, stride: int, how: Tokenization) -> Plan:
         """The windows of a text, or the one that is left of it.
@@ -210,7 +210,7 @@ class RustEngine(Engine):
         if not (how.windows or how.one_side):
             ranges = self._excess(whole, pair, limit)
             if len(whole) - sum(map(len, ranges)) > limit:
-                raise InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+                raise InvalidInput.of(f"a pair of texts does not fit into {limit} tokens")
             return 1, [ranges]
         text = tokens_of(whole, 1 if pair and how.only_second else 0)
         room = limit - (len(whole) - len(text))
@@ -218,13 +218,13 @@ class RustEngine(Engine):
             other, cut = "first text (the question)", "second"
             if how.only_first:
                 other, cut = "second text (the hypothesis with the label)", "first"
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"a pair of texts does not fit: its {other} leaves no room for the {cut}, which alone may be cut"
             )
         if not how.windows:
             return 1, [self._outside(text, 0, room)]
         if stride >= room:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"a stride of {stride} tokens is too long for windows of {limit} tokens, most of which the other text "
                 "of the pair takes; shorten that text"
             )
@@ -249,7 +249,7 @@ class RustEngine(Engine):
             ranges, offsets = self._excess(one, isinstance(text, tuple), self.max_length), one.offsets
             spans = tuple((offsets[cut[0]][0], offsets[cut[-1]][1]) if cut else None for cut in ranges)
             converted = _convert(one, how.detail)
-            converted.cut = Cut(sum(map(len, ranges)), spans)
+            converted.cut = Truncation(sum(map(len, ranges)), spans)
             found.append([converted])
         return found
 
@@ -279,11 +279,11 @@ class RustEngine(Engine):
                 ]
                 found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
-            raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
+            raise InvalidInput.of(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
         return [next(found[kind]) for kind in in_words]
 
 
-class Beginning:
+class PrefixTruncation:
     """Finds a part of a long text whose first tokens are those of the whole text.
 
     A million characters take some 400 MB to encode, and all but the model's length of it is cut off. Where a tokenizer
@@ -297,7 +297,7 @@ class Beginning:
         self._uncertain = 2 + EXPANSION * max(map(len, how.added), default=0)
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer, how: Separable) -> Beginning | None:
+    def of(cls, backend: tokenizers.Tokenizer, how: Separable) -> PrefixTruncation | None:
         """None where a text is refused for a word that the model does not know, which may be at its end."""
         unknown = backend.model.unk_token
         if unknown is None:
@@ -398,7 +398,7 @@ class PythonEngine(Engine):
         if how.whole and not in_words:
             return [[self._whole(text, how)] for text in texts]
         if how not in (PLAIN, Tokenization(only_first=True)) or in_words:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
                 "a tokenizer.json would give it them"
             )
@@ -415,7 +415,7 @@ class PythonEngine(Engine):
         added: int = self.tokenizer.num_special_tokens_to_add(isinstance(text, tuple))
         rest = len(ids) + added * (self.special_tokens - special) - self.max_length
         mask = list(whole["special_tokens_mask"]) if how.detail else None
-        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Cut(max(0, rest), None))
+        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, rest), None))
 
     def _truncated(self, text: TextInput, strategy: str) -> Encoding:
         whole = self._call(text)
@@ -425,7 +425,7 @@ class PythonEngine(Engine):
         ids = list(whole["input_ids"])
         if len(ids) > self.max_length:
             # transformers logs an error then, and leaves the pair as long as it was.
-            raise InvalidInput(f"a pair of texts does not fit into {self.max_length} tokens")
+            raise InvalidInput.of(f"a pair of texts does not fit into {self.max_length} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
     def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
@@ -434,5 +434,5 @@ class PythonEngine(Engine):
         try:
             found: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
-            raise InvalidInput(f"the tokenizer can't encode a text: {exc}") from exc
+            raise InvalidInput.of(f"the tokenizer can't encode a text: {exc}") from exc
         return {"token_type_ids": [0] * len(found["input_ids"]), **found}

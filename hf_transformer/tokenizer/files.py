@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from hf_transformer.errors import LoadError
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 VOCABULARY_FILES = tuple(
     "tokenizer.json vocab.txt vocab.json spiece.model spm.model sentencepiece.bpe.model sentencepiece.model"

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.tokenizer.recipes import RECIPES, Recipe, tokenizer_class
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 Settings = Mapping[str, Json]
 """tokenizer_config.json, merged with the older files."""

@@ -21,7 +21,7 @@ from typing import Any
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tokenizer.files import load_json, read_json
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",

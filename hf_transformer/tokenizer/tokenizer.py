@@ -16,7 +16,8 @@ from tokenizers import decoders
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tokenizer.engine import Engine, PythonEngine, RustEngine, characters, too_many_tokens
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
-from hf_transformer.types import PLAIN, Encoding, Json, TextInput, Tokenization
+from hf_transformer.types.request import Json
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
 """Up to this many characters are encoded on the event loop, more in a thread.

@@ -36,7 +36,7 @@ from typing import Any
 import orjson
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 Ids = tuple[int, ...]
 
@@ -153,7 +153,7 @@ def _around(backend: Tokenizer) -> tuple[Ids, Ids] | None:
     return tuple(found.ids[:place]), tuple(found.ids[place + 1 :])
 
 
-class AsciiWords:
+class AsciiEncoder:
     """Encodes chunks of printable ASCII, for a quarter of what the library takes for a chunk.
 
     With a separable tokenizer, the normalizer lower-cases such characters or does nothing, the pre-tokenizer splits
@@ -171,7 +171,7 @@ class AsciiWords:
         self._parts = re.compile(PARTS[how.splitter], re.ASCII).findall
 
     @classmethod
-    def of(cls, backend: Tokenizer, how: Separable) -> AsciiWords | None:
+    def of(cls, backend: Tokenizer, how: Separable) -> AsciiEncoder | None:
         """None if an added token has only letters and digits."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in how.added if text.isascii()]
         return cls(backend, how, marks) if all(marks) else None
@@ -205,7 +205,7 @@ class WordCache:
 
     def __init__(self, backend: Tokenizer, how: Separable, special_tokens: bool) -> None:
         self._backend = backend
-        self._ascii = AsciiWords.of(backend, how)
+        self._ascii = AsciiEncoder.of(backend, how)
         self._spaced = how.spaced
         self._before, self._after = ([*how.before], [*how.after]) if special_tokens else ([], [])
         self._young: dict[str, Ids] = {}

@@ -19,9 +19,9 @@ import yaml
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Scope
 
-from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import GatewaySettings
-from hf_transformer.api.streaming import OpenStreams
+from hf_transformer.api.open_streams import OpenStreams
+from hf_transformer.api.service import Models, Service
 from hf_transformer.app.application import gateway, starlette_app
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -41,7 +41,7 @@ from hf_transformer.predictor.base import Predictor
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import ModelSpec
+from hf_transformer.types.tensors import ModelSpec
 from tests.configuring import config
 from tests.generation.scripted import ScriptedGenerator, pipeline_of
 from tests.scripted_predictor import ScriptedPredictor
@@ -93,7 +93,7 @@ class Bench:
     text: str = " paris."
     fails: RequestError | None = None
     after: int = 0
-    honours: Iterable[str] = field(default_factory=lambda: list(ALL))
+    supported_fields: Iterable[str] = field(default_factory=lambda: list(ALL))
     gate: asyncio.Semaphore | None = None
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     template: str | None = None
@@ -134,7 +134,7 @@ class Bench:
 
     def build(self, spec: ModelSpec) -> GenerationPipeline:
         wait = None if self.gate is None else self.gate.acquire
-        generator = ScriptedGenerator(self.script, honours=self.honours, wait=wait)
+        generator = ScriptedGenerator(self.script, supported_fields=self.supported_fields, wait=wait)
         self.generators.append(generator)
         return self.pipeline(generator)
 
@@ -171,7 +171,7 @@ class Bench:
 @asynccontextmanager
 async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Bench]:
     made = kind(**options)
-    assert await made.model.look() == ""
+    assert await made.model.check_predictor() == ""
     try:
         yield made
         assert made.in_flight == 0, "each request gives its place back"

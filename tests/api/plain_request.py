@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_transformer.types import ClientGone, HeaderLines, Request
+from hf_transformer.types.http import ClientGone, HeaderLines, Request
 
 
 class PlainRequest(Request):

@@ -14,7 +14,7 @@ from hf_transformer.api.openai import chat, completions
 from hf_transformer.generation.build import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import PARAMETERS
-from hf_transformer.types import ModelSpec
+from hf_transformer.types.tensors import ModelSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench
 from tests.generation.scripted_models import Response, ScriptedModel, ids, model, settings, spec, text
 

@@ -8,14 +8,18 @@ import zlib
 
 import pytest
 
-from hf_transformer.api.base import Call, Models, Service, error_json, reply
 from hf_transformer.api.body import read_body, to_utf8
+from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, server_timing
-from hf_transformer.api.streaming import OpenStreams
-from hf_transformer.core.limits import Admission, Place
+from hf_transformer.api.errors import error_json
+from hf_transformer.api.open_streams import OpenStreams
+from hf_transformer.api.responses import reply
+from hf_transformer.api.service import Models, Service
+from hf_transformer.core.limits import Admission, AdmissionTicket
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import ClientGone, Context, Response
+from hf_transformer.types.http import ClientGone, Response
+from hf_transformer.types.request import Context
 from tests.api.generating import counted
 from tests.api.plain_request import PlainRequest
 from tests.observability.measured import measured
@@ -63,7 +67,7 @@ async def test_at_its_end_a_request_has_given_all_back(end: str) -> None:
     elif end == "answered":
         work.future.set_result(b"answer")
     else:
-        work.future.set_exception(InvalidInput("wrong") if end == "refused" else OSError("lost"))
+        work.future.set_exception(InvalidInput.of("wrong") if end == "refused" else OSError("lost"))
     await asyncio.wait([task])
     status = {"answered": 200, "refused": 400, "broken": 500, "left": 499}[end]
     assert task.cancelled() if end == "left" else task.result().status == status
@@ -75,7 +79,7 @@ async def test_a_request_that_leaves_within_its_body_or_finds_no_place() -> None
     with pytest.raises(ClientGone):
         await work.endpoint(PlainRequest(b"some", leaves=True))
     assert work.held == (0, 0, 0) and counted(work.metrics) == {"499": 1} and not work.contexts
-    with Place(work.admission) as place:
+    with AdmissionTicket(work.admission) as place:
         place.enter()
         request = PlainRequest(b"body")
         answer = await work.endpoint(request)
@@ -151,7 +155,7 @@ def refused(metrics: Metrics) -> bool:
 
 
 async def read(*chunks: bytes, encoding: bytes = b"", length: bytes = b"") -> bytes:
-    return await read_body(request(*chunks, encoding=encoding, length=length), 1000, Place(admission_of()[0]))
+    return await read_body(request(*chunks, encoding=encoding, length=length), 1000, AdmissionTicket(admission_of()[0]))
 
 
 def request(*chunks: bytes, encoding: bytes = b"", length: bytes = b"") -> PlainRequest:
@@ -176,7 +180,7 @@ async def test_bodies_that_are_taken(chunks: tuple[bytes, ...], encoding: bytes,
 
 async def test_a_client_that_left_is_noticed() -> None:
     with pytest.raises(ClientGone):
-        await read_body(PlainRequest(b"abc", leaves=True), 1000, Place(admission_of()[0]))
+        await read_body(PlainRequest(b"abc", leaves=True), 1000, AdmissionTicket(admission_of()[0]))
 
 
 BROKEN = {
@@ -230,10 +234,10 @@ async def test_what_the_head_says_is_refused_before_anything_is_read(
     encoding: bytes, length: bytes, error: type[RequestError], status: int
 ) -> None:
     admission, metrics = admission_of(200)
-    Place(admission).hold(100)
+    AdmissionTicket(admission).hold(100)
     sent = request(b"x" * 99, encoding=encoding, length=length)
     with pytest.raises(error) as caught:
-        await read_body(sent, 1000, Place(admission))
+        await read_body(sent, 1000, AdmissionTicket(admission))
     assert (caught.value.status, sent.reads, admission.bytes) == (status, 0, 100)
     assert refused(metrics) == (status == 429)
 
@@ -266,7 +270,7 @@ def test_other_charsets_are_refused(charset: str, error: type[RequestError], say
 
 async def test_bodies_have_a_limit_together() -> None:
     admission, metrics = admission_of(100)
-    first, second = Place(admission), Place(admission)
+    first, second = AdmissionTicket(admission), AdmissionTicket(admission)
     await read_body(PlainRequest(b"x" * 40, b"x" * 20), 100, first)
     with pytest.raises(TooManyRequests, match=r"have 90 bytes, --max_bytes_in_flight allows 100") as caught:
         await read_body(PlainRequest(b"x" * 30, b"x" * 11), 100, second)
@@ -282,9 +286,9 @@ async def test_bodies_have_a_limit_together() -> None:
 async def test_a_compressed_body_counts_as_what_it_becomes() -> None:
     admission, _ = admission_of(1000)
     sent = gzip.compress(b"x" * 900)
-    with Place(admission) as place:
+    with AdmissionTicket(admission) as place:
         await read_body(request(sent, encoding=b"gzip"), 1000, place)
         assert admission.bytes == 900
-        with Place(admission) as other, pytest.raises(TooManyRequests):
+        with AdmissionTicket(admission) as other, pytest.raises(TooManyRequests):
             await read_body(request(sent, encoding=b"gzip"), 1000, other)
     assert admission.bytes == 0

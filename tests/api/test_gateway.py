@@ -19,17 +19,16 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import error_json
+from hf_transformer.api.errors import error_json
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
 from hf_transformer.app.wiring import load_parts
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.access_log import Exchange, check_format
+from hf_transformer.observability.access_log import AccessRecord, check_format
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.types import Request, Response, Stream
-from tests.api.generating import PROMPT, application, bench
-from tests.api.generating import Exchange as AsgiExchange
+from hf_transformer.types.http import Request, Response, Stream
+from tests.api.generating import PROMPT, Exchange, application, bench
 from tests.api.plain_request import PlainRequest
 from tests.configuring import config, error
 from tests.integration.api.grpc_model import ScriptedModel, service_of
@@ -342,7 +341,7 @@ def gateway(format: str, handler: Handler = answer) -> Gateway:
 
 async def request(format: str, handler: Handler = answer, **scope: Any) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the answer to a request."""
-    async with AsgiExchange(AsgiApplication(gateway(format, handler), nothing), "", b"", scope=SCOPE | scope) as asked:
+    async with Exchange(AsgiApplication(gateway(format, handler), nothing), "", b"", scope=SCOPE | scope) as asked:
         return *await asked.head(), await asked.rest()
 
 
@@ -373,7 +372,7 @@ ATOMS = {
 
 
 async def test_every_atom(log: list[str]) -> None:
-    assert set(Exchange(SCOPE).atoms()) <= ATOMS.keys()
+    assert set(AccessRecord(SCOPE).atoms()) <= ATOMS.keys()
     for atom, pattern in ATOMS.items():
         await request(f"<%({atom})s> 100%%")
         assert re.fullmatch(f"<{pattern}> 100%", log.pop()), atom
@@ -396,7 +395,7 @@ async def test_a_client_that_goes_away(log: list[str]) -> None:
         raise AssertionError("it went on")
 
     waiting = gateway("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait)
-    async with AsgiExchange(AsgiApplication(waiting, nothing), "", b"", scope=SCOPE) as asked:
+    async with Exchange(AsgiApplication(waiting, nothing), "", b"", scope=SCOPE) as asked:
         await asyncio.sleep(0)
     assert asked.offered == 0
     assert log == ["499 - 0 - -"]

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api.base import Model, generating_task
 from hf_transformer.api.generate import FURTHER
+from hf_transformer.api.service import Model, generating_task
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.tasks.base import GenerationSettings
@@ -296,7 +296,7 @@ async def test_bodies(made: Bench, body: dict[str, Any], status: int, says: str)
 
 
 async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
-    async with bench(honours=["greedy", "temperature"]) as made:
+    async with bench(supported_fields=["greedy", "temperature"]) as made:
         message = await predict(made, status=400, min_new_tokens=3)
         assert message.startswith("parameters.min_new_tokens: this model is a tokens model, which can't honour it")
         message = await predict(made, status=400, do_sample=True)

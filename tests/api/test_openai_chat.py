@@ -324,7 +324,7 @@ async def test_what_is_wrong_is_named(made: Bench) -> None:
 
 
 async def test_what_asks_for_nothing_is_taken() -> None:
-    async with bench(honours=()) as made:
+    async with bench(supported_fields=()) as made:
         for fields in (
             {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
             {"user": "me", "store": True, "service_tier": "auto", "metadata": {"a": "b"}, "stop_token_ids": []},

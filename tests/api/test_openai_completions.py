@@ -10,16 +10,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hf_transformer.api.base import Model
 from hf_transformer.api.health import hint_for
 from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
 from hf_transformer.api.openai.fields import render_error
+from hf_transformer.api.service import Model
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 from tests.api.generating import PROMPT, Bench, Exchange, answer_of, bench, openai_error, post
 
 PATH = "/openai/v1/completions"
@@ -127,7 +127,7 @@ async def test_the_defaults_are_openai_s_and_not_the_service_s(most: int | None,
         for name in ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs"):
             assert getattr(sampling, name) == getattr(neutral, name), name
         assert sampling.max_tokens == tokens
-    async with bench(honours=["greedy"]) as made:
+    async with bench(supported_fields=["greedy"]) as made:
         await complete(made, temperature=0, top_p=0.5, seed=3)
         [(_, sampling)] = made.generator.asked
         assert sampling.greedy and (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, None)
@@ -251,7 +251,7 @@ async def test_what_is_wrong_or_too_much_is_named(made: Bench) -> None:
 
 @either_way
 async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool) -> None:
-    async with bench(honours=["temperature"]) as made:
+    async with bench(supported_fields=["temperature"]) as made:
         await complete(made, temperature=0.5, n=2, stop="x")
         _, param = await refused(made, stop_token_ids=[5], stream=stream)
         assert param == "stop_token_ids"

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api import openapi, pages
-from hf_transformer.api.base import CLIENTS_OWN
+from hf_transformer.api.call import CLIENTS_OWN
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import FURTHER
 from hf_transformer.api.openai import chat, completions, embeddings, rerank

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.generation.stream import QUEUED_PIECES
-from hf_transformer.types import TensorSpec
+from hf_transformer.types.tensors import TensorSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench, counted, events, post
 from tests.integration.hostile.wire import SECONDS
 from tests.integration.server.serving import running, serving
@@ -117,7 +117,7 @@ async def test_a_stream_goes_on_while_another_model_takes_the_place_of_its_own()
         made.predictor.spec = replace(made.predictor.spec, outputs=(TensorSpec("other", "INT32", (1,)),))
         async with asyncio.timeout(20):
             while len(made.generators) < 2:
-                assert await made.model.look() == ""
+                assert await made.model.check_predictor() == ""
                 await asyncio.sleep(0.001)
         old, new = made.generators
         for _ in range(20):

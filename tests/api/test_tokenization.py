@@ -15,7 +15,8 @@ from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Query, TokenIds, Tokenization
+from hf_transformer.types.request import Query
+from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
 WHOLE = Tokenization(detail=True, whole=True)

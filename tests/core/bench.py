@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from hf_transformer.core.batch import EncodingForm, Filling
+from hf_transformer.core.batch import EncodingBatchBuilder, PaddingPolicy
 from hf_transformer.core.contract import InputSignature, OutputSignature, Signature
 from hf_transformer.core.scheduler import ConcurrencyLimit, Decode, Entry, Scheduler, SchedulerSettings
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
-from hf_transformer.types import Array, Context, Encoding
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding
 from tests.scripted_predictor import ScriptedPredictor
 
 IDS, MASK = (InputSignature(name, name, "INT64") for name in ("input_ids", "attention_mask"))
@@ -61,13 +63,13 @@ class Bench:
         settings: SchedulerSettings = SETTINGS,
         signature: Signature = SIGNATURE,
         *,
-        form: EncodingForm | None = None,
+        form: EncodingBatchBuilder | None = None,
         predictor: ScriptedPredictor | None = None,
         limit: ConcurrencyLimit | None = None,
     ) -> None:
         self.predictor = predictor or ScriptedPredictor()
         self.metrics = Metrics("bert")
-        self.form = form or EncodingForm(signature, Filling(0, left=False))
+        self.form = form or EncodingBatchBuilder(signature, PaddingPolicy(0, left=False))
         self.scheduler = Scheduler(
             self.predictor, self.form, settings, executor=executor, metrics=self.metrics, limit=limit
         )
@@ -113,7 +115,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    signature: Signature = SIGNATURE, form: EncodingForm | None = None, **settings: Any
+    signature: Signature = SIGNATURE, form: EncodingBatchBuilder | None = None, **settings: Any
 ) -> AsyncIterator[Bench]:
     with ThreadPoolExecutor(1) as executor:
         yield Bench(executor, replace(SETTINGS, **settings), signature, form=form)

@@ -14,21 +14,22 @@ import pytest
 
 from hf_transformer.app.wiring import (
     PipelineBuilder,
-    filling,
     fit_task,
     load_parts,
-    more_when_shared,
+    outputs_in_shared_memory,
+    padding_policy,
     scheduler_settings,
 )
 from hf_transformer.config.options import Config
-from hf_transformer.core.batch import EncodingForm, Filling, Widths, widths_of
+from hf_transformer.core.batch import EncodingBatchBuilder, PaddingBuckets, PaddingPolicy, padding_buckets
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.core.scheduler import OUTPUT_BYTES, SHARED_OUTPUT_BYTES
 from hf_transformer.errors import PredictorError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
-from hf_transformer.types import Encoding, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.tokenization import Encoding
 from tests.configuring import config
 from tests.core.bench import text
 from tests.doctor.test_doctor import GOOD, pair_of
@@ -40,8 +41,8 @@ MASK = InputSignature("mask", "attention_mask", "INT64")
 TYPES = InputSignature("types", "token_type_ids", "INT32")
 LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="vocabulary", minimum=5)), (-1, 5))
 MASKED = Signature((IDS, MASK, TYPES), (LOGITS,), 4, None, True, None, True)
-RIGHT, LEFT = Filling(pad_id=9, left=False), Filling(pad_id=9, left=True)
-EIGHTS = replace(RIGHT, widths=Widths(8, 100))
+RIGHT, LEFT = PaddingPolicy(pad_id=9, left=False), PaddingPolicy(pad_id=9, left=True)
+EIGHTS = replace(RIGHT, widths=PaddingBuckets(8, 100))
 
 
 def encoding(length: int) -> Encoding:
@@ -75,8 +76,8 @@ def encoding(length: int) -> Encoding:
     ],
     ids=["right", "left", "no padding", "fixed shapes", "no batch axis", "a width", "a width, no batch axis"],
 )
-def test_padding(changes: Any, filling: Filling, lengths: list[int], ids: Any, mask: Any, types: Any) -> None:
-    packed = EncodingForm(replace(MASKED, **changes), filling).pack([*map(encoding, lengths)])
+def test_padding(changes: Any, filling: PaddingPolicy, lengths: list[int], ids: Any, mask: Any, types: Any) -> None:
+    packed = EncodingBatchBuilder(replace(MASKED, **changes), filling).pack([*map(encoding, lengths)])
     assert [one.data.tolist() for one in packed.inputs] == [ids, mask, types]
     assert [one.data.dtype.name for one in packed.inputs] == ["int64", "int64", "int32"]
     assert (packed.real, packed.real + packed.padding) == (sum(lengths), packed.inputs[0].data.size)
@@ -86,9 +87,9 @@ def test_padding(changes: Any, filling: Filling, lengths: list[int], ids: Any, m
 
 @pytest.mark.parametrize("filling", [RIGHT, LEFT, EIGHTS], ids=["right", "left", "a width"])
 @pytest.mark.parametrize("batch_axis", [True, False], ids=["batch axis", "none"])
-def test_each_item_gets_its_own_rows_without_padding(batch_axis: bool, filling: Filling) -> None:
+def test_each_item_gets_its_own_rows_without_padding(batch_axis: bool, filling: PaddingPolicy) -> None:
     items = [encoding(2), encoding(3)] if batch_axis else [encoding(3)]
-    form = EncodingForm(replace(MASKED, batch_axis=batch_axis, max_rows=len(items)), filling)
+    form = EncodingBatchBuilder(replace(MASKED, batch_axis=batch_axis, max_rows=len(items)), filling)
     packed = form.pack(items)
     width = packed.inputs[0].shape[-1]
     data = np.arange(len(items) * width * 5, dtype=np.float32).reshape(len(items), width, 5)
@@ -109,7 +110,7 @@ def test_each_item_gets_its_own_rows_without_padding(batch_axis: bool, filling: 
     ],
 )
 def test_a_wrong_response_is_refused(datatype: str, shape: tuple[int, ...], says: str) -> None:
-    form, items = EncodingForm(MASKED, RIGHT), [encoding(3), encoding(3)]
+    form, items = EncodingBatchBuilder(MASKED, RIGHT), [encoding(3), encoding(3)]
     outputs = {"logits": Tensor("logits", datatype, np.zeros(shape))}
     with pytest.raises(PredictorError) as caught:
         next(form.unpack(items, form.pack(items), outputs))
@@ -119,7 +120,9 @@ def test_a_wrong_response_is_refused(datatype: str, shape: tuple[int, ...], says
 @pytest.mark.parametrize(("sizes", "allowed"), [((-1, 5), True), ((-1, -1), False)], ids=["known", "unknown"])
 def test_more_bytes_of_outputs_only_where_their_sizes_are_known(sizes: tuple[int, ...], allowed: bool) -> None:
     signature = replace(MASKED, outputs=(replace(LOGITS, sizes=sizes),))
-    form = EncodingForm(signature, RIGHT, max_tokens=100, max_output_bytes=120, more=lambda size: size <= 180)
+    form = EncodingBatchBuilder(
+        signature, RIGHT, max_tokens=100, max_output_bytes=120, allow_in_shared_memory=lambda size: size <= 180
+    )
     limits = form.limits(encoding(3))  # a row has 60 bytes
     assert [limits.allow(rows, 3, 3 * rows) for rows in (2, 3, 4)] == [True, allowed, False]
 
@@ -131,19 +134,19 @@ def test_more_bytes_of_outputs_only_where_their_sizes_are_known(sizes: tuple[int
     ("tokens", "width"), [(1, 16), (15, 16), (16, 16), (17, 32), (32, 32), (33, 40), (40, 40), (41, 41)]
 )
 def test_a_width_is_a_multiple_or_the_longest_and_never_less_than_the_text(tokens: int, width: int) -> None:
-    assert Widths(16, 40).of(tokens) == width
-    assert Widths(512, 100).of(tokens) == 100
-    assert widths_of(1, 512) is None and widths_of(8, 100) == Widths(8, 100)
+    assert PaddingBuckets(16, 40).of(tokens) == width
+    assert PaddingBuckets(512, 100).of(tokens) == 100
+    assert padding_buckets(1, 512) is None and padding_buckets(8, 100) == PaddingBuckets(8, 100)
 
 
 def test_texts_of_one_width_are_equally_long_for_the_queue_and_its_limits() -> None:
-    rounded, exact = EncodingForm(MASKED, EIGHTS, max_tokens=40), EncodingForm(MASKED, RIGHT)
+    rounded, exact = EncodingBatchBuilder(MASKED, EIGHTS, max_tokens=40), EncodingBatchBuilder(MASKED, RIGHT)
     assert [rounded.bucket(encoding(length))[1] for length in (1, 8, 9, 99, 100)] == [8, 8, 16, 100, 100]
     assert [exact.bucket(encoding(length))[1] for length in (1, 8, 9)] == [1, 8, 9]
     limits = rounded.limits(encoding(9))
     assert [limits.allow(rows, 16, 16 * rows) for rows in (2, 3)] == [True, False]
     assert [rounded.pack([encoding(length)]).inputs[0].shape for length in (8, 9, 99)] == [(1, 8), (1, 16), (1, 100)]
-    free = EncodingForm(replace(MASKED, outputs=(LOGITS, replace(LOGITS, name="free", sizes=(-1, -1)))), RIGHT)
+    free = EncodingBatchBuilder(replace(MASKED, outputs=(LOGITS, replace(LOGITS, name="free", sizes=(-1, -1)))), RIGHT)
     assert free.pack([encoding(2), encoding(3)]).sizes == {"logits": 2 * 3 * 5 * 4}, "sizes that are known"
 
 
@@ -151,17 +154,17 @@ FLAGS = ("--model_name=bert", "--pad_to_multiple_of=16")
 
 
 def test_the_longest_width_is_that_at_which_texts_are_cut() -> None:
-    for flag, widths in ((), Widths(16, 128)), (("--max_model_len=100",), Widths(16, 100)):
+    for flag, widths in ((), PaddingBuckets(16, 128)), (("--max_model_len=100",), PaddingBuckets(16, 100)):
         pair = pair_of(GOOD, *FLAGS, *flag)
-        assert filling(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths == widths
+        assert padding_policy(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths == widths
     pair = pair_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")
-    assert filling(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths is None
+    assert padding_policy(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths is None
     inputs = tuple(replace(one, shape=(24,)) for one in GOOD.inputs)
     outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
     fixed = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
-    found = filling(fixed.config, fixed.tokenizer, fixed.signature, fixed.model_config)
+    found = padding_policy(fixed.config, fixed.tokenizer, fixed.signature, fixed.model_config)
     assert (fixed.signature.length, found.widths) == (24, None), "a fixed length is what counts"
-    assert EncodingForm(fixed.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)
+    assert EncodingBatchBuilder(fixed.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)
 
 
 def test_a_model_that_would_read_the_padding_is_refused() -> None:
@@ -214,7 +217,7 @@ GRPC = "--predictor_protocol=grpc-v2"
 )
 def test_more_is_allowed_where_no_flag_says_how_much(flags: tuple[str, ...], most: int) -> None:
     predictor = Sharing(2**40)
-    bound = more_when_shared(settings_of(*flags), predictor) or (lambda size: False)
+    bound = outputs_in_shared_memory(settings_of(*flags), predictor) or (lambda size: False)
     limits = OUTPUT_BYTES, 6_000_000, SHARED_OUTPUT_BYTES
     for size in (5_000_000, 50_000_000, *limits, *[limit + 1 for limit in limits]):
         assert bound(size) == (size <= most), size

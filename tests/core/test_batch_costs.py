@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.core.batch import EncodingForm, Filling, Widths
+from hf_transformer.core.batch import EncodingBatchBuilder, PaddingBuckets, PaddingPolicy
 from hf_transformer.core.batch_costs import COLD, ENOUGH, FIRST, GUESS, LEAST, WORTH, BatchCosts, Timing
 from hf_transformer.core.contract import Signature
 from hf_transformer.errors import PredictorUnavailable
@@ -161,9 +161,11 @@ class Recorded(BatchCosts):
         super().ended(timing, now, tokens)
 
 
-def form(costs: BatchCosts, widths: Widths | None = None, signature: Signature = MASKED) -> EncodingForm:
-    filling = Filling(0, left=False, widths=widths)
-    return EncodingForm(signature, filling, max_tokens=10**6, max_output_bytes=10**9, costs=costs)
+def form(
+    costs: BatchCosts, widths: PaddingBuckets | None = None, signature: Signature = MASKED
+) -> EncodingBatchBuilder:
+    filling = PaddingPolicy(0, left=False, widths=widths)
+    return EncodingBatchBuilder(signature, filling, max_tokens=10**6, max_output_bytes=10**9, costs=costs)
 
 
 NEAR = 400 - int(WORTH * GUESS)
@@ -178,11 +180,11 @@ NEAR = 400 - int(WORTH * GUESS)
         (11.0, None, [10, 10, 13], [(2, 10), (1, 13)]),
         (GUESS, None, [400, NEAR, NEAR, NEAR], [(2, 400), (2, NEAR)]),
         (4.0, None, [9, 12, 16, 10], [(2, 10), (1, 12), (1, 16)]),
-        (4.0, Widths(16, 512), [9, 12, 16, 10, 17], [(4, 16), (1, 32)]),  # these are padded alike anyway
+        (4.0, PaddingBuckets(16, 512), [9, 12, 16, 10, 17], [(4, 16), (1, 32)]),  # these are padded alike anyway
     ],
 )
 async def test_texts_share_a_batch_where_that_saves_more_than_their_padding_costs(
-    overhead: float, widths: Widths | None, lengths: list[int], shapes: list[tuple[int, int]]
+    overhead: float, widths: PaddingBuckets | None, lengths: list[int], shapes: list[tuple[int, int]]
 ) -> None:
     costs = Recorded(overhead)
     async with bench(form=form(costs, widths)) as b:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.batch import EncodingForm, Filling
+from hf_transformer.core.batch import EncodingBatchBuilder, PaddingPolicy
 from hf_transformer.core.batch_rules import BatchRules, batch_rules
 from hf_transformer.core.contract import fit_signature
 from hf_transformer.tasks.base import Axis, OutputRole
-from hf_transformer.types import Encoding, ModelSpec, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, TensorSpec
+from hf_transformer.types.tokenization import Encoding
 
 BART = {"model_type": "bart", "architectures": ["BartForSequenceClassification"], "eos_token_id": 2, "pad_token_id": 1}
 XLM = {"model_type": "xlm", "architectures": ["XLMForSequenceClassification"]}
@@ -51,11 +52,11 @@ def test_rules(config: dict[str, Any], expected: BatchRules) -> None:
     assert batch_rules(config, 7) == expected
 
 
-def form(**options: Any) -> EncodingForm:
+def form(**options: Any) -> EncodingBatchBuilder:
     inputs = [TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask")]
     spec = ModelSpec("m", "1", tuple(inputs), (TensorSpec("logits", "FP32", (3,)),), 8)
     signature = fit_signature(spec, [OutputRole("logits", (Axis(name="labels"),))], task="sequence_classification")
-    return EncodingForm(signature, Filling(9, left=False, **options))
+    return EncodingBatchBuilder(signature, PaddingPolicy(9, left=False, **options))
 
 
 def test_texts_with_different_counts_never_share_a_batch() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, Signature, fit_signature
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole
-from hf_transformer.types import ModelSpec, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, TensorSpec
 
 VOCABULARY = Axis(name="vocabulary", minimum=100, maximum=227, why="config.json says vocab_size 100")
 LOGITS = OutputRole("logits", (TOKENS, VOCABULARY))

@@ -8,14 +8,14 @@ import weakref
 import pytest
 
 from hf_transformer.core import limits
-from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission, Place
+from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission, AdmissionTicket
 from hf_transformer.errors import TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 
 
-def entered(admission: Admission, size: int) -> Place:
+def entered(admission: Admission, size: int) -> AdmissionTicket:
     """The place of a request with so many bytes."""
-    place = Place(admission)
+    place = AdmissionTicket(admission)
     place.hold(size)
     place.enter()
     return place
@@ -45,7 +45,10 @@ def test_small_and_large_requests_are_refused_alike(size: int) -> None:
     first.charge(999)
     second = entered(admission, size)  # there was room for one token
     assert not admission.has_room
-    with Place(admission) as third, pytest.raises(TooManyRequests, match="--max_queued_tokens allows 1000") as refused:
+    with (
+        AdmissionTicket(admission) as third,
+        pytest.raises(TooManyRequests, match="--max_queued_tokens allows 1000") as refused,
+    ):
         third.hold(size)
         third.enter()
     assert refused.value.retry_after
@@ -64,7 +67,7 @@ def test_requests_and_bytes_are_counted_too() -> None:
         assert b"hf_transformer_requests_in_flight 1.0" in metrics.render()
         assert b"hf_transformer_tokens_in_flight 23.0" in metrics.render()
         assert not admission.has_room
-        second = Place(admission)
+        second = AdmissionTicket(admission)
         second.hold(10)
         with pytest.raises(TooManyRequests, match="have 100 bytes, --max_bytes_in_flight allows 100"):
             second.hold(1)

@@ -24,7 +24,8 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import Answers, Context, ModelSpec, Query
+from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.tensors import ModelSpec
 from tests.scripted_predictor import ScriptedPredictor
 
 SPEC = ModelSpec("m", "1", (), (), 0)
@@ -93,11 +94,11 @@ class Line:
 
 class GeneratingLine(Line):
     interface = "logits"
-    honours = frozenset[str]()
+    supported_fields = frozenset[str]()
 
     async def start(self, request: Any, context: Context) -> Any:
         if request is None:
-            raise InvalidInput("wrong in itself")
+            raise InvalidInput.of("wrong in itself")
         return SimpleNamespace(tell=lambda *told: setattr(self.bench, "told", told))
 
 
@@ -238,7 +239,7 @@ async def test_whatever_a_look_meets_it_is_not_the_last(
 
 async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
     async with bench(check_seconds=0.002) as served:
-        served.model.begin_end()
+        served.model.start_shutdown()
         asked = served.predictor.asked
         await until(lambda: served.predictor.asked > asked + 2)
         assert not served.shown_ready() and "shutting down" in await served.unready()
@@ -359,7 +360,7 @@ async def test_two_versions_behind_one_address_take_no_turns() -> None:
         ):
             served.predictor.spec = replace(SPEC, max_batch_size=number + 9)
             await served.fail(error)
-            await served.model.look()
+            await served.model.check_predictor()
             assert len(served.lines) == number + 3, "it is believed at once while requests fail"
             served.outcome = None
             await served.ask()

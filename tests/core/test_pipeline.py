@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer import types
 from hf_transformer.app.wiring import PipelineBuilder, load_parts
 from hf_transformer.core import pipeline
 from hf_transformer.core.limits import Limits
@@ -22,7 +21,9 @@ from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
-from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, ModelSpec, Query, TensorSpec, Tokenization
+from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.tensors import Array, ModelSpec, TensorSpec
+from hf_transformer.types.tokenization import PLAIN, Encoding, TokenIds, Tokenization
 from tests.configuring import config
 from tests.core.bench import LOGITS
 from tests.core.bench import Bench as SchedulingBench
@@ -33,7 +34,7 @@ from tests.scripted_predictor import ScriptedPredictor
 LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
 LONG = "word " * 800
 """As many characters as one text may have."""
-IN_TOKENS = types.TokenIds((101, 7, 8, 102))
+IN_TOKENS = TokenIds((101, 7, 8, 102))
 
 
 class Ids(Task[Any, Any, list[int]]):
@@ -48,7 +49,7 @@ class Ids(Task[Any, Any, list[int]]):
 
     def item(self, instance: Any, where: str, options: Mapping[str, Any]) -> Any:
         if instance is None:
-            raise InvalidInput(f"{where}: expected a text")
+            raise InvalidInput.of(f"{where}: expected a text")
         return instance
 
     def texts(self, item: Any, options: Mapping[str, Any]) -> Sequence[str]:
@@ -62,7 +63,7 @@ class Ids(Task[Any, Any, list[int]]):
 
     def check(self, encoding: Encoding, where: str) -> None:
         if len(encoding) == 3:
-            raise InvalidInput(f"{where}: a single token")
+            raise InvalidInput.of(f"{where}: a single token")
 
     def answer_size(self, encoding: Encoding, options: Mapping[str, Any]) -> int:
         return len(encoding)

@@ -75,7 +75,7 @@ MORE = st.none() | st.builds(lambda least, most: lambda size: least <= size <= m
             "fixed_length": st.none() | st.integers(6, 12),
             "max_padding": st.sampled_from([0.0, 0.25, 1.0]),
             "costs": LEARNT,
-            "more": MORE,
+            "allow_in_shared_memory": MORE,
         }
     ),
     st.integers(1, 3),
@@ -99,7 +99,11 @@ def test_asking_for_many_at_once_changes_no_batch(
 
 def evenly(overhead: float, room: int, output_bytes: int = 50) -> BatchLimits:
     """Up to 9 rows of 100 bytes each, for texts of 10 tokens, while there is ``room`` in shared memory."""
-    return replace(limits(rows=9, output_bytes=output_bytes), costs=Known(overhead), more=lambda size: size <= room)
+    return replace(
+        limits(rows=9, output_bytes=output_bytes),
+        costs=Known(overhead),
+        allow_in_shared_memory=lambda size: size <= room,
+    )
 
 
 steps = st.one_of(
@@ -153,7 +157,7 @@ def check_limits(batch: list[Entry], within: BatchLimits) -> None:
     assert within.padding or len({entry.length for entry in batch}) == 1
     if size > 1:
         assert size <= within.max_rows and size * width <= within.max_tokens
-        assert within.more or size * within.output_bytes(width) <= within.max_output_bytes
+        assert within.allow_in_shared_memory or size * within.output_bytes(width) <= within.max_output_bytes
         assert sum(entry.length for entry in batch) >= (1 - MAX_PADDING) * width * size
 
 
@@ -179,7 +183,7 @@ def test_the_nearest_lengths_fill_a_batch_up() -> None:
         (limits(fixed_length=100), [1, 100], [2]),
         (limits(), [1, 100], [1, 1]),
         # A few rows may be refused where more would not be.
-        (replace(limits(rows=9, output_bytes=200), more=lambda size: size >= 500), [10] * 8, [2] * 4),
+        (replace(limits(rows=9, output_bytes=200), allow_in_shared_memory=lambda size: size >= 500), [10] * 8, [2] * 4),
     ],
 )
 def test_each_limit_closes_a_batch(within: BatchLimits, lengths: list[int], expected: list[int]) -> None:
@@ -188,7 +192,9 @@ def test_each_limit_closes_a_batch(within: BatchLimits, lengths: list[int], expe
 
 def test_more_bytes_are_allowed_for_as_long_as_they_are_said_to_be() -> None:
     room = 600
-    queue = queue_of(replace(limits(rows=9, output_bytes=200), more=lambda size: size <= room), *[10] * 20)
+    queue = queue_of(
+        replace(limits(rows=9, output_bytes=200), allow_in_shared_memory=lambda size: size <= room), *[10] * 20
+    )
     assert len(queue.take()) == 6  # of 100 bytes each
     room = 0
     assert len(queue.take()) == 2
@@ -223,7 +229,7 @@ def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
         pytest.param(evenly(20, 150, 10**6), 8, 3, id="a batch might take all"),
         pytest.param(evenly(41, UNLIMITED), 12, 9, id="a batch costs more than its tokens"),
         pytest.param(evenly(20, 99, 10**6), 12, 9, id="one row comes inline"),
-        pytest.param(replace(evenly(20, UNLIMITED, 10**6), more=None), 12, 9, id="a flag says it"),
+        pytest.param(replace(evenly(20, UNLIMITED, 10**6), allow_in_shared_memory=None), 12, 9, id="a flag says it"),
         pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=None), 12, 9, id="no costs"),
         pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=BatchCosts(1)), 12, 9, id="not known yet"),
     ],

@@ -25,7 +25,9 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
-from hf_transformer.types import Array, Context, Encoding
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding
 from tests.core.bench import LOGITS, MASKED, SIGNATURE, Bench, bench, first_logit, run, text
 
 TEXT = Encoding([101, 7, 102], [0, 0, 0])

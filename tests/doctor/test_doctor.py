@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import BoundPair, Pair, fit_task, load_parts, predictor_settings
+from hf_transformer.app.wiring import FittedBinding, ModelBinding, fit_task, load_parts, predictor_settings
 from hf_transformer.commands import cli
 from hf_transformer.commands.doctor import command, inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
@@ -28,7 +28,8 @@ from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, Reques
 from hf_transformer.predictor.base import Address, Destination, Reply
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.tasks.fill_mask import FillMask
-from hf_transformer.types import Json, ModelSpec, RepositoryEntry, Tensor, TensorSpec
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, Tensor, TensorSpec
 from tests.predictor.fault_server import nobody
 from tests.triton_repository import DEMO_MODEL
 
@@ -263,13 +264,13 @@ GOOD = ModelSpec("bert", "1", (IDS, MASK), (LOGITS,), 8, dynamic_batching=True)
 LARGER = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 1200)),))
 
 
-def pair_of(spec: ModelSpec, *flags: str, **model_config: Json) -> BoundPair:
+def pair_of(spec: ModelSpec, *flags: str, **model_config: Json) -> FittedBinding:
     """The demo's files and a model, with other values in config.json."""
     config, _ = parse_config([f"--model_dir={DEMO_MODEL}", "--predictor_host=triton:8000", *flags], {})
     parts = load_parts(config)
     task = FillMask(replace(parts.task.settings, model_config={**parts.task.settings.model_config, **model_config}))
     reader, signature = fit_task(config, task, spec)
-    return BoundPair(config, parts.tokenizer, reader, spec, signature)
+    return FittedBinding(config, parts.tokenizer, reader, spec, signature)
 
 
 def shaped(spec: ModelSpec, *leading: int, length: int = -1) -> ModelSpec:
@@ -279,7 +280,7 @@ def shaped(spec: ModelSpec, *leading: int, length: int = -1) -> ModelSpec:
     return replace(spec, inputs=inputs, outputs=outputs)
 
 
-def said(pair: Pair, *statuses: str) -> dict[str, str]:
+def said(pair: ModelBinding, *statuses: str) -> dict[str, str]:
     """What the checks find, by name, of those with one of these statuses."""
     fitting = ((name, check(pair)) for name, check, kind in ADVICE if isinstance(pair, kind))
     return {name: one.found for name, found in fitting for one in found if one.status in statuses}
@@ -327,7 +328,7 @@ def test_no_warning(spec: ModelSpec, changes: dict[str, Json], name: str, says: 
 
 async def test_a_model_that_generates_and_is_decoupled() -> None:
     pair = pair_of(GOOD)
-    other = Pair(pair.config, pair.tokenizer, pair.task, replace(GOOD, decoupled=True, dynamic_batching=False))
+    other = ModelBinding(pair.config, pair.tokenizer, pair.task, replace(GOOD, decoupled=True, dynamic_batching=False))
     assert list(said(other, "skipped")) == ["dynamic batching"]
     assert said(other, "warning") == {}
     subject = Subject(pair.config, [])

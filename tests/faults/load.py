@@ -18,9 +18,9 @@ import uvloop
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
 from tests.faults.records import Kind, Record
 from tests.faults.texts import MODEL, Text
+from tests.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
 from tests.service import Service
 
 TIMEOUT = 3.0

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from hf_transformer.core.limits import Limits, Place
+from hf_transformer.core.limits import AdmissionTicket, Limits
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.stream import Generation
@@ -17,7 +17,7 @@ from hf_transformer.generation.types import FinishReason, GenerationRequest, Gen
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 from tests.generation.scripted_models import settings
 
 PROMPT = "The capital of france is"
@@ -37,9 +37,11 @@ class ScriptedGenerator(Generator):
 
     interface = "tokens"
 
-    def __init__(self, script: Script, *, honours: Iterable[str] = (), wait: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, script: Script, *, supported_fields: Iterable[str] = (), wait: Callable[[], Any] | None = None
+    ) -> None:
         self._script = script
-        self.honours = frozenset(honours)
+        self.supported_fields = frozenset(supported_fields)
         self._wait = wait
         self.asked: list[tuple[Prompt, Sampling]] = []
         self.given = 0
@@ -79,9 +81,9 @@ def pipeline_of(
     return GenerationPipeline(task, tokenizer, generator, given, executor=executor, **chosen)
 
 
-def context(*, place: Place | None = None, **options: Any) -> Context:
+def context(*, place: AdmissionTicket | None = None, **options: Any) -> Context:
     made = Context(request_id="r", headers={}, **options)
-    made.place = place
+    made.ticket = place
     return made
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import ModelCall, Reply
-from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
 from tests.scripted_predictor import ScriptedPredictor
 
 Response = Mapping[str, Tensor]

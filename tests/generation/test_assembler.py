@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.stops import Replacing, StopSearch
-from hf_transformer.generation.stream import Assembler
+from hf_transformer.generation.stops import StopSearch, StreamReplacer
+from hf_transformer.generation.stream import SequenceAssembler
 from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenScore
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.scripted import ids_of, steps
@@ -22,7 +22,9 @@ from tests.tiny_tokenizers.folders import of_bytes
 
 
 def assemble(tokenizer: Tokenizer, steps: Iterable[Step], **sampling: Any) -> list[Piece]:
-    assembler = Assembler(Vocabulary(tokenizer), Prompt("a", ids_of(tokenizer, "a")), Sampling(**sampling), (2, 1))
+    assembler = SequenceAssembler(
+        Vocabulary(tokenizer), Prompt("a", ids_of(tokenizer, "a")), Sampling(**sampling), (2, 1)
+    )
     pieces = []
     for step in steps:
         piece = assembler.add(step)
@@ -191,5 +193,5 @@ def test_nothing_is_held_back_that_can_not_become_a_stop(text: str, wanted: list
 
 @hypothesis.given(st.text("ab ", max_size=40), st.text("ab ", min_size=1, max_size=4), st.lists(st.integers(0, 100)))
 def test_replacing_in_pieces_is_replacing_in_the_whole(text: str, old: str, cuts: list[int]) -> None:
-    replacing = Replacing(old, "X")
+    replacing = StreamReplacer(old, "X")
     assert "".join([*map(replacing.push, pieces_of(text, cuts)), replacing.held]) == text.replace(old, "X")

@@ -17,14 +17,14 @@ from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.build import choose_interface, generator_settings, make_generator
-from hf_transformer.generation.logits import LogitsGenerator, LogitsSequence, StepForm
+from hf_transformer.generation.logits import LogitsGenerator, LogitsSequence, StepBatchBuilder
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import ModelSpec, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec
@@ -164,7 +164,7 @@ def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpe
     if sequence.cache is not None:
         sequence.cache.length = width
     for flags in ([], [f"--max_batch_output_bytes={2**24}"], [f"--max_predictor_response_bytes={2**24}"]):
-        form = StepForm(signature, 0, scheduler_settings(options(*flags), 1, STEP_OUTPUT_BYTES))
+        form = StepBatchBuilder(signature, 0, scheduler_settings(options(*flags), 1, STEP_OUTPUT_BYTES))
         assert form.limits(sequence).allow(16, width, 16 * width) is (not flags)
 
 

@@ -17,9 +17,10 @@ from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavail
 from hf_transformer.generation import logits
 from hf_transformer.generation.cache import Cache, CacheBudget
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.sampling import Chooser
+from hf_transformer.generation.sampling import TokenSampler
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
-from hf_transformer.types import NUMPY_DTYPES, Context, Tensor
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor
 from tests.generation.tiny_model import (
     EOS,
     FORMS,
@@ -95,7 +96,7 @@ async def test_seeded_texts_are_the_same_alone_and_in_shared_batches(name: str) 
         model = TinyModel()
         for prompt, how, (ids, _, _) in zip(PROMPTS, SEEDED, alone, strict=True):
             start = [1] if form.encoder_decoder else list(prompt)
-            chooser, text = Chooser(how, start, frozenset({EOS})), list(start)
+            chooser, text = TokenSampler(how, start, frozenset({EOS})), list(start)
             for token in ids:
                 assert chooser.choose(model.next_logits(text, prompt if form.encoder_decoder else None))[0] == token
                 text.append(token)

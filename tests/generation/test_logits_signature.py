@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.generation.logits_signature import LogitsSignature, fit_logits
-from hf_transformer.types import ModelSpec, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.generation.tiny_model import SETTINGS, VOCABULARY, Form, vocabulary
 
 PLAIN = Form().spec

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.sampling import BLOCK, LARGE, Chooser, candidates, draw
+from hf_transformer.generation.sampling import BLOCK, LARGE, TokenSampler, candidates, draw
 from hf_transformer.generation.types import Sampling
-from hf_transformer.types import Array
+from hf_transformer.types.tensors import Array
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "logits_processors.json").read_text())
 EOS_IDS = frozenset(GOLDENS["about"]["eos_ids"])
@@ -30,7 +30,7 @@ def sampling_of(case: dict[str, Any]) -> Sampling:
 
 
 def processed(case: dict[str, Any]) -> Array:
-    chooser = Chooser(sampling_of(case), case["prompt"], EOS_IDS)
+    chooser = TokenSampler(sampling_of(case), case["prompt"], EOS_IDS)
     for token in case["generated"]:
         chooser.add(token)
     return chooser.process(logits_of(case))
@@ -74,11 +74,11 @@ def test_as_transformers(case: dict[str, Any]) -> None:
 
 def test_presence_and_frequency_count_what_was_generated() -> None:
     # OpenAI's formula: mu[j] - c[j] * frequency - (c[j] > 0) * presence. Token 4 is in the prompt alone.
-    chooser = Chooser(Sampling(presence_penalty=0.5, frequency_penalty=0.25), [4, 1], frozenset())
+    chooser = TokenSampler(Sampling(presence_penalty=0.5, frequency_penalty=0.25), [4, 1], frozenset())
     for token in (1, 2, 2, 2):
         chooser.add(token)
     assert chooser.process(np.zeros(6, np.float32)).tolist() == [0, -0.75, -1.25, 0, 0, 0]
-    negative = Chooser(Sampling(presence_penalty=-1.0), [], frozenset())
+    negative = TokenSampler(Sampling(presence_penalty=-1.0), [], frozenset())
     negative.add(3)
     assert negative.process(np.zeros(5, np.float32)).tolist() == [0, 0, 0, 1, 0]
 
@@ -90,7 +90,7 @@ def test_logits_are_never_changed(dtype: Any) -> None:
     how = Sampling(
         temperature=0.5, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=2.0, presence_penalty=1.0, min_tokens=3
     )
-    candidates(Chooser(how, [1, 2], EOS_IDS).process(logits), how)
+    candidates(TokenSampler(how, [1, 2], EOS_IDS).process(logits), how)
     assert np.array_equal(logits, np.linspace(-3, 3, 20).astype(dtype))
 
 
@@ -128,7 +128,7 @@ def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
     logits = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
 
     def tokens(seed: int) -> list[int]:
-        chooser = Chooser(Sampling(seed=seed), [], frozenset())
+        chooser = TokenSampler(Sampling(seed=seed), [], frozenset())
         return [chooser.choose(logits)[0] for _ in range(30)]
 
     assert tokens(seed) == tokens(seed) != tokens(seed + 1)
@@ -137,7 +137,7 @@ def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
 def test_one_number_is_drawn_per_token_whatever_the_logits_are() -> None:
     flat, sharp = np.zeros(100, np.float32), np.zeros(100, np.float32)
     sharp[5] = 1000
-    one, other = (Chooser(Sampling(seed=3), [], frozenset()) for _ in range(2))
+    one, other = (TokenSampler(Sampling(seed=3), [], frozenset()) for _ in range(2))
     one.choose(flat)
     other.choose(sharp)
     assert one.choose(flat) == other.choose(flat)
@@ -145,7 +145,7 @@ def test_one_number_is_drawn_per_token_whatever_the_logits_are() -> None:
 
 @pytest.mark.parametrize("how", [Sampling(greedy=True, seed=1), Sampling(temperature=0.0), Sampling(top_k=1)])
 def test_the_likeliest(how: Sampling) -> None:
-    chooser = Chooser(how, [], frozenset())
+    chooser = TokenSampler(how, [], frozenset())
     assert {chooser.choose(np.array([0.1, 3.0, 2.9], np.float16))[0] for _ in range(50)} == {1}
 
 
@@ -153,7 +153,7 @@ def test_the_likeliest(how: Sampling) -> None:
 @pytest.mark.parametrize("how", [Sampling(greedy=True), Sampling(), Sampling(greedy=True, logprobs=1)])
 def test_logits_that_are_not_finite(bad: float, how: Sampling) -> None:
     with pytest.raises(PredictorError, match="not finite"):
-        Chooser(how, [], frozenset()).choose(np.array([0, bad, 1], np.float32))
+        TokenSampler(how, [], frozenset()).choose(np.array([0, bad, 1], np.float32))
 
 
 @given(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.limits import Admission, Place
+from hf_transformer.core.limits import Admission, AdmissionTicket
 from hf_transformer.errors import (
     CallersDeadline,
     InvalidInput,
@@ -28,7 +28,7 @@ from hf_transformer.generation.stream import QUEUED_PIECES
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import TokenIds
+from hf_transformer.types.tokenization import TokenIds
 from tests.generation.scripted import PROMPT, Bench, ScriptedGenerator, asking, context, endless
 from tests.generation.tokenizers import load, without_unknown
 
@@ -147,7 +147,7 @@ LONG = TokenIds((5,) * 64)
 async def test_requests_that_are_refused(
     bench: Bench, request_: GenerationRequest, error: type[Exception], message: str
 ) -> None:
-    generator = bench.saying(" paris", honours={"min_tokens"})
+    generator = bench.saying(" paris", supported_fields={"min_tokens"})
     with pytest.raises(error, match=message):
         await bench.pipeline(generator).start(request_, context())
     assert not generator.asked
@@ -207,7 +207,7 @@ async def test_leaving_early_ends_everything_at_once(bench: Bench, choices: int)
 @CHOICES
 @pytest.mark.parametrize(
     ("error", "called"),
-    [(PredictorError("it broke"), [PredictorError]), (InvalidInput("no such prompt"), [])],
+    [(PredictorError("it broke"), [PredictorError]), (InvalidInput.of("no such prompt"), [])],
     ids=["the predictor's", "the client's"],
 )
 async def test_an_error_comes_after_the_pieces_before_it(
@@ -320,7 +320,7 @@ async def test_a_cancellation_at_the_deadline_is_still_one(bench: Bench) -> None
 
 async def test_tokens_are_charged_as_they_come(bench: Bench) -> None:
     admission = Admission(10, 1000, Metrics("m"))
-    with Place(admission) as place:
+    with AdmissionTicket(admission) as place:
         place.enter()
         async with await bench.pipeline(endless()).start(asking(), context(place=place)) as generation:
             assert admission.tokens == generation.prompt_tokens
@@ -335,7 +335,7 @@ async def test_text_is_charged_by_its_length_until_its_tokens_are_known(bench: B
     metrics, gate = Metrics("m"), asyncio.Semaphore(0)
     admission, charged = Admission(10, 1000, metrics), list[int]()
     generator = ScriptedGenerator(lambda *_: [*[Step(text=" the capital")] * 9, Step(finish="stop")], wait=gate.acquire)
-    with Place(admission) as place:
+    with AdmissionTicket(admission) as place:
         place.enter()
         pipeline = bench.pipeline(generator, metrics=metrics)
         async with await pipeline.start(asking(), context(place=place)) as generation:

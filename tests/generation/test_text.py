@@ -14,7 +14,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.generation.text import LeadingPrompt, TextGenerator, TokenCounter, leading_token
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types.tensors import ModelSpec, Tensor
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, tensor, text
 from tests.generation.tokenizers import ALL, load, without_unknown
 
@@ -144,7 +144,7 @@ async def test_a_text_that_grows(bench: Bench, responses: list[str | bytes], par
 
 
 async def test_parameters_that_are_honoured(bench: Bench) -> None:
-    vllm, tutorial, ensemble = (bench.generator(found).honours for found in (VLLM, TUTORIAL, ENSEMBLE))
+    vllm, tutorial, ensemble = (bench.generator(found).supported_fields for found in (VLLM, TUTORIAL, ENSEMBLE))
     assert vllm >= {"max_tokens", "greedy", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos"}
     assert not vllm & {"logprobs", "logit_bias"}
     assert tutorial == frozenset() and "stop_token_ids" in vllm

@@ -12,7 +12,7 @@ from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.tokens import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling, Step
-from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps, tensor
 
 PROMPT = Prompt("", (7, 8, 9))
@@ -104,7 +104,7 @@ ALWAYS = {"max_tokens", "stop_token_ids"}
 )
 async def test_parameters_that_are_honoured(more: Any, outputs: Any, ends: set[int], honoured: set[str]) -> None:
     found = model([*NEEDED, *more], outputs)
-    assert generator(found, ScriptedModel(), eos_ids=frozenset(ends)).honours == honoured
+    assert generator(found, ScriptedModel(), eos_ids=frozenset(ends)).supported_fields == honoured
 
 
 @pytest.mark.parametrize(("datatype", "bits"), [("UINT64", 63), ("INT64", 63), ("INT32", 31), ("UINT32", 31)])

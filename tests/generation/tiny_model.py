@@ -21,7 +21,8 @@ from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import ModelCall, Predictor, Reply
-from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
 from tests.generation.scripted_models import settings
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import hf_transformer
-from hf_transformer.api.base import CLIENTS_OWN
+from hf_transformer.api.call import CLIENTS_OWN
 from hf_transformer.generation.task import ALL_TASKS
 from tests.integration.conftest import ROOT, Serve, refused
 from tests.service import Service

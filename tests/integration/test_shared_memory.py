@@ -19,7 +19,7 @@ from hf_transformer.errors import RequestError
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory, is_disallowed
-from hf_transformer.types import Array, Tensor
+from hf_transformer.types.tensors import Array, Tensor
 from tests.triton_26 import DISALLOWED
 
 needs_regions = pytest.mark.only_triton_24

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.types import PLAIN, Encoding
+from hf_transformer.types.tokenization import PLAIN, Encoding
 from tests.tiny_tokenizers.corpus import any_texts
 from tests.tiny_tokenizers.separable import encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 
 
 def measured(request_id: str = "r1", **known: Any) -> Context:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.observability.board import Board, Family, added_up
+from hf_transformer.observability.board import Family, WorkerBoard, added_up
 from hf_transformer.observability.metrics import Metrics
 from tests.observability.measured import measured
 
@@ -32,7 +32,7 @@ def value(metrics: Metrics, name: str) -> float | None:
     return float(found[0].split()[-1]) if found else None
 
 
-def worker(board: Board, in_flight: int, ready: bool) -> tuple[Metrics, AbstractAsyncContextManager[None]]:
+def worker(board: WorkerBoard, in_flight: int, ready: bool) -> tuple[Metrics, AbstractAsyncContextManager[None]]:
     board.claim()
     metrics = Metrics("bert")
     metrics.requests_in_flight.set_function(lambda: in_flight)
@@ -40,7 +40,7 @@ def worker(board: Board, in_flight: int, ready: bool) -> tuple[Metrics, Abstract
     return metrics, metrics.share(board)
 
 
-def work(board: Board, orders: Connection) -> None:
+def work(board: WorkerBoard, orders: Connection) -> None:
     """A worker that does what it is told, and shows its metrics each time; its model is not ready."""
     metrics, _ = worker(board, 5, False)
     while True:
@@ -63,7 +63,7 @@ def write_and_die(write: Callable[[int, bytes, int], int], part: bytes, file: in
 
 
 class Worker:
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: WorkerBoard) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.orders, theirs = spawn.Pipe()
         self.process = spawn.Process(target=work, args=(board, theirs))
@@ -82,12 +82,12 @@ class Worker:
 
 
 @pytest.fixture
-def board() -> Board:
-    return Board(2)
+def board() -> WorkerBoard:
+    return WorkerBoard(2)
 
 
 @pytest.fixture
-def start(board: Board) -> Iterator[Any]:
+def start(board: WorkerBoard) -> Iterator[Any]:
     """Starts a worker that is killed after the test."""
     workers = []
 
@@ -100,7 +100,7 @@ def start(board: Board) -> Iterator[Any]:
         one.kill()
 
 
-def test_ready_once_all_are_and_a_replacement_takes_the_place_of_the_dead(board: Board, start: Any) -> None:
+def test_ready_once_all_are_and_a_replacement_takes_the_place_of_the_dead(board: WorkerBoard, start: Any) -> None:
     first, second = start(), start()
     assert board.waiting_for == 2
     first.tell(True)
@@ -118,7 +118,7 @@ def test_ready_once_all_are_and_a_replacement_takes_the_place_of_the_dead(board:
     assert board.waiting_for == 0, "once all are ready they stay so for the others"
 
 
-def test_counts_outlive_their_workers(board: Board, start: Any) -> None:
+def test_counts_outlive_their_workers(board: WorkerBoard, start: Any) -> None:
     metrics, _ = worker(board, 2, True)
     metrics.count_request("v1", 200)
     other = start()
@@ -145,7 +145,7 @@ async def test_a_number_that_can_not_be_told_once_does_not_end_the_renewal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hf_transformer.observability.board.PERIOD", 0.001)
-    board = Board(1)
+    board = WorkerBoard(1)
     board.claim()
     metrics = Metrics("bert")
     told = 0
@@ -176,7 +176,7 @@ def copy_of(letter: str, length: int) -> list[Family]:
 
 @pytest.mark.parametrize("reads", range(4))
 def test_a_copy_that_is_replaced_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
-    board = Board(1)
+    board = WorkerBoard(1)
     board.claim()
     board.write(copy_of("a", 1000))
     read, left = os.pread, reads
@@ -194,7 +194,7 @@ def test_a_copy_that_is_replaced_while_it_is_read_is_read_again(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("length", [3, 16, 500])
-def test_a_worker_that_dies_while_it_writes_breaks_no_scrape(board: Board, start: Any, length: int) -> None:
+def test_a_worker_that_dies_while_it_writes_breaks_no_scrape(board: WorkerBoard, start: Any, length: int) -> None:
     metrics, _ = worker(board, 2, True)
     metrics.count_request("v1", 200)
     other = start()
@@ -221,7 +221,7 @@ def test_what_is_the_smallest_the_largest_and_the_sum() -> None:
 
 
 def test_the_sum_of_one_looks_as_it_does_alone() -> None:
-    board = Board(1)
+    board = WorkerBoard(1)
     alone, shared = Metrics("bert"), Metrics("bert")
     board.claim()
     shared.share(board)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_transformer.api.base import as_request_error
+from hf_transformer.api.errors import as_request_error
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.logging import (
     LATENCY_LOGGER,
@@ -29,7 +29,7 @@ from hf_transformer.observability.logging import (
     default_logging,
     names_of,
 )
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 from tests.observability.measured import measured
 
 NAMES = ("", "uvicorn", "uvicorn.error", "hf_transformer", "hf_transformer.access", LATENCY_LOGGER, "probe")

@@ -18,7 +18,8 @@ from hf_transformer.app import application
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability import tracing
 from hf_transformer.observability.tracing import Trace, Tracing, parse_traceparent
-from hf_transformer.types import Context, Encoding
+from hf_transformer.types.request import Context
+from hf_transformer.types.tokenization import Encoding
 from tests.api.plain_request import PlainRequest
 from tests.collector import Collector, attributes, collecting
 from tests.configuring import config
@@ -106,7 +107,7 @@ async def spans_of(status: int, **known: Any) -> tuple[Span, dict[str, Span], An
 
 async def test_spans_follow_the_timings() -> None:
     known = {"parse": 0.001, "tokenize": 0.002, "queue": 0.002, "predict": 0.005, "postprocess": 0.001}
-    server, stages, times = await spans_of(200, sent_with=TRACEPARENT, **known)
+    server, stages, times = await spans_of(200, batch_traceparent=TRACEPARENT, **known)
     assert list(stages) == ["tokenize", "queue", "predict", "decode"]
     assert times("tokenize") == [2.0, 4.0]
     assert times("queue") == [4.0, 6.0]
@@ -197,7 +198,7 @@ async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_wi
         await bench.answer(0)
         assert bench.sent == [[0], [1, 2, 3]]
         assert bench.predictor.calls[1].headers["traceparent"] == "trace 1"
-        assert [one.sent_with for one in contexts] == ["", "", "trace 1", "trace 1"]
+        assert [one.batch_traceparent for one in contexts] == ["", "", "trace 1", "trace 1"]
         await bench.answer(1)
         for task in tasks:
             await task

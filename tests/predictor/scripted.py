@@ -14,7 +14,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
 from hf_transformer.predictor.shared_memory import ALIGNMENT
 from hf_transformer.protocol.tensors import placed_tensor
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}
 SPEC = ModelSpec("m", "1", (), (), 0)

@@ -16,7 +16,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Address, ModelCall, PredictorSettings, forwarded, parse_address
 from hf_transformer.predictor.failures import verified
-from hf_transformer.types import Tensor
+from hf_transformer.types.tensors import Tensor
 from tests.predictor.scripted import SPEC, ScriptedTransport
 
 

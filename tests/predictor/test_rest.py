@@ -26,7 +26,7 @@ from hf_transformer.predictor.base import (
 from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import Array, ModelSpec, Tensor
+from hf_transformer.types.tensors import Array, ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
 from tests.predictor.scripted import leave_early
 

@@ -24,13 +24,13 @@ from hf_transformer.predictor.shared_memory import (
     ALIGNMENT,
     MARGIN,
     PREFIX,
-    Gaps,
+    FreeList,
     Pauses,
     Region,
     SharedMemory,
     remove_leftovers,
 )
-from hf_transformer.types import Tensor, TensorSpec
+from hf_transformer.types.tensors import Tensor, TensorSpec
 from tests.predictor.scripted import SPEC, ScriptedTransport, until
 
 SIZE = 64 * 2**10
@@ -413,7 +413,7 @@ async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> No
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=60))
 def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
-    gaps = Gaps(32 * ALIGNMENT + 5)
+    gaps = FreeList(32 * ALIGNMENT + 5)
     in_use: list[tuple[int, int]] = []
     for count, ended in steps:
         size = count * ALIGNMENT

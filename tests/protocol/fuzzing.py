@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from hf_transformer.errors import RequestError
-from hf_transformer.protocol import grpc_inbound, rest_inbound
-from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol import grpc_server_codec, rest_server_codec
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.rest import parse_header_length
+from hf_transformer.protocol.server_codec import InferRequest
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
@@ -223,7 +223,7 @@ class RestBodies(Bodies):
 
     def read(self, body: Body) -> InferRequest:
         length = None if body[1] is None else parse_header_length(body[1].encode())
-        return rest_inbound.decode_infer_request(body[0], length, MAX_ELEMENTS)
+        return rest_server_codec.decode_infer_request(body[0], length, MAX_ELEMENTS)
 
 
 # gRPC
@@ -295,5 +295,5 @@ class GrpcBodies(Bodies):
             yield message.SerializeToString(), None
 
     def read(self, body: Body) -> InferRequest:
-        grpc_inbound.request_id(body[0])
-        return grpc_inbound.decode_infer_request(body[0], MAX_ELEMENTS)
+        grpc_server_codec.request_id(body[0])
+        return grpc_server_codec.decode_infer_request(body[0], MAX_ELEMENTS)

@@ -13,7 +13,7 @@ from hf_transformer.protocol import rest
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, TensorSpec
 from tests.protocol.test_rest import JSON
 
 METADATA = {

@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.tensors import Malformed, Unwritable
-from hf_transformer.types import Tensor
+from hf_transformer.types.tensors import Tensor
 
 
 def texts(*values: bytes) -> Tensor:

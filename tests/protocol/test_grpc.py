@@ -20,7 +20,7 @@ from hf_transformer.protocol.grpc import (
     encode_infer_request,
     encode_request,
 )
-from hf_transformer.protocol.grpc_inbound import (
+from hf_transformer.protocol.grpc_server_codec import (
     MOST_PARTS,
     decode_infer_request,
     encode_infer_response,
@@ -28,10 +28,10 @@ from hf_transformer.protocol.grpc_inbound import (
     encode_stream_response,
     request_id,
 )
-from hf_transformer.protocol.inbound import MOST_TENSORS, InferRequest, InferResponse
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.server_codec import MOST_TENSORS, InferRequest, InferResponse
 from hf_transformer.protocol.tensors import Malformed, Unwritable
-from hf_transformer.types import Tensor, Texts
+from hf_transformer.types.tensors import Tensor, Texts
 from tests.protocol.fuzzing import MAX_ELEMENTS, GrpcBodies, raw_request, typed_request
 
 # To the predictor

@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.protocol import grpc, rest
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import COPIED, Malformed, Placement
-from hf_transformer.types import Tensor
+from hf_transformer.types.tensors import Tensor
 
 IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
 VALUES = np.arange(6, dtype="<f4")

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError, TooLarge
-from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.protocol.rest import decode_infer_response, encode_infer_request, parse_header_length
-from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.server_codec import InferRequest, InferResponse
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
-from hf_transformer.types import NUMPY_DTYPES, Tensor, Texts
+from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor, Texts
 from tests.protocol.fuzzing import DEEP, MAX_ELEMENTS, Body, RestBodies, dump, framed, tensor
 
 # To the predictor

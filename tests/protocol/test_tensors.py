@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_transformer.protocol import tensors
 from hf_transformer.protocol.tensors import Malformed, Unwritable, checked_shape, decode_json, decode_raw, raw_view
-from hf_transformer.types import NUMPY_DTYPES, Array, Tensor
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array, Tensor
 
 ALL = (*NUMPY_DTYPES, "BF16")
 

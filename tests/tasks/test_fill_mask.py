@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hf_transformer.core.contract import fit_signature, told
+from hf_transformer.core.contract import fit_signature, role_from_numbered_name
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, TaskTokenizer
 from hf_transformer.tasks.fill_mask import FillMask
@@ -19,7 +19,8 @@ from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tokenizer.files import find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Encoding, ModelSpec, TensorSpec
+from hf_transformer.types.tensors import ModelSpec, TensorSpec
+from hf_transformer.types.tokenization import Encoding
 from tests.tasks.task_settings import ENCODING, named, settings
 from tests.triton_repository import DEMO_MODEL
 
@@ -137,9 +138,11 @@ def test_numbered_outputs_are_bound(fill_mask: ReducedFillMask) -> None:
     assert binding.masked
     chosen = fit_signature(spec, fill_mask.outputs, input_names=("input_ids", "attention_mask"), task="fill_mask")
     assert chosen.inputs == binding.inputs
-    assert [told(name, ("input_ids",)) for name in ("input_ids__0", "input_ids")] == ["input_ids"] * 2
+    assert [role_from_numbered_name(name, ("input_ids",)) for name in ("input_ids__0", "input_ids")] == [
+        "input_ids"
+    ] * 2
     for other in ("INPUT__0", "input_ids__x", "other__0"):
-        assert told(other, ("input_ids",)) == other
+        assert role_from_numbered_name(other, ("input_ids",)) == other
 
 
 def decode(task: ReducedFillMask, tokenizer: Tokenizer, text: str, found: Any, parameters: Any) -> Any:

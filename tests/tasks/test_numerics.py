@@ -7,7 +7,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.numerics import argmax, require_numbers, sigmoid, softmax, softmax_at, top_k
-from hf_transformer.types import Array
+from hf_transformer.types.tensors import Array
 
 every_dtype = pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 

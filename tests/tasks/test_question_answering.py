@@ -16,7 +16,8 @@ from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.question_answering import Characters, QuestionAnswering, best_spans, probabilities
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Array, Encoding, ModelSpec, TensorSpec
+from hf_transformer.types.tensors import Array, ModelSpec, TensorSpec
+from hf_transformer.types.tokenization import Encoding
 from tests.triton_repository import task_model_folder
 
 FOLDER = task_model_folder("squad")

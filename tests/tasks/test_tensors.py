@@ -11,7 +11,7 @@ import pytest
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.tensors import TEXT, Field, json_tensor, ragged_tensor, read_instances
-from hf_transformer.types import Tensor, Texts
+from hf_transformer.types.tensors import Tensor, Texts
 
 PAIR = (TEXT, Field("text_pair", optional=True))
 QUESTION = (Field("question"), Field("context"))

@@ -15,7 +15,7 @@ from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.sentence_transformers import POOLING_FLAGS
-from hf_transformer.types import Encoding, TextInput, TokenIds
+from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds
 
 ROWS = np.array([[1, 8], [3, -2], [5, 0], [7, 2]], np.float32)
 BERT = {"hidden_size": 2}

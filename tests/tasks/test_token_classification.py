@@ -16,7 +16,7 @@ from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.entities import STRATEGIES, merge_entities
 from hf_transformer.tasks.token_classification import TokenClassification, WindowShape, window_parts
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.types import Encoding, Tokenization, Words
+from hf_transformer.types.tokenization import Encoding, Tokenization, Words
 
 NAMES = ("O", "B-PER", "I-PER", "E-PER", "LOC")
 O, B, I, E, LOC = range(5)  # noqa: E741
@@ -206,9 +206,9 @@ def test_offsets_are_counted_with_their_padding() -> None:
     short, long = (Encoding([1] * size, [0] * size, False, [(0, 1)] * size, [0] * size) for size in (3, 50))
     wanted = one.options({"return_offsets_mapping": True})
     encodings = [[[short]], [[short]], [[long, long, short]]]
-    assert one.beside_size(encodings, wanted) == 3 * 103 * 2
-    assert one.beside_size(encodings[:2], wanted) == 2 * 3 * 2 == one.beside(encodings[:2], wanted)[0].data.size
-    assert one.beside_size(encodings, one.options({})) == 0
+    assert one.extra_size(encodings, wanted) == 3 * 103 * 2
+    assert one.extra_size(encodings[:2], wanted) == 2 * 3 * 2 == one.extra_outputs(encodings[:2], wanted)[0].data.size
+    assert one.extra_size(encodings, one.options({})) == 0
 
 
 # Tokens of overlapping windows are put together to those of the whole text

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.words import WordCache, separable
-from hf_transformer.types import PLAIN, Encoding
+from hf_transformer.types.tokenization import PLAIN, Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
 
 LIMIT = 24

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer import engine as module
-from hf_transformer.types import Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 from tests.tiny_tokenizers.corpus import ADDED, ODD, SPACES, any_texts
 from tests.tiny_tokenizers.separable import BACKENDS, engine_of, vocabulary
 

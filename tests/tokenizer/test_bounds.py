@@ -20,7 +20,7 @@ from hf_transformer.tokenizer.tokenizer import (
     Tokenizer,
     load_tokenizer,
 )
-from hf_transformer.types import Encoding, TextInput, TokenIds, Tokenization, Words
+from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization, Words
 from tests.triton_repository import DEMO_MODEL
 
 LENGTH = 16

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.types import Cut, TextInput, Tokenization
+from hf_transformer.types.tokenization import TextInput, Tokenization, Truncation
 from tests.goldens.hard_texts import HARD_TEXTS
 
 RUST = (
@@ -31,12 +31,12 @@ def reference(auto: Any, text: TextInput, **options: Any) -> Any:
     return auto(*columns, return_offsets_mapping=auto.is_fast, **wanted, **options)
 
 
-def expected_cut(auto: Any, text: TextInput) -> Cut:
+def expected_cut(auto: Any, text: TextInput) -> Truncation:
     """What transformers cuts off, seen by comparing what it gives with and without."""
     whole, short = reference(auto, text), reference(auto, text, truncation=True, max_length=CUT)
     count = len(whole["input_ids"][0]) - len(short["input_ids"][0])
     if not auto.is_fast:
-        return Cut(count, None)
+        return Truncation(count, None)
     spans: list[tuple[int, int] | None] = []
     for number in range(2 if isinstance(text, tuple) else 1):
         mine, left = (
@@ -45,7 +45,7 @@ def expected_cut(auto: Any, text: TextInput) -> Cut:
         rest = mine[len(left) :] if auto.truncation_side == "right" else mine[: len(mine) - len(left)]
         offsets = [whole["offset_mapping"][0][place] for place in rest]
         spans.append((offsets[0][0], offsets[-1][1]) if offsets else None)
-    return Cut(count, tuple(spans))
+    return Truncation(count, tuple(spans))
 
 
 @pytest.mark.parametrize("name", [*RUST, "byt5"])

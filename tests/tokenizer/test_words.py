@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer import words
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, AsciiWords, WordCache, separable
-from hf_transformer.types import PLAIN, Words
+from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, AsciiEncoder, WordCache, separable
+from hf_transformer.types.tokenization import PLAIN, Words
 from tests.tiny_tokenizers.corpus import any_texts, grid
 from tests.tiny_tokenizers.separable import BACKENDS, LIMIT, Library, cache_of, copy_of, encode, engine_of, vocabulary
 from tests.tiny_tokenizers.trained import byte_level, roberta, unigram, wordpiece
@@ -290,7 +290,7 @@ def test_only_words_that_hold_no_added_token_are_put_together(content: str, plai
     backend = bert()  # for which zoë is zoe
     backend.add_tokens([content])
     how = separable(backend)
-    words = None if how is None else AsciiWords.of(backend, how)
+    words = None if how is None else AsciiEncoder.of(backend, how)
     assert (words is not None) == plain, "a token of letters alone may be in any word"
     for chunk in (content, f"a{content}b", "", "é", "a b", "a\n", "\x7f", "x" * 33):
         assert words is None or words.ids(chunk, False) is None

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from hf_transformer.server.asgi import call_asgi
 from hf_transformer.server.http import ClientLimits, HttpConnection
-from hf_transformer.types import Request, Response, Stream
+from hf_transformer.types.http import Request, Response, Stream
 from tests.integration.server.serving import body_of, whole
 
 HEADER_BYTES = 2048

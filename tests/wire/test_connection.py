@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.server.http import HttpConnection, HttpRequest
-from hf_transformer.types import Request, Response, Stream
+from hf_transformer.types.http import Request, Response, Stream
 from tests.wire.connection import (
     HEADER_BYTES,
     LIMITS,

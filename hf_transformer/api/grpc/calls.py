@@ -12,10 +12,11 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.base import FORWARDED, IGNORED, as_request_error, ignored_names, new_request_id
+from hf_transformer.api.call import FORWARDED, IGNORED, ignored_names, new_request_id
 from hf_transformer.api.endpoint import server_timing
+from hf_transformer.api.errors import as_request_error
 from hf_transformer.errors import RequestError
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 
 REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))

@@ -11,22 +11,25 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.base import Model, Service, as_request_error, without_clients_own
+from hf_transformer.api.call import without_clients_own
+from hf_transformer.api.errors import as_request_error
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import identify
-from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
+from hf_transformer.api.open_streams import shutting_down
+from hf_transformer.api.service import Model, Service
+from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
-from hf_transformer.core.limits import Place
+from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
-from hf_transformer.protocol import grpc_inbound as wire
+from hf_transformer.protocol import grpc_server_codec as wire
 from hf_transformer.protocol.grpc import SERVICE
-from hf_transformer.protocol.inbound import InferRequest, InferResponse, note_unknown
+from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.types import Budget, Context
+from hf_transformer.types.request import Budget, Context
 
 
 @contextmanager
@@ -68,7 +71,7 @@ class Inference:
         """The serialized ModelInferResponse. Raises RequestError."""
         if self.closing.is_set():
             raise shutting_down()
-        with counted(self.service, context, "ModelInfer"), Place(self.service.admission) as place:
+        with counted(self.service, context, "ModelInfer"), AdmissionTicket(self.service.admission) as place:
             place.hold(len(body))
             place.enter()
             model, request = self.read(body, context, place)
@@ -80,9 +83,9 @@ class Inference:
         try:
             request = wire.decode_infer_request(body, self.service.max_texts)
         except Malformed as error:
-            raise InvalidInput(str(error)) from error
+            raise InvalidInput.of(str(error)) from error
         identify(context, request.id)
-        context.place = place
+        context.ticket = place
         note_unknown(request.ignored, (), context.ignored)
         request.parameters = without_clients_own(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
@@ -94,7 +97,7 @@ class Inference:
     def checked(self, answer: bytes) -> bytes:
         """The same message. Raises TooLarge if gRPC would not send it."""
         if not self.fits(answer):
-            raise TooLarge(
+            raise TooLarge.of(
                 f"the answer has {len(answer)} bytes, --grpc_max_send_message_length allows {self._max_send}; ask for "
                 "fewer instances or less about each"
             )
@@ -137,7 +140,7 @@ class StreamedPieces(TextStream):
             parameters["finish_reason"] = piece.finish
         response = InferResponse(self._model.name, self._version, tensors, self._infer.id)
         return wire.encode_stream_response(
-            wire.encode_infer_response(response, self._infer, final=not self.left, parameters=parameters)
+            wire.encode_infer_response(response, self._infer, final=not self.remaining, parameters=parameters)
         )
 
     def as_sent(self, message: str) -> str:

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import API, REFUSED, ApiKeys
-from hf_transformer.observability.access_log import Exchange, check_format, write_line
+from hf_transformer.observability.access_log import AccessRecord, check_format, write_line
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
@@ -102,7 +102,7 @@ class CallGuard(Interceptor):
         return call
 
 
-class GrpcExchange(Exchange):
+class GrpcExchange(AccessRecord):
     """One call and its answer: the method by its full name, the peer as gRPC names it (ipv4:127.0.0.1:4711)."""
 
     def __init__(self, method: str, metadata: Pairs, peer: str) -> None:

@@ -23,14 +23,14 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import Service
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc.about import HEALTH, Health, add_reflection, questions
 from hf_transformer.api.grpc.calls import CallsInProgress
 from hf_transformer.api.grpc.infer import Inference
 from hf_transformer.api.grpc.interceptor import CallGuard
+from hf_transformer.api.grpc.introspection import HEALTH, Health, add_reflection, questions
 from hf_transformer.api.grpc.stream import stream_method
-from hf_transformer.credentials import KeyPair, Renewable, read_key_pair
+from hf_transformer.api.service import Service
+from hf_transformer.credentials import KeyPair, ReloadableFile, read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.protocol.grpc import SERVICE
 
@@ -164,12 +164,12 @@ class GrpcServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.begin_end()
+        self.start_shutdown()
         if self._ending is not None:
             await self._ending
         self._logger.removeFilter(self._filter)
 
-    def begin_end(self) -> None:
+    def start_shutdown(self) -> None:
         """Takes no more calls, and gives those in flight the time to finish; closing the server waits for them."""
         self._closing.set()
         if self._ending is None:
@@ -206,7 +206,7 @@ def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:
     """The certificate that HTTPS has too, and its private key. gRPC asks for them with each connection; looking whether
     the files have changed takes two calls of stat. Raises ConfigError."""
     files = certificate, private_key
-    pair = Renewable("the certificate for gRPC", files, lambda: read_key_pair(*files))
+    pair = ReloadableFile("the certificate for gRPC", files, lambda: read_key_pair(*files))
 
     def configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])

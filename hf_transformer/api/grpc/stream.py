@@ -12,12 +12,13 @@ import grpc.aio
 from hf_transformer.api.grpc import calls as grpc_calls
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc, details_of, fork, refuse, trailing_of
 from hf_transformer.api.grpc.infer import Inference, counted, pieces_of
-from hf_transformer.api.streaming import pieces, shutting_down
+from hf_transformer.api.open_streams import shutting_down
+from hf_transformer.api.streaming import pieces
 from hf_transformer.api.tensors import infer
-from hf_transformer.core.limits import Admission, Place
+from hf_transformer.core.limits import Admission, AdmissionTicket
 from hf_transformer.errors import CallersDeadline, RequestError
-from hf_transformer.protocol import grpc_inbound as wire
-from hf_transformer.types import Context
+from hf_transformer.protocol import grpc_server_codec as wire
+from hf_transformer.types.request import Context
 
 STREAM_IN_FLIGHT = 32
 """Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
@@ -81,9 +82,9 @@ class StreamRoom:
         self._freed.set()
 
     @asynccontextmanager
-    async def place(self, size: int) -> AsyncIterator[Place]:
+    async def place(self, size: int) -> AsyncIterator[AdmissionTicket]:
         """A place for one request of ``size`` bytes. Raises TooManyRequests if others have all of them."""
-        with Place(self._admission) as place:
+        with AdmissionTicket(self._admission) as place:
             place.hold(size)
             while self._places and not self._admission.has_room:
                 await self._until_freed()
@@ -208,7 +209,7 @@ class InferStream:
                         return inference.checked(last)
                     async with aclosing(pieces(stream, service.streams)) as messages:
                         async for message in messages:
-                            if stream.left:
+                            if stream.remaining:
                                 self._leave_order(turn)
                                 await self._write(inference.checked(message))
                     return inference.checked(message)

@@ -21,18 +21,20 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from hf_transformer.api.base import Call, Model, Service, expect, generating_task, new_request_id, renamed
-from hf_transformer.api.openai.fields import as_sent, read_request, shown, unused
+from hf_transformer.api.call import Call, new_request_id
+from hf_transformer.api.errors import expect, renamed
+from hf_transformer.api.openai.fields import as_sent, read_request, unused
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
+from hf_transformer.api.service import Model, Service, generating_task
 from hf_transformer.api.streaming import TextStream
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_depth, check_size
-from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Context, Json, Response
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Context, Json
 
 if TYPE_CHECKING:
     pass  # it imports Jinja
@@ -69,7 +71,6 @@ async def create(service: Service, call: Call) -> Response | TextStream:
             generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
             tokens=given.one_of("max_completion_tokens", "max_tokens"),
             logprobs=_read_logprobs(given),
-            prefix="",
         )
         one_call = not given.flag("parallel_tool_calls", True)
         tools = read_tools(given.get("tools"), call.limits)
@@ -88,8 +89,8 @@ def _check_response_format(wanted: Json) -> None:
         return
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind != "text":
-        got = shown(wanted if kind is None else kind)
-        raise InvalidInput(f"response_format: the model gives text alone, expected the type text, got {got}")
+        got = describe(wanted if kind is None else kind, quote=True)
+        raise InvalidInput.of(f"response_format: the model gives text alone, expected the type text, got {got}")
 
 
 def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
@@ -101,7 +102,7 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
     if told:
         return count, "top_logprobs"
     if count:
-        raise InvalidInput('parameters.top_logprobs: needs "logprobs": true')
+        raise InvalidInput.of('parameters.top_logprobs: needs "logprobs": true')
     return None
 
 
@@ -109,19 +110,19 @@ def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limit
     """A function that renders the prompt, in any thread. Both raise InvalidInput; see also read_messages."""
     template = model.chat_template
     if template is None:
-        raise InvalidInput(
+        raise InvalidInput.of(
             f"model: {model.name!r} has no chat template, so it can't be asked in messages; ask it by completions, or "
             "start the service with --chat_template"
         )
     if tools and not template.supports_tools:
-        raise InvalidInput(f"tools: the chat template of {model.name!r} does not know tools; leave them out")
+        raise InvalidInput.of(f"tools: the chat template of {model.name!r} does not know tools; leave them out")
     messages = read_messages(given.get("messages"), limits)
     more = expect(given.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
     more = without_nulls(more or {})
     check_depth("chat_template_kwargs", more, limits)
     for name in more:
         if name in OURS:
-            raise InvalidInput(f"chat_template_kwargs.{name}: is given by the request itself; leave it out")
+            raise InvalidInput.of(f"chat_template_kwargs.{name}: is given by the request itself; leave it out")
     return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **more)
 
 
@@ -144,7 +145,7 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     """
     if not isinstance(given, list) or not given:
         found = "nothing" if given is None else "an empty list" if given == [] else describe(given)
-        raise InvalidInput(f"messages: expected a list of messages, got {found}")
+        raise InvalidInput.of(f"messages: expected a list of messages, got {found}")
     called: dict[str, dict[str, Json]] = {}
     messages = [_read_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
     check_depth("messages", [one.get("tool_calls") for one in messages], limits)
@@ -158,7 +159,9 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
             try:
                 arguments = orjson.loads(arguments or "{}")
             except orjson.JSONDecodeError:
-                raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
+                raise InvalidInput.of(
+                    f"{where}: expected an object as JSON text, got a text that is not JSON"
+                ) from None
         check_depth(where, arguments, limits)
         function["arguments"] = expect(arguments, dict, where, "an object as JSON text")
     return messages
@@ -169,22 +172,26 @@ def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -
     message = without_nulls(expect(given, dict, where, "an object"))
     for name in message:
         if name not in IN_MESSAGES:
-            raise InvalidInput(f"{where}.{name[:40]}: not understood here, expected some of {', '.join(IN_MESSAGES)}")
+            raise InvalidInput.of(
+                f"{where}.{name[:40]}: not understood here, expected some of {', '.join(IN_MESSAGES)}"
+            )
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        got = "nothing" if role is None else shown(role)
-        raise InvalidInput(f"{where}.role: expected one of {', '.join(ROLES)}, got {got}")
+        got = "nothing" if role is None else describe(role, quote=True)
+        raise InvalidInput.of(f"{where}.role: expected one of {', '.join(ROLES)}, got {got}")
     calls = message.get("tool_calls", [])
     if calls and role != "assistant":
-        raise InvalidInput(f"{where}.tool_calls: only a message of the assistant has them")
+        raise InvalidInput.of(f"{where}.tool_calls: only a message of the assistant has them")
     if message.get("annotations", []) != []:
         got = describe(message["annotations"])
-        raise InvalidInput(f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}")
+        raise InvalidInput.of(
+            f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}"
+        )
     if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
-        raise InvalidInput(f'{where}.{CACHE_CONTROL}: expected {{"type": "ephemeral"}}, got {describe(mark)}')
+        raise InvalidInput.of(f'{where}.{CACHE_CONTROL}: expected {{"type": "ephemeral"}}, got {describe(mark)}')
     content = _read_content(message, where)
     if content is None and not calls:
-        raise InvalidInput(f"{where}.content: expected a string or a list of parts, got nothing")
+        raise InvalidInput.of(f"{where}.content: expected a string or a list of parts, got nothing")
     text = _text_of("" if content is None else content, f"{where}.content")
     found: dict[str, Json] = {"role": ROLES[role], "content": text}
     for name in STRINGS:
@@ -202,11 +209,11 @@ def _read_content(message: Mapping[str, Json], where: str) -> Json:
         return content
     expect(refusal, str, f"{where}.refusal", "a string")
     if message["role"] != "assistant":
-        raise InvalidInput(f"{where}.refusal: only a message of the assistant has one")
+        raise InvalidInput.of(f"{where}.refusal: only a message of the assistant has one")
     if content in (None, "", []):
         return refusal
     if refusal:
-        raise InvalidInput(f"{where}.refusal: beside a content, expected one of the two")
+        raise InvalidInput.of(f"{where}.refusal: beside a content, expected one of the two")
     return content
 
 
@@ -215,13 +222,13 @@ def _text_of(content: Json, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidInput(f"{where}: expected a string or a list of parts, got {describe(content)}")
+        raise InvalidInput.of(f"{where}: expected a string or a list of parts, got {describe(content)}")
     texts = []
     for number, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else None
             got = f"one of type {kind[:40]!r}" if isinstance(kind, str) and kind != "text" else describe(part)
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f'{where}[{number}]: expected a part {{"type": "text", "text": string}}, got {got}; '
                 "the model reads text alone"
             )
@@ -235,7 +242,7 @@ def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> 
         function = call.get("function") if isinstance(call, dict) else None
         here = f"{where}[{index}].function"
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidInput(f"{here}: expected an object with the string name, got {describe(function)}")
+            raise InvalidInput.of(f"{here}: expected an object with the string name, got {describe(function)}")
         called[here] = {"name": function["name"], "arguments": function.get("arguments")}
         calls.append(without_nulls(call) | {"function": called[here]})
     return calls
@@ -247,18 +254,18 @@ def read_tools(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     if given is None:
         return []
     if len(expect(given, list, "tools", "a list")) > MAX_TOOLS:
-        raise TooLarge(f"tools: {len(given)} in a request, at most {MAX_TOOLS} are taken")
+        raise TooLarge.of(f"tools: {len(given)} in a request, at most {MAX_TOOLS} are taken")
     check_depth("tools", given, limits)
     tools = []
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise InvalidInput(f'{where}: expected {{"type": "function", "function": ...}}, got {describe(tool)}')
+            raise InvalidInput.of(f'{where}: expected {{"type": "function", "function": ...}}, got {describe(tool)}')
         where, function = f"{where}.function", tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidInput(f"{where}: expected an object with a name, got {describe(function)}")
+            raise InvalidInput.of(f"{where}: expected an object with a name, got {describe(function)}")
         if function.get("strict"):
-            raise InvalidInput(f"{where}.strict: the model can't be held to a schema, expected false")
+            raise InvalidInput.of(f"{where}.strict: the model can't be held to a schema, expected false")
         expect(function.get("parameters"), dict | None, f"{where}.parameters", "an object")
         said = {name: value for name, value in without_nulls(function).items() if name != "strict"}
         shared = {name: value for name, value in without_nulls(tool).items() if name != CACHE_CONTROL}
@@ -273,17 +280,17 @@ def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
     if given == "none":
         return False
     if given != "auto":
-        got = shown(given)
-        raise InvalidInput(f"tool_choice: the model can't be made to call a tool, expected none or auto, got {got}")
+        got = describe(given, quote=True)
+        raise InvalidInput.of(f"tool_choice: the model can't be made to call a tool, expected none or auto, got {got}")
     if not tools:
-        raise InvalidInput("tool_choice: there are no tools to choose from, expected them in tools")
+        raise InvalidInput.of("tool_choice: there are no tools to choose from, expected them in tools")
     return True
 
 
 # Answers
 
 
-class Speech:
+class MessageParser:
     """What one message says, in pieces: its content and, with ``tools``, its tool calls.
 
     With ``one_call`` all of them but the first are left out (parallel_tool_calls).
@@ -337,8 +344,8 @@ class ChatAnswer(GeneratedAnswer):
         one_call: bool,
     ) -> None:
         super().__init__(model, request, context, usage)
-        self._speech = partial(Speech, tools=tools, one_call=one_call)
-        self._open: dict[int, Speech] = {}
+        self._speech = partial(MessageParser, tools=tools, one_call=one_call)
+        self._open: dict[int, MessageParser] = {}
 
     def choice(self, index: int, whole: Piece) -> Json:
         speech = self._speech()

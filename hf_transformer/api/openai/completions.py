@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_transformer.api.base import Call, Service, generating_task, renamed
+from hf_transformer.api.call import Call
+from hf_transformer.api.errors import renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
+from hf_transformer.api.service import Service, generating_task
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
@@ -23,7 +25,9 @@ from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
-from hf_transformer.types import Json, Response, TokenIds
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json
+from hf_transformer.types.tokenization import TokenIds
 
 FIELDS = (*SHARED, *unused("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 USUAL_TOKENS = 16  # OpenAI's default of max_tokens
@@ -40,7 +44,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         def read_ids(ids: list[Json], where: str) -> TokenIds:
             most = task.settings.max_length
             if len(ids) > most:  # millions of them are refused before each is looked at
-                raise TooLarge(f"{where}: the prompt has {len(ids)} tokens, and the model takes {most}")
+                raise TooLarge.of(f"{where}: the prompt has {len(ids)} tokens, and the model takes {most}")
             return read_token_ids(ids, where, task.settings.vocabulary.vocab_size)
 
         prompts, single = read_texts("prompt", given.get("prompt"), service.max_texts, read_ids)
@@ -52,13 +56,15 @@ async def create(service: Service, call: Call) -> Response | TextStream:
 def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
     """How texts are continued, and whether they begin with their prompts."""
     if given.string("suffix"):
-        raise InvalidInput("parameters.suffix: text in front of something else can't be generated here; leave it out")
+        raise InvalidInput.of(
+            "parameters.suffix: text in front of something else can't be generated here; leave it out"
+        )
     echo = given.flag("echo", False)
     if echo and not task.knows_full_text:
-        raise InvalidInput(f"parameters.echo: {task.name} gives the new text alone, expected false")
+        raise InvalidInput.of(f"parameters.echo: {task.name} gives the new text alone, expected false")
     logprobs = given.integer("logprobs", 0, 0) if "logprobs" in given else None
     if echo and logprobs is not None:
-        raise InvalidInput("parameters.logprobs: those of the prompt are not known, so they can't go with echo")
+        raise InvalidInput.of("parameters.logprobs: those of the prompt are not known, so they can't go with echo")
     limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
         given,
@@ -67,10 +73,9 @@ def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, b
         tokens=given.one_of("max_tokens"),
         default_tokens=USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
-        prefix="",
     )
     if "best_of" in given and (best := given.integer("best_of", 1, 1)) != sampling.n:
-        raise InvalidInput(
+        raise InvalidInput.of(
             f"parameters.best_of: {best}, expected as many as n, {sampling.n}: all that is generated is given, and "
             "nothing is chosen"
         )

@@ -17,11 +17,16 @@ from binascii import b2a_base64
 
 import orjson
 
-from hf_transformer.api.base import Call, Service, renamed, reply
+from hf_transformer.api.call import Call
+from hf_transformer.api.errors import renamed
 from hf_transformer.api.openai.fields import TRUNCATE, as_sent, read_request, read_texts, read_truncation, unused, usage
+from hf_transformer.api.responses import reply
+from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Array, Json, Query, Response
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json, Query
+from hf_transformer.types.tensors import Array
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
 """Fields that the task reads."""
@@ -34,7 +39,9 @@ async def create(service: Service, call: Call) -> Response:
         model, given = read_request(service, call, "embeddings", FIELDS)
         sentences = model.task.settings.sentence_transformers if "input_type" in given else None
         if sentences is not None and sentences.prompts:
-            raise InvalidInput(f"input_type: expected prompt_name in its place, one of {', '.join(sentences.prompts)}")
+            raise InvalidInput.of(
+                f"input_type: expected prompt_name in its place, one of {', '.join(sentences.prompts)}"
+            )
         base64 = given.choice("encoding_format", "float", ("float", "base64")) == "base64"
         query, single = read_query(given, service.max_texts, service.token_inputs)
     with renamed(lambda message: as_sent(message, *(["input[0]"] if single else ()))):
@@ -55,7 +62,7 @@ def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) ->
 
     def read_ids(ids: list[Json], where: str) -> Json:
         if not token_inputs:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"{where}: token ids are not taken, since another tokenizer's would give wrong vectors silently. Send "
                 "text (LangChain: check_embedding_ctx_length=False). For ids of this model's own tokenizer start the "
                 "service with --enable_token_inputs"

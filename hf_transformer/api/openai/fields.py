@@ -15,11 +15,12 @@ from typing import Final, NamedTuple, TypeVar
 
 import orjson
 
-from hf_transformer.api.base import Call, Model, Models, Service, expect, require_few
-from hf_transformer.errors import InvalidInput, UnknownModel
-from hf_transformer.tasks.base import describe
+from hf_transformer.api.call import Call
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.errors import InvalidInput, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Json
+from hf_transformer.types.request import Answers, Json
 
 GENERATION = ("text_generation", "text2text_generation")
 TASKS: Mapping[str, tuple[str, ...]] = {
@@ -133,20 +134,22 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
     models, given = service.models, Parameters(payload, known)
     asked = given.string("model")
     if asked is None:
-        raise InvalidInput(f"model: missing, expected the name of the model that is served: {', '.join(models.names)}")
+        raise InvalidInput.of(
+            f"model: missing, expected the name of the model that is served: {', '.join(models.names)}"
+        )
     model = known_model(models, asked)
     if model.task.name not in TASKS[endpoint]:
         needed = " or ".join(TASKS[endpoint])
-        raise InvalidInput(f"model: {model.name!r} does {model.task.name}, but {endpoint} needs {needed}")
+        raise InvalidInput.of(f"model: {model.name!r} does {model.task.name}, but {endpoint} needs {needed}")
     return model, given
 
 
 def _unknown(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
     expected = f"expected some of {', '.join(known)}"
     if len(names) == 1:
-        return InvalidInput(f"{names[0]}: unknown, {expected}")
+        return InvalidInput.of(f"{names[0]}: unknown, {expected}")
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return InvalidInput(f"body: unknown fields {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}, {expected}")
+    return InvalidInput.of(f"body: unknown fields {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}, {expected}")
 
 
 def _check_unused(field: Unused, value: Json) -> None:
@@ -158,20 +161,20 @@ def _check_unused(field: Unused, value: Json) -> None:
         expect(value, str, name, "a string")
     elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
         expected = " or ".join(one if isinstance(one, str) else orjson.dumps(one).decode() for one in values)
-        raise InvalidInput(f"{name}: {field.why}, expected {expected}, got {shown(value)}")
+        raise InvalidInput.of(f"{name}: {field.why}, expected {expected}, got {describe(value, quote=True)}")
 
 
 def _check_metadata(name: str, value: Json) -> None:
     """It labels a request that is stored, and nothing is stored here: whatever OpenAI would take is taken."""
     if len(expect(value, dict, name, "an object of strings")) > MOST_LABELS:
-        raise InvalidInput(f"{name}: {len(value)} keys, at most {MOST_LABELS} are taken")
+        raise InvalidInput.of(f"{name}: {len(value)} keys, at most {MOST_LABELS} are taken")
     for key, label in value.items():
         if len(key) > LONGEST_KEY:
-            raise InvalidInput(f"{name}: a key has {len(key)} characters, at most {LONGEST_KEY} are taken")
+            raise InvalidInput.of(f"{name}: a key has {len(key)} characters, at most {LONGEST_KEY} are taken")
         if not isinstance(label, str):
-            raise InvalidInput(f"{name}: the key {key!r} has {describe(label)}, expected a string")
+            raise InvalidInput.of(f"{name}: the key {key!r} has {describe(label)}, expected a string")
         if len(label) > LONGEST_LABEL:
-            raise InvalidInput(
+            raise InvalidInput.of(
                 f"{name}: the key {key!r} has {len(label)} characters, at most {LONGEST_LABEL} are taken"
             )
 
@@ -179,7 +182,7 @@ def _check_metadata(name: str, value: Json) -> None:
 def known_model(models: Models, name: str) -> Model:
     """The model of this name. Raises UnknownModel."""
     if name not in models:
-        raise UnknownModel(f"model: {name[:200]!r} is not served here; served: {', '.join(models.names)}")
+        raise UnknownModel.of(f"model: {name[:200]!r} is not served here; served: {', '.join(models.names)}")
     return models[name]
 
 
@@ -192,7 +195,7 @@ def read_texts(
         return [given], True
     if not isinstance(given, list) or not given:
         got = "nothing" if given is None else "an empty list" if given == [] else describe(given)
-        raise InvalidInput(f"{name}: expected {TEXTS_OR_IDS}, got {got}")
+        raise InvalidInput.of(f"{name}: expected {TEXTS_OR_IDS}, got {got}")
     if type(given[0]) is int:
         return [read_ids(given, name)], True
     require_few(name, given, max_texts)
@@ -214,7 +217,9 @@ def read_truncation(given: Parameters) -> dict[str, Json]:
         if value is meant or (isinstance(value, str) and value in words):
             return {"truncation": meant}
     why = ": texts are cut at their end" if value == "START" else ""
-    raise InvalidInput(f'{TRUNCATE}: expected "END" or true, "NONE" or false, got {shown(value)}{why}')
+    raise InvalidInput.of(
+        f'{TRUNCATE}: expected "END" or true, "NONE" or false, got {describe(value, quote=True)}{why}'
+    )
 
 
 def as_sent(message: str, *only: str) -> str:
@@ -224,13 +229,6 @@ def as_sent(message: str, *only: str) -> str:
         if message.startswith(name):
             return f"{name.partition('[')[0]}{message.removeprefix(name)}"
     return message.removeprefix("parameters.")
-
-
-def shown(value: Json) -> str:
-    """A value for a message: a string or a boolean itself, of anything else the kind."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value[:40]) if isinstance(value, str) else describe(value)
 
 
 def usage(answers: Answers) -> dict[str, Json]:

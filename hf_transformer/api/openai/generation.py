@@ -17,15 +17,18 @@ from typing import ClassVar, Literal
 
 import orjson
 
-from hf_transformer.api.base import Model, expect, renamed, reply
+from hf_transformer.api.errors import expect, renamed
 from hf_transformer.api.openai.fields import as_sent, render_error
+from hf_transformer.api.responses import reply
+from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Context, Json, Response
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Context, Json
 
 SAMPLING = (
     "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
@@ -50,13 +53,13 @@ def read_stream(given: Parameters) -> tuple[bool, UsageChunks]:
         return stream, "none"
     expect(options, dict, "parameters.stream_options", "an object")
     if not stream:
-        raise InvalidInput('parameters.stream_options: only a stream has them; add "stream": true')
+        raise InvalidInput.of('parameters.stream_options: only a stream has them; add "stream": true')
     for name, wanted in options.items():
         where = f"parameters.stream_options.{name[:40]}"
         if name not in STREAM_OPTIONS:
-            raise InvalidInput(f"{where}: unknown, expected some of {', '.join(STREAM_OPTIONS)}")
+            raise InvalidInput.of(f"{where}: unknown, expected some of {', '.join(STREAM_OPTIONS)}")
         if expect(wanted, bool | None, where, "true or false") and name == "include_obfuscation":
-            raise InvalidInput(f"{where}: nothing is added to hide how long chunks are, expected false")
+            raise InvalidInput.of(f"{where}: nothing is added to hide how long chunks are, expected false")
     if not options.get("include_usage"):
         return stream, "none"
     return stream, "every" if options.get("continuous_usage_stats") else "last"
@@ -77,7 +80,7 @@ class GeneratedAnswer(TextStream):
     def __init__(self, model: Model, request: GenerationRequest, context: Context, usage: UsageChunks) -> None:
         super().__init__(model, request, context)
         self._usage = usage
-        self._so_far = [0] * self.left
+        self._so_far = [0] * self.remaining
         """New tokens of each choice."""
         self._about: dict[str, Json] = {
             "id": f"{self.prefix}-{context.request_id}",

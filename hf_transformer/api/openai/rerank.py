@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import orjson
 
-from hf_transformer.api.base import Call, Service, expect, renamed, reply, require_few
+from hf_transformer.api.call import Call
+from hf_transformer.api.errors import expect, renamed, require_few
 from hf_transformer.api.openai.fields import TRUNCATE, as_sent, read_request, read_truncation, unused, usage
-from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import describe
+from hf_transformer.api.responses import reply
+from hf_transformer.api.service import Service
+from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Query, Response
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Query
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores", "prompt", "prompt_name")
 """Fields that the task reads."""
@@ -50,10 +53,10 @@ def read_query(given: Parameters, max_texts: int) -> Query:
     """
     query, documents = given.string("query"), given.get("documents")
     if query is None:
-        raise InvalidInput("query: expected a string, got nothing")
+        raise InvalidInput.of("query: expected a string, got nothing")
     if not isinstance(documents, list) or not documents:
         found = "nothing" if documents is None else "an empty one" if documents == [] else describe(documents)
-        raise InvalidInput(f"documents: expected a list of texts, got {found}")
+        raise InvalidInput.of(f"documents: expected a list of texts, got {found}")
     require_few("documents", documents, max_texts)
     texts: list[str] = []
     for index, one in enumerate(documents):

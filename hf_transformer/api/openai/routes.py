@@ -20,11 +20,13 @@ from functools import partial
 
 from starlette.routing import Route
 
-from hf_transformer.api.base import Models, RenderError, Service, error_json, json_route
 from hf_transformer.api.endpoint import Endpoint, Handle
+from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.api.openai.fields import known_model, render_error
-from hf_transformer.types import Json
+from hf_transformer.api.responses import json_route
+from hf_transformer.api.service import Models, Service
+from hf_transformer.types.request import Json
 
 
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:

@@ -23,7 +23,7 @@ import uvloop
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import Client, HttpError
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 ANSWER_SECONDS: Final = 60.0  # how long after the end of a run its last answers may take
 ROWS: Final = "rows per run"

@@ -15,7 +15,7 @@ import orjson
 
 from hf_transformer.commands.bench.load import Target
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 WORDS: Final = (
     "the of and to in a is that for it was on with as be at by this had not are but from or have an they which one you "

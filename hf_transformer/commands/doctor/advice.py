@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_transformer.app.wiring import BoundPair, Pair
+from hf_transformer.app.wiring import FittedBinding, ModelBinding
 from hf_transformer.commands.doctor.examination import Finding, ok, skipped, warning
 from hf_transformer.tasks.base import FLOATS
 from hf_transformer.tokenizer.load import model_limit
@@ -18,7 +18,7 @@ from hf_transformer.tokenizer.load import model_limit
 logger = logging.getLogger(__name__)
 
 
-def batch_size(pair: BoundPair) -> list[Finding]:
+def batch_size(pair: FittedBinding) -> list[Finding]:
     """Whether several texts can go to the model at once."""
     signature, size = pair.signature, pair.spec.max_batch_size
     if size is None:
@@ -48,7 +48,7 @@ def batch_size(pair: BoundPair) -> list[Finding]:
     )
 
 
-def attention_mask(pair: BoundPair) -> list[Finding]:
+def attention_mask(pair: FittedBinding) -> list[Finding]:
     """Whether a mask hides padding from the model, if there will be any."""
     signature = pair.signature
     if signature.masked:
@@ -68,7 +68,7 @@ def attention_mask(pair: BoundPair) -> list[Finding]:
     return warning("without attention_mask only texts with the same number of tokens share a batch", change)
 
 
-def text_length(pair: BoundPair) -> list[Finding]:
+def text_length(pair: FittedBinding) -> list[Finding]:
     """Whether texts are cut shorter than the model's files say."""
     fixed, longest = pair.signature.length, pair.tokenizer.max_length
     if fixed is not None and fixed < longest:
@@ -82,7 +82,7 @@ def text_length(pair: BoundPair) -> list[Finding]:
     return ok(f"texts are cut at {longest} tokens{padded} ({where})")
 
 
-def dynamic_batching(pair: Pair) -> list[Finding]:
+def dynamic_batching(pair: ModelBinding) -> list[Finding]:
     """Whether Triton merges requests that wait."""
     size = pair.spec.max_batch_size
     if size is None:
@@ -99,7 +99,7 @@ def dynamic_batching(pair: Pair) -> list[Finding]:
     )
 
 
-def instances(pair: Pair) -> list[Finding]:
+def instances(pair: ModelBinding) -> list[Finding]:
     """Whether as many batches are sent as the model can work on."""
     if pair.spec.max_batch_size is None:
         return skipped("the predictor does not tell")
@@ -112,7 +112,7 @@ def instances(pair: Pair) -> list[Finding]:
     return ok(f"{count} of the model, and up to {most or count + 1} batches in flight")
 
 
-def vocabulary(pair: Pair) -> list[Finding]:
+def vocabulary(pair: ModelBinding) -> list[Finding]:
     """Whether the tokenizer's ids are those that config.json declares, and the logits of a model that generates too."""
     declared, size = pair.model_config.get("vocab_size"), pair.tokenizer.vocab_size
     if type(declared) is not int:
@@ -134,16 +134,16 @@ def vocabulary(pair: Pair) -> list[Finding]:
     )
 
 
-def _logits_width(pair: Pair) -> int | None:
+def _logits_width(pair: ModelBinding) -> int | None:
     """The last dim of the logits of a model that generates; None for other models, and where it is free."""
-    if isinstance(pair, BoundPair):
+    if isinstance(pair, FittedBinding):
         return None  # the contract compares it
     names = pair.config.tensor_output_names or ("logits",)
     widths = [one.shape[-1] for one in pair.spec.outputs if one.name in names and one.datatype in FLOATS and one.shape]
     return widths[0] if widths and widths[0] > 0 else None
 
 
-def padding_token(pair: Pair) -> list[Finding]:
+def padding_token(pair: ModelBinding) -> list[Finding]:
     """Whether both mean the same padding token: some models count positions by it."""
     declared, own = pair.model_config.get("pad_token_id"), pair.tokenizer.pad_token_id
     if type(declared) is not int or own is None:
@@ -157,14 +157,14 @@ def padding_token(pair: Pair) -> list[Finding]:
     return ok(f"id {own}")
 
 
-ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[Pair]]] = (
-    ("batch size", batch_size, BoundPair),
-    ("attention mask", attention_mask, BoundPair),
-    ("text length", text_length, BoundPair),
-    ("dynamic batching", dynamic_batching, Pair),
-    ("instances", instances, Pair),
-    ("vocabulary", vocabulary, Pair),
-    ("padding token", padding_token, Pair),
+ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[ModelBinding]]] = (
+    ("batch size", batch_size, FittedBinding),
+    ("attention mask", attention_mask, FittedBinding),
+    ("text length", text_length, FittedBinding),
+    ("dynamic batching", dynamic_batching, ModelBinding),
+    ("instances", instances, ModelBinding),
+    ("vocabulary", vocabulary, ModelBinding),
+    ("padding token", padding_token, ModelBinding),
 )
 """These checks by name, in the order of the table, and the pairs that they are for."""
 
@@ -176,11 +176,11 @@ class StartAdvice:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def __call__(self, pair: Pair) -> None:
+    def __call__(self, pair: ModelBinding) -> None:
         # Requests that wait for the model come first.
         asyncio.get_running_loop().call_soon(self._log, pair)
 
-    def _log(self, pair: Pair) -> None:
+    def _log(self, pair: ModelBinding) -> None:
         for name, check, kind in ADVICE:
             for finding in check(pair) if isinstance(pair, kind) else ():
                 line = f"{name}: {finding.found} ({finding.change})"

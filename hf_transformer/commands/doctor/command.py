@@ -12,7 +12,7 @@ from typing import Any, get_args
 import orjson
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import BoundPair
+from hf_transformer.app.wiring import FittedBinding
 from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
@@ -64,7 +64,7 @@ CHECKS: Sequence[Check] = (
     Check("model", model.model, ("server",)),
     Check("description", model.description, ("model",)),
     Check("contract", model.contract, ("description", "model files")),
-    *(Check(name, _advice(check), ("contract",), predictive=kind is BoundPair) for name, check, kind in ADVICE),
+    *(Check(name, _advice(check), ("contract",), predictive=kind is FittedBinding) for name, check, kind in ADVICE),
     Check("inference", inference.inference, ("contract",), _SAME_MODEL),
     Check("other text", inference.other_text, ("inference",), _SAME_MODEL, predictive=True),
     Check("longest text", inference.longest_text, ("inference",), "see --max_model_len, and the predictor's log"),

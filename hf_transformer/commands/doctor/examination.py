@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hf_transformer.app.wiring import BoundPair, Pair, Parts
+from hf_transformer.app.wiring import FittedBinding, LoadedModel, ModelBinding
 from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import TransformerError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.predictor.base import Address, Predictor, Transport
-from hf_transformer.types import ModelSpec
+from hf_transformer.types.tensors import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +65,12 @@ class Subject:
     in time. ``stack`` is closed at the end.
     """
 
-    parts: Parts
+    parts: LoadedModel
     address: Address
     admin: Transport
     predictor: Predictor
     spec: ModelSpec
-    pair: Pair
+    pair: ModelBinding
     pipeline: Pipeline | GenerationPipeline
 
     def __init__(self, config: Config, notes: Sequence[str]) -> None:
@@ -79,9 +79,9 @@ class Subject:
         self.stack = AsyncExitStack()
 
     @property
-    def bound(self) -> BoundPair:
+    def bound(self) -> FittedBinding:
         """The pair of a predictive task."""
-        if not isinstance(self.pair, BoundPair):
+        if not isinstance(self.pair, FittedBinding):
             raise TypeError(f"{self.pair.task.name} is not a predictive task")
         return self.pair
 
@@ -121,7 +121,7 @@ async def examine(
 
 async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
     try:
-        if check.predictive and not isinstance(subject.pair, BoundPair):
+        if check.predictive and not isinstance(subject.pair, FittedBinding):
             return skipped("does not apply to generated text")
         return await check.run(subject)
     except TransformerError as error:

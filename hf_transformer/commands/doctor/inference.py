@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 import orjson
 
-from hf_transformer.app.wiring import BoundPair, Pair, filling, most_shared_bytes, scheduler_settings
+from hf_transformer.app.wiring import FittedBinding, ModelBinding, most_shared_bytes, padding_policy, scheduler_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
-from hf_transformer.core.batch import EncodingForm, Packed
+from hf_transformer.core.batch import EncodingBatchBuilder, Packed
 from hf_transformer.errors import PredictorDenied, PredictorError, RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
@@ -31,7 +31,9 @@ from hf_transformer.predictor.shared_memory import (
     free_bytes,
     is_disallowed,
 )
-from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
+from hf_transformer.types.request import Context, Json, Query
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding, TokenIds
 
 TEXT = "The capital of France is a city on a river."
 PROMPTS = (TEXT, "The capital")
@@ -55,7 +57,7 @@ async def inference(subject: Subject) -> list[Finding]:
         return ok("a prompt is continued by a token")
     text = sample(subject.pair)
     [by_role] = await ask(subject, [text])
-    bound = subject.pair.signature.outputs if isinstance(subject.pair, BoundPair) else ()
+    bound = subject.pair.signature.outputs if isinstance(subject.pair, FittedBinding) else ()
     names = {output.role: output.name for output in bound}
     outputs = {names.get(role, role): values for role, values in by_role.items()}
     for name, values in outputs.items():
@@ -87,7 +89,7 @@ async def longest_text(subject: Subject) -> list[Finding]:
     pair = subject.pair
     text, longest, fixed = sample(pair), _longest(pair), False
     length = len(longest)
-    if isinstance(pair, BoundPair):
+    if isinstance(pair, FittedBinding):
         fixed = pair.signature.length is not None
         size, most = pair.signature.output_bytes(length), pair.config.max_predictor_response_bytes
         if size > most:
@@ -96,7 +98,7 @@ async def longest_text(subject: Subject) -> list[Finding]:
                 f"raise --max_predictor_response_bytes to {size + 65536}, or lower --max_model_len",
             )
     error = await _refusal(subject, [longest])
-    if error is None and isinstance(pair, BoundPair):
+    if error is None and isinstance(pair, FittedBinding):
         return ok(f"{length} tokens are answered")
     if error is None:
         return ok(f"a prompt of {length} tokens is continued")
@@ -104,7 +106,7 @@ async def longest_text(subject: Subject) -> list[Finding]:
         return _broken(f"a text of {length} tokens fails: {error}")
     works = len(text) if len(text) < length else 0
     found = await _highest(subject, works, length, lambda size: [_shortened(longest, size)])
-    if isinstance(pair, BoundPair):
+    if isinstance(pair, FittedBinding):
         return failed(
             f"the model answers texts of up to {found} tokens, tokenizer and config.json allow {length}: {error}",
             f"set --max_model_len={found}, or export the model with the positions that its config.json promises",
@@ -125,7 +127,7 @@ async def highest_id(subject: Subject) -> list[Finding]:
         return [replace(text, ids=[*text.ids[:place], number, *text.ids[place + 1 :]])]
 
     if await _refusal(subject, having(top)) is None:
-        return ok(f"id {top} is {'answered' if isinstance(subject.pair, BoundPair) else 'continued'}")
+        return ok(f"id {top} is {'answered' if isinstance(subject.pair, FittedBinding) else 'continued'}")
     if await _refusal(subject, [text]):
         return _broken(f"the model answers no text since one had the token id {top}")
     found = await _highest(subject, -1, top, having)
@@ -292,15 +294,15 @@ def with_labels(answer: Json, labels: Sequence[str]) -> Json:
     return answer
 
 
-def form_of(pair: BoundPair) -> EncodingForm:
+def form_of(pair: FittedBinding) -> EncodingBatchBuilder:
     """How the service makes batches for this model, with its limits."""
     settings, shared = scheduler_settings(pair.config, pair.spec.instances), most_shared_bytes(pair.config)
-    return EncodingForm(
+    return EncodingBatchBuilder(
         pair.signature,
-        filling(pair.config, pair.tokenizer, pair.signature, pair.model_config),
+        padding_policy(pair.config, pair.tokenizer, pair.signature, pair.model_config),
         max_tokens=settings.max_batch_tokens,
         max_output_bytes=settings.max_batch_output_bytes,
-        more=lambda size: size <= shared,
+        allow_in_shared_memory=lambda size: size <= shared,
     )
 
 
@@ -359,7 +361,7 @@ def _difference(one: Outputs, other: Outputs) -> float:
     return worst
 
 
-def _instance(pair: Pair) -> Json:
+def _instance(pair: ModelBinding) -> Json:
     """An instance for the task, as a client would send it: a plain text unless the task wants another form."""
     match pair.task.name:
         case "fill_mask":
@@ -374,25 +376,25 @@ def _instance(pair: Pair) -> Json:
             return TEXT
 
 
-def sample(pair: Pair) -> Encoding:
+def sample(pair: ModelBinding) -> Encoding:
     """The tokens of the first text of ``_instance``, as long as the model takes it."""
     tokenizer = pair.tokenizer.with_max_length(_most_tokens(pair))
-    if not isinstance(pair, BoundPair):
+    if not isinstance(pair, FittedBinding):
         return tokenizer.encode([TEXT])[0]
     options = pair.task.options({})
     item = pair.task.item(_instance(pair), "the sample", options)
     return tokenizer.encode_windows(pair.task.texts(item, options)[:1], pair.task.tokenization(options))[0][0]
 
 
-def _longest(pair: Pair) -> Encoding:
+def _longest(pair: ModelBinding) -> Encoding:
     """As many tokens as the service ever sends in one text."""
     length = _most_tokens(pair)
     return pair.tokenizer.with_max_length(length).encode(["the " * length])[0]
 
 
-def _most_tokens(pair: Pair) -> int:
+def _most_tokens(pair: ModelBinding) -> int:
     """Of one text; a model that generates needs room for a new one."""
-    return pair.length if isinstance(pair, BoundPair) else pair.tokenizer.max_length - 1
+    return pair.length if isinstance(pair, FittedBinding) else pair.tokenizer.max_length - 1
 
 
 def _shortened(text: Encoding, length: int) -> Encoding:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
-from hf_transformer.app.wiring import Pair, PipelineBuilder, load_parts, predictor_settings
+from hf_transformer.app.wiring import ModelBinding, PipelineBuilder, load_parts, predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
 from hf_transformer.core.contract import ContractError
@@ -20,7 +20,7 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.resilience import Resilience
-from hf_transformer.types import RepositoryEntry
+from hf_transformer.types.tensors import RepositoryEntry
 
 CALL_SECONDS = 60.0
 """For one call, unless --predictor_request_timeout_seconds is less: the first inference of some models takes long."""
@@ -134,7 +134,7 @@ async def contract(subject: Subject) -> list[Finding]:
     """Names, datatypes, ranks and sizes of all tensors, by building the service's pipeline. Each mismatch is a finding
     of its own."""
 
-    def keep(pair: Pair) -> None:
+    def keep(pair: ModelBinding) -> None:
         subject.pair = pair
 
     config, executor = subject.config, subject.stack.enter_context(ThreadPoolExecutor(2))

@@ -22,7 +22,7 @@ from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files, transformer_folder
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 LENGTH = "max_position_embeddings"
 """The field of config.json."""

@@ -24,7 +24,7 @@ from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.sequence_classification import apply, default_function
 from hf_transformer.tasks.text_embedding import KSERVE
-from hf_transformer.types import Array
+from hf_transformer.types.tensors import Array
 
 POOLINGS = ("mean", "cls", "max")
 """sentence-transformers' names of the poolings that can be part of a graph."""

@@ -17,7 +17,8 @@ from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, S
 from hf_transformer.commands.export.graph import Graph, LastEnd
 from hf_transformer.core.batch_rules import BatchRules, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.types import Array, Encoding
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding
 
 WEIGHTS = "model.onnx.data"  # beside model.onnx, where the weights don't fit into it
 SHORT = "hi"

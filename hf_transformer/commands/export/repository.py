@@ -17,7 +17,7 @@ from hf_transformer.commands.export.config_pbtxt import FILES
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import SMALL_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Json
+from hf_transformer.types.request import Json
 
 PYTHON_MODEL = Path(__file__).with_name("python_model.py")
 SAMPLE = "The capital of France is Paris, déjà vu."

@@ -120,7 +120,7 @@ def pieces(task: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def failure(task: dict[str, Any]) -> str:
-    """What a client is told of a parameter that nobody honours."""
+    """The error for a parameter that no model supports."""
     calls, wrong = Calls(task), {**task, "sampling": {"prompt_logprobs": 3}}
     calls.send(0, inputs_of(wrong, task["prompts"][0], True))
     return calls.error()

@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import Model, Models, Service
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
-from hf_transformer.api.streaming import OpenStreams
+from hf_transformer.api.open_streams import OpenStreams
+from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import NotReady
@@ -24,7 +24,8 @@ from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.types import Answers, Context, ModelDescription, Query
+from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.tensors import ModelDescription
 from tests.api.generating import metric
 
 IN_FLIGHT = "hf_transformer_requests_in_flight"

@@ -17,7 +17,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import raw_view
-from hf_transformer.types import Array, Tensor
+from hf_transformer.types.tensors import Array, Tensor
 from tests.api.generating import PROMPT, Bench, answer_of, bench
 from tests.integration.api.grpc_model import Server, count, read, request, serving, text_of, told
 
@@ -340,7 +340,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
 async def test_what_is_wrong_is_named(streamed: bool) -> None:
-    async with writing(honours=["greedy", "temperature"]) as (_, server):
+    async with writing(supported_fields=["greedy", "temperature"]) as (_, server):
         stream = server.stream()
         for inputs, says in WRONG:
             await stream.write(tensors(**{"stream": streamed, **inputs}))

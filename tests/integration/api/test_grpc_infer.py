@@ -20,7 +20,7 @@ from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.types import Context
+from hf_transformer.types.request import Context
 from tests.api.generating import bench
 from tests.integration.api.bare_grpc import bare_call
 from tests.integration.api.grpc_model import (
@@ -124,8 +124,14 @@ async def test_any_bytes_as_an_id(method: str) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "says", "status", "retry"),
     [
-        (InvalidInput("no mask"), StatusCode.INVALID_ARGUMENT, "no mask", 400, None),
-        (InvalidInput("ü" * 100_000 + "\ud800"), StatusCode.INVALID_ARGUMENT, "ü" * 1000, 400, None),  # fits a header
+        (InvalidInput.of("no mask"), StatusCode.INVALID_ARGUMENT, "no mask", 400, None),
+        (
+            InvalidInput.of("ü" * 100_000 + "\ud800"),
+            StatusCode.INVALID_ARGUMENT,
+            "ü" * 1000,
+            400,
+            None,
+        ),  # fits a header
         (TooManyRequests("full"), StatusCode.RESOURCE_EXHAUSTED, "full", 429, "1"),
         (PredictorError("Füße"), StatusCode.INTERNAL, "Füße", 502, None),
         (PredictorTimeout("slow"), StatusCode.DEADLINE_EXCEEDED, "slow", 504, None),
@@ -297,7 +303,7 @@ async def test_a_stream_answers_in_order_whatever_is_first_ready() -> None:
 async def test_an_error_in_a_stream_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def sometimes(text: str, context: Context) -> str:
         if text in ("bad", "fault"):
-            raise InvalidInput("no mask") if text == "bad" else ValueError("secret")
+            raise InvalidInput.of("no mask") if text == "bad" else ValueError("secret")
         return text
 
     wrong, limit = request("x", id="4"), "--grpc_max_send_message_length allows 2000"

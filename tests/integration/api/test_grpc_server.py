@@ -106,7 +106,7 @@ async def test_readiness_is_the_models_at_each_call() -> None:
 
 
 async def test_a_watch_tells_each_change_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_transformer.api.grpc.about.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("hf_transformer.api.grpc.introspection.WATCH_SECONDS", 0.01)
     async with serving(model := ScriptedModel()) as server:
         watching = server.health.Watch(health_pb2.HealthCheckRequest(service="bert"))
         for reason, status in (("", HEALTH.SERVING), ("no predictor", HEALTH.NOT_SERVING), ("", HEALTH.SERVING)):

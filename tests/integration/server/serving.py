@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from hf_transformer.api.base import error_json
+from hf_transformer.api.errors import error_json
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.observability.metrics import Metrics

@@ -14,7 +14,7 @@ from tests.integration.server.serving import App, Client, Echo, body_of, client_
 PART = b"x" * 70_000
 
 
-class Parts(App):
+class ChunkedApp(App):
     """Answers with parts, behind the first ``at_once`` of which it waits; ``sent`` of them were taken by the server."""
 
     def __init__(self, *parts: bytes, at_once: int = 0, breaks: bool = False) -> None:
@@ -44,7 +44,7 @@ def undated(answer: bytes) -> bytes:
 
 
 async def test_the_bytes_of_a_stream() -> None:
-    async with client_of(Parts(b"one", b"", b"\r\n", b"x" * 300)) as client:
+    async with client_of(ChunkedApp(b"one", b"", b"\r\n", b"x" * 300)) as client:
         client.send(post(b"text", "Connection: close"))
         head, _, content = undated(await client.rest()).partition(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")
@@ -55,7 +55,7 @@ async def test_the_bytes_of_a_stream() -> None:
 
 
 async def test_requests_that_come_meanwhile_wait_for_the_end() -> None:
-    app = Parts(b"one", b"two", at_once=1)
+    app = ChunkedApp(b"one", b"two", at_once=1)
     app.open.clear()
     async with client_of(app) as client:
         client.send(post())
@@ -70,7 +70,7 @@ async def test_requests_that_come_meanwhile_wait_for_the_end() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["reads on", "leaves"])
 async def test_a_client_that_does_not_read_is_waited_for(leaves: bool) -> None:
-    app = Parts(*[PART] * 200)
+    app = ChunkedApp(*[PART] * 200)
     async with client_of(app) as client, asyncio.timeout(SECONDS):
         client.send(post())
         sent = -1
@@ -95,10 +95,13 @@ async def all_parts(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("app", "begin", "end"),
-    [(Parts(breaks=True), b"HTTP/1.1 500", b""), (Parts(b"one", breaks=True), b"HTTP/1.1 200", b"3\r\none\r\n")],
+    [
+        (ChunkedApp(breaks=True), b"HTTP/1.1 500", b""),
+        (ChunkedApp(b"one", breaks=True), b"HTTP/1.1 200", b"3\r\none\r\n"),
+    ],
     ids=["before", "amid"],
 )
-async def test_a_stream_that_breaks_is_no_complete_response(app: Parts, begin: bytes, end: bytes) -> None:
+async def test_a_stream_that_breaks_is_no_complete_response(app: ChunkedApp, begin: bytes, end: bytes) -> None:
     async with client_of(app) as client:
         client.send(post())
         answer = await client.rest()
@@ -109,8 +112,8 @@ async def test_a_stream_that_breaks_is_no_complete_response(app: Parts, begin: b
 IN_FLIGHT = {
     "a request": (Echo, post(b"text"), b"", 1, b"echo:text"),
     "a body on its way": (Echo, post(b"text")[:-4], b"text", 1, b"echo:text"),
-    "a stream that begins then": (lambda: Parts(b"one"), post(), b"", 1, b"\r\n\r\n3\r\none\r\n0\r\n\r\n"),
-    "a stream": (lambda: Parts(b"one", b"two", at_once=1), post(), b"", 0, b"\r\n3\r\ntwo\r\n0\r\n\r\n"),
+    "a stream that begins then": (lambda: ChunkedApp(b"one"), post(), b"", 1, b"\r\n\r\n3\r\none\r\n0\r\n\r\n"),
+    "a stream": (lambda: ChunkedApp(b"one", b"two", at_once=1), post(), b"", 0, b"\r\n3\r\ntwo\r\n0\r\n\r\n"),
 }
 """An application, what its client sends before and after the server's end has begun, how often the response says that
 the connection closes, and how it ends."""
@@ -135,16 +138,16 @@ async def test_the_end_of_the_server_waits_for(make: Any, sent: bytes, later: by
 
 async def test_the_server_ends_what_takes_longer_than_the_grace() -> None:
     """A stream is broken off, a body that does not come is refused."""
-    for app, sent in ((Parts(b"one", b"two", at_once=1), post()), (Echo(), post(b"text")[:-4])):
+    for app, sent in ((ChunkedApp(b"one", b"two", at_once=1), post()), (Echo(), post(b"text")[:-4])):
         app.open.clear()
         async with serving(app, grace=0.2) as (server, port), connected_to(port) as client:
             client.send(sent)
             await app.called.wait()
-            if isinstance(app, Parts):
+            if isinstance(app, ChunkedApp):
                 await client.until(b"one\r\n")
             server.should_exit = True
             answer = await client.rest()
-            if isinstance(app, Parts):
+            if isinstance(app, ChunkedApp):
                 assert answer == b""
             else:
                 assert [one.status for one in answers_in(answer)] == [503]

@@ -6,8 +6,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, json_kind, raw_elements, shorten
-from hf_transformer.types import Json, Tensor, Texts
+from hf_transformer.errors import describe
+from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, raw_elements, shorten
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Tensor, Texts
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make
@@ -94,7 +96,7 @@ def check_parameters(where: str, found: Mapping[str, Json], known: Sequence[str]
 def read_flag(where: str, value: Json) -> bool | None:
     """True, false, or None for null. Raises Malformed for anything else."""
     if value is not None and not isinstance(value, bool):
-        raise Malformed(f"{where}: expected true or false, got {json_kind(value)}")
+        raise Malformed(f"{where}: expected true or false, got {describe(value)}")
     return value
 
 

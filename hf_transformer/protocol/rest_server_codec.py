@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from hf_transformer.protocol.inbound import (
+from hf_transformer.errors import describe
+from hf_transformer.protocol.json_text import JsonLimits, json_object, parse_json
+from hf_transformer.protocol.rest import binary_size, split_body
+from hf_transformer.protocol.server_codec import (
     BINARY_DATA_OUTPUT,
     BINARY_DATA_SIZE,
     InferRequest,
@@ -25,8 +28,6 @@ from hf_transformer.protocol.inbound import (
     read_raw,
     requested_outputs,
 )
-from hf_transformer.protocol.json_text import JsonLimits, json_object, parse_json
-from hf_transformer.protocol.rest import binary_size, split_body
 from hf_transformer.protocol.tensors import (
     Malformed,
     check_count,
@@ -34,11 +35,11 @@ from hf_transformer.protocol.tensors import (
     checked_name,
     checked_shape,
     decode_json,
-    json_kind,
     json_strings,
     raw_view,
 )
-from hf_transformer.types import Array, Json, Tensor, Texts
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, Tensor, Texts
 
 REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
 """The keys of a request; clients may repeat the model's name and version from the path."""
@@ -156,7 +157,7 @@ def _outputs(entries: Json, ignored: list[str]) -> dict[str, bool | None]:
 def _entries(what: str, entries: Json) -> list[Json]:
     """The list of inputs or outputs, which holds no more than any task has."""
     if not isinstance(entries, list):
-        raise Malformed(f"{what}: expected a list of tensors, got {json_kind(entries)}")
+        raise Malformed(f"{what}: expected a list of tensors, got {describe(entries)}")
     check_number(what, len(entries))
     return entries
 
@@ -164,11 +165,11 @@ def _entries(what: str, entries: Json) -> list[Json]:
 def _name(where: str, entry: Json, keys: Sequence[str], ignored: list[str]) -> str:
     """The name of one input or output, an object with these keys."""
     if not isinstance(entry, dict):
-        raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
+        raise Malformed(f"{where}: expected an object with a name, got {describe(entry)}")
     note_unknown(entry, keys, ignored)
     name = entry.get("name")
     if not isinstance(name, str):
-        raise Malformed(f"{where}.name: expected a string, got {json_kind(name)}")
+        raise Malformed(f"{where}.name: expected a string, got {describe(name)}")
     return checked_name(name)
 
 
@@ -176,7 +177,7 @@ def _string(name: str, header: Mapping[str, Json]) -> str:
     """An optional string, empty for null."""
     value = header[name]
     if not isinstance(value, str | None):
-        raise Malformed(f"{name}: expected a string, got {json_kind(value)}")
+        raise Malformed(f"{name}: expected a string, got {describe(value)}")
     return value or ""
 
 
@@ -184,5 +185,5 @@ def _parameters(where: str, holder: Mapping[str, Json]) -> dict[str, Json]:
     """The parameters of a request or a tensor; none for null."""
     parameters = holder["parameters"]
     if not isinstance(parameters, dict | None):
-        raise Malformed(f"{where}: expected an object, got {json_kind(parameters)}")
+        raise Malformed(f"{where}: expected an object, got {describe(parameters)}")
     return {} if parameters is None else parameters

@@ -24,7 +24,8 @@ from hf_transformer.protocol.grpc import (
     decode_typed,
     fields,
 )
-from hf_transformer.protocol.inbound import (
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.server_codec import (
     BINARY_DATA_OUTPUT,
     BINARY_DATA_SIZE,
     InferRequest,
@@ -36,7 +37,6 @@ from hf_transformer.protocol.inbound import (
     read_texts,
     requested_outputs,
 )
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     Malformed,
     check_count,
@@ -47,7 +47,8 @@ from hf_transformer.protocol.tensors import (
     raw_view,
     shorten,
 )
-from hf_transformer.types import Json, Tensor, Texts
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Tensor, Texts
 
 MOST_PARTS = 1000
 """Fields of a message, and of each of its inputs and outputs."""
@@ -179,7 +180,7 @@ def _check_input(index: int, message: memoryview, max_elements: int) -> None:
             packed = element & 7 == DELIMITED and element != _BYTES_ELEMENT
             elements += max((last - first) // 10, 1) if packed else 1
             if elements > max_elements:
-                raise TooLarge(
+                raise TooLarge.of(
                     f"inputs[{index}]: more than {max_elements} elements, which is what is taken (the larger of "
                     "--max_instances and --max_sequences)"
                 )

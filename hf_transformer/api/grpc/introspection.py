@@ -21,15 +21,17 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from hf_transformer.api.base import Models, Service, find_not_ready
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
+from hf_transformer.api.readiness import find_not_ready
+from hf_transformer.api.service import Models, Service
 from hf_transformer.api.v2 import ABOUT_SERVER, configuration, found_models, metadata, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Context, Json, ModelDescription
+from hf_transformer.types.request import Context, Json
+from hf_transformer.types.tensors import ModelDescription
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
@@ -85,7 +87,7 @@ async def _answer(method: str, answer: Answer, body: bytes, context: Context) ->
     try:
         asked = decode(getattr(pb, f"{method}Request"), body)
     except Malformed as error:
-        raise InvalidInput(str(error)) from error
+        raise InvalidInput.of(str(error)) from error
     told = answer(asked)
     answered: Message = from_json(getattr(pb, f"{method}Response"), await told if isawaitable(told) else told)
     return answered.SerializeToString()
