@@ -134,8 +134,8 @@ class GenerationPipeline:
         for field in sampling.names:
             if field not in self.supported_fields:
                 raise InvalidInput.of(
-                    f"{sampling.path(field)}: this model is a {self._generator.interface} model, which can't honour it; "
-                    "leave it out"
+                    f"{sampling.path(field)}: this model is a {self._generator.interface} model, which can't honour "
+                    "it; leave it out"
                 )
         if not request.prompts:
             raise InvalidInput.of(f"{request.name}: expected at least one, got none")
@@ -152,7 +152,8 @@ class GenerationPipeline:
         if count > most:
             raise TooLarge.of(
                 f"{request.name}: {len(request.prompts)} with {sampling.n} texts each "
-                f"({sampling.names.get('n', 'n')}) are {count}, at most {most} are written in one request (--max_sequences)"
+                f"({sampling.names.get('n', 'n')}) are {count}, at most {most} are written in one "
+                "request (--max_sequences)"
             )
         return length
 
