@@ -10,7 +10,7 @@ from types import UnionType
 import orjson
 
 from hf_transformer.api.responses import JSON
-from hf_transformer.errors import InvalidInput, RequestError, TooLarge, describe
+from hf_transformer.errors import FieldError, InvalidInput, RequestError, TooLarge, describe
 from hf_transformer.observability.logging import names_of
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -47,8 +47,8 @@ def renamed(rename: Callable[[str], str]) -> Iterator[None]:
     """Lets errors name fields as the client sent them: ``rename`` gives the new message."""
     try:
         yield
-    except RequestError as error:
-        raise type(error)(rename(str(error))) from error
+    except FieldError as error:
+        raise error.of(rename(str(error))) from error
 
 
 def expect(value: Json, kind: type | UnionType, where: str, expected: str) -> Json:
