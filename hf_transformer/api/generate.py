@@ -35,7 +35,7 @@ from hf_transformer.api.streaming import STREAM, TextStream, event
 from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
-from hf_transformer.protocol.json_text import SMALL
+from hf_transformer.protocol.json_text import SMALL_BYTES
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
@@ -208,8 +208,8 @@ def _take_sampling(beside: dict[str, Json], within: dict[str, Json]) -> dict[str
 def json_parameters(given: Json, where: str) -> dict[str, Json]:
     """Parameters that may stand as JSON text. Raises InvalidInput or TooLarge, beginning with ``where``."""
     if isinstance(given, str):
-        if len(given) > SMALL:
-            raise TooLarge.of(f"{where}: {len(given)} characters, at most {SMALL} are taken of parameters as text")
+        if len(given) > SMALL_BYTES:
+            raise TooLarge.of(f"{where}: {len(given)} characters, at most {SMALL_BYTES} are taken of parameters as text")
         try:
             given = orjson.loads(given)
         except orjson.JSONDecodeError as error:

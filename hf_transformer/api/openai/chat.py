@@ -31,7 +31,7 @@ from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
-from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_depth, check_size
+from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -150,7 +150,7 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     messages = [_read_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
     check_depth("messages", [one.get("tool_calls") for one in messages], limits)
     texts = [one["arguments"] for one in called.values() if isinstance(one["arguments"], str)]
-    if sum(map(len, texts)) > SMALL:
+    if sum(map(len, texts)) > SMALL_BYTES:
         # They are parsed in this order: whatever an unclosed quote would hide comes after an error.
         check_size(" ".join(texts).encode(), limits)
     for where, function in called.items():
