@@ -209,7 +209,9 @@ def json_parameters(given: Json, where: str) -> dict[str, Json]:
     """Parameters that may stand as JSON text. Raises InvalidInput or TooLarge, beginning with ``where``."""
     if isinstance(given, str):
         if len(given) > SMALL_BYTES:
-            raise TooLarge.of(f"{where}: {len(given)} characters, at most {SMALL_BYTES} are taken of parameters as text")
+            raise TooLarge.of(
+                f"{where}: {len(given)} characters, at most {SMALL_BYTES} are taken of parameters as text"
+            )
         try:
             given = orjson.loads(given)
         except orjson.JSONDecodeError as error:

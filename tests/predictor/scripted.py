@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
-from hf_transformer.predictor.shared_memory import ALIGNMENT
+from hf_transformer.predictor.shared_memory import ALIGNMENT_BYTES
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -140,7 +140,7 @@ class ScriptedTransport(Scripted, Transport):
         found = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
         if destination is not None:
             for name, place in destination.placements.items():
-                assert place.offset % ALIGNMENT == 0 and place.file is not None
+                assert place.offset % ALIGNMENT_BYTES == 0 and place.file is not None
                 os.pwrite(place.file, found[name].data.tobytes()[: len(place.memory)], place.offset)
             found |= {name: placed_tensor(name, "FP32", data.shape, at) for name, at in destination.placements.items()}
             destination.settled = True

@@ -536,7 +536,7 @@ async def test_a_cancellable_call_is_cancelled_on_the_wire(answers: bool, monkey
 
 async def test_too_many_calls_without_a_caller_get_the_channel_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of the old one go on, and nothing is cancelled."""
-    monkeypatch.setattr(transport, "MOST_ABANDONED", 4)
+    monkeypatch.setattr(transport, "MAX_ABANDONED", 4)
     hanging = Hanging()
     async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
         bystander, *calls = [asyncio.create_task(infer(client)) for _ in range(7)]
@@ -559,7 +559,7 @@ async def test_leaving_breaks_calls_off(
     moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(transport, "MOST_ABANDONED", 0 if moment == "replaced" else 64)
+    monkeypatch.setattr(transport, "MAX_ABANDONED", 0 if moment == "replaced" else 64)
 
     async def silent(connection: Connection) -> None:
         await connection.until_closed()

@@ -15,7 +15,7 @@ import pytest
 from hf_transformer.predictor import http
 from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import (
-    FRAMING_LIMIT,
+    MAX_FRAMING_BYTES,
     Answer,
     AnswerTooLarge,
     Client,
@@ -243,9 +243,9 @@ BAD = {
     "no size of a chunk": (CHUNKED + b"xyz\r\n", MalformedAnswer),
     "a huge chunk": (CHUNKED + b"f" * 17 + b"\r\n", MalformedAnswer),
     "a chunk beyond its size": (CHUNKED + b"1\r\nabc\r\n0\r\n\r\n", MalformedAnswer),
-    "an endless head": (OK + b"X: " + b"x" * 3 * FRAMING_LIMIT, MalformedAnswer),
-    "endless interim answers": (b"HTTP/1.1 100 Go\r\n\r\n" * FRAMING_LIMIT, MalformedAnswer),
-    "endless trailers": (CHUNKED + b"1\r\na\r\n0\r\n" + b"X: y\r\n" * FRAMING_LIMIT, MalformedAnswer),
+    "an endless head": (OK + b"X: " + b"x" * 3 * MAX_FRAMING_BYTES, MalformedAnswer),
+    "endless interim answers": (b"HTTP/1.1 100 Go\r\n\r\n" * MAX_FRAMING_BYTES, MalformedAnswer),
+    "endless trailers": (CHUNKED + b"1\r\na\r\n0\r\n" + b"X: y\r\n" * MAX_FRAMING_BYTES, MalformedAnswer),
 }
 TOO_LARGE = {
     "a length": OK + b"Content-Length: 1001\r\n\r\n",

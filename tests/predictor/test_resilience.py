@@ -13,7 +13,7 @@ from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUna
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
 from hf_transformer.predictor.base import ModelCall
-from hf_transformer.predictor.resilience import MOST_UNANSWERED, Resilience
+from hf_transformer.predictor.resilience import MAX_UNANSWERED, Resilience
 from tests.predictor.scripted import OUTPUTS, Scripted, until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
@@ -264,11 +264,11 @@ async def test_what_opens_the_circuit(opens: bool, errors: Errors) -> None:
     assert not never.predictor.is_open, "errors are counted only"
 
 
-@pytest.mark.parametrize("at_once", [1, 4 * MOST_UNANSWERED], ids=["one by one", "together"])
+@pytest.mark.parametrize("at_once", [1, 4 * MAX_UNANSWERED], ids=["one by one", "together"])
 async def test_calls_that_nothing_answers_open_the_circuit(at_once: int) -> None:
-    """MOST_UNANSWERED of them are a failure; those that are under way together are one, however many."""
+    """MAX_UNANSWERED of them are a failure; those that are under way together are one, however many."""
     rig = Rig(failures=2, timeout=0.02)
-    times = 2 if at_once > 1 else 2 * MOST_UNANSWERED
+    times = 2 if at_once > 1 else 2 * MAX_UNANSWERED
     async with rig.predictor:
         for number in range(times):
             assert not rig.predictor.is_open, number
@@ -281,7 +281,7 @@ async def test_one_answer_between_calls_that_nothing_answers_keeps_it_closed() -
     rig = Rig(failures=1, timeout=0.02)
     async with rig.predictor:
         for _ in range(4):
-            for _ in range(MOST_UNANSWERED - 1):
+            for _ in range(MAX_UNANSWERED - 1):
                 await asyncio.gather(*await rig.under_way(1), return_exceptions=True)
             rig.inner.go_on.set()
             assert await rig.infer() is OUTPUTS
@@ -383,7 +383,7 @@ async def test_there_is_one_probe_for_many_failures_at_once() -> None:
 async def test_a_probe_survives_trouble(
     trouble: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resilience, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(resilience, "PROBE_TIMEOUT_SECONDS", 0.01)
     rig = Rig(*down(3), failures=3)
     async with rig.predictor:
         await rig.fail(3)

@@ -21,9 +21,9 @@ from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
 from hf_transformer.predictor import shared_memory
 from hf_transformer.predictor.base import ModelCall, StaleConnection
 from hf_transformer.predictor.shared_memory import (
-    ALIGNMENT,
-    MARGIN,
+    ALIGNMENT_BYTES,
     PREFIX,
+    RESERVED_BYTES,
     FreeList,
     Pauses,
     Region,
@@ -355,7 +355,7 @@ async def test_no_room_is_asked_for_seldom_where_nothing_gives_any_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = Shared(tmp_path, pauses=Pauses(lost=0.0))
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: SIZE + MARGIN - 1)
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: SIZE + RESERVED_BYTES - 1)
     async with shared.predictor:
         for number in range(3):
             assert await shared.infer(number) == [number]
@@ -369,7 +369,7 @@ async def test_room_that_a_dead_predecessor_takes_comes_back(
     shared = Shared(tmp_path, pauses=Pauses(lost=0.05))
     dead = f"{PREFIX}dead"
     shared.transport.regions = {dead: tmp_path / dead, "of others": tmp_path}
-    room = {True: 0, False: SIZE + MARGIN}
+    room = {True: 0, False: SIZE + RESERVED_BYTES}
     monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: room[dead in shared.transport.regions])
     async with shared.predictor:
         assert await shared.infer(1) == [1]
@@ -413,23 +413,23 @@ async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> No
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=60))
 def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
-    gaps = FreeList(32 * ALIGNMENT + 5)
+    gaps = FreeList(32 * ALIGNMENT_BYTES + 5)
     in_use: list[tuple[int, int]] = []
     for count, ended in steps:
-        size = count * ALIGNMENT
+        size = count * ALIGNMENT_BYTES
         fits = gaps.fits(size)
         offset = gaps.take(size)
         assert fits == (offset is not None)
         if offset is not None:
-            assert offset % ALIGNMENT == 0 and 0 <= offset <= 32 * ALIGNMENT - size
+            assert offset % ALIGNMENT_BYTES == 0 and 0 <= offset <= 32 * ALIGNMENT_BYTES - size
             assert all(offset + size <= other or offset >= other + length for other, length in in_use)
             in_use.append((offset, size))
         if ended < len(in_use):
             gaps.give_back(*in_use.pop(ended))
-        assert gaps.free_bytes == 32 * ALIGNMENT - sum(length for _, length in in_use)
+        assert gaps.free_bytes == 32 * ALIGNMENT_BYTES - sum(length for _, length in in_use)
     for one in in_use:
         gaps.give_back(*one)
-    assert gaps.take(32 * ALIGNMENT) == 0
+    assert gaps.take(32 * ALIGNMENT_BYTES) == 0
 
 
 def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
@@ -440,14 +440,16 @@ def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path
         os.umask(before)
     assert stat.S_IMODE(region.path.stat().st_mode) == 0o666, "every user can write, whatever the umask"
     assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
-    assert region.take({"a": 64}) is None and region.gaps.free_bytes == 0
+    assert region.take({"a": 64}) is None and region.free_list.free_bytes == 0
     region.fill()
     assert region.path.stat().st_blocks * 512 >= SIZE
-    assert region.gaps.free_bytes == SIZE
+    assert region.free_list.free_bytes == SIZE
     region.close()
 
 
-@pytest.mark.parametrize("free", [[SIZE + MARGIN - 1], [SIZE + MARGIN, MARGIN - 1]], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "free", [[SIZE + RESERVED_BYTES - 1], [SIZE + RESERVED_BYTES, RESERVED_BYTES - 1]], ids=["before", "after"]
+)
 def test_a_region_leaves_room_for_the_predictor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int]
 ) -> None:

@@ -21,7 +21,7 @@ from hf_transformer.protocol.grpc import (
     encode_request,
 )
 from hf_transformer.protocol.grpc_server_codec import (
-    MOST_PARTS,
+    MAX_FIELDS,
     decode_infer_request,
     encode_infer_response,
     encode_stream_error,
@@ -29,7 +29,7 @@ from hf_transformer.protocol.grpc_server_codec import (
     request_id,
 )
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.server_codec import MOST_TENSORS, InferRequest, InferResponse
+from hf_transformer.protocol.server_codec import MAX_TENSORS, InferRequest, InferResponse
 from hf_transformer.protocol.tensors import Malformed, Unwritable
 from hf_transformer.types.tensors import Tensor, Texts
 from tests.protocol.fuzzing import MAX_ELEMENTS, GrpcBodies, raw_request, typed_request
@@ -328,9 +328,9 @@ def test_too_many_elements(datatype: str, field: str, values: list[Any]) -> None
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        pytest.param(b"\x3a\x00" * (MOST_PARTS + 1), "body: more than 1000 fields", id="raw contents"),
-        pytest.param(b"\x2a\x00" * (MOST_TENSORS + 1), "inputs: more than 16 tensors", id="inputs"),
-        pytest.param(b"\x32\x00" * (MOST_TENSORS + 1), "outputs: more than 16 tensors", id="outputs"),
+        pytest.param(b"\x3a\x00" * (MAX_FIELDS + 1), "body: more than 1000 fields", id="raw contents"),
+        pytest.param(b"\x2a\x00" * (MAX_TENSORS + 1), "inputs: more than 16 tensors", id="inputs"),
+        pytest.param(b"\x32\x00" * (MAX_TENSORS + 1), "outputs: more than 16 tensors", id="outputs"),
         pytest.param(b"\x2a\xd2\x0f" + b"\x22\x00" * 1001, r"inputs\[0\]: more than 1000 fields", id="parameters"),
         pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: more than 1000 fields", id="an output"),
         pytest.param(b"\x2a\x02\x2a\x05", "message", id="an input that is none"),

@@ -80,7 +80,7 @@ def test_an_answer_of_the_predictor_has_limits_of_its_own(monkeypatch: pytest.Mo
     many = b"[" + b"[]," * 100_000 + b"[]]"
     with pytest.raises(Malformed, match="100002 lists, objects and keys, at most 100000 are taken of a predictor"):
         parse_answer(many)
-    monkeypatch.setattr(json_text, "ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(json_text, "MAX_ANSWER_BYTES", 100_000)
     with pytest.raises(Malformed, match="300004 bytes of JSON, at most 100000"):
         parse_answer(many)
 
@@ -97,7 +97,7 @@ def test_limits_themselves_are_taken() -> None:
 def test_the_collector_pauses_while_a_large_text_is_parsed(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[bool] = []
     monkeypatch.setattr(orjson, "loads", lambda text: running.append(gc.isenabled()))
-    text = bytes(json_text.SMALL + large)
+    text = bytes(json_text.SMALL_BYTES + large)
     for parse in (parse_answer, lambda text: parse_json(text, LIMITS)):
         parse(text)
         assert running.pop() is not large and gc.isenabled()

@@ -11,7 +11,7 @@ import pytest
 
 from hf_transformer.protocol import grpc, rest
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.tensors import COPIED, Malformed, Placement
+from hf_transformer.protocol.tensors import MAX_COPIED_BYTES, Malformed, Placement
 from hf_transformer.types.tensors import Tensor
 
 IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
@@ -98,7 +98,7 @@ def test_grpc_without_any_raw_contents() -> None:
     assert (tensors["logits"].data.tolist(), tensors["pooled"].data.tolist()) == ([0, 1, 2, 3, 4, 5], [7])
 
 
-@pytest.mark.parametrize("size", [COPIED, COPIED + 1], ids=["copied", "mapped"])
+@pytest.mark.parametrize("size", [MAX_COPIED_BYTES, MAX_COPIED_BYTES + 1], ids=["copied", "mapped"])
 def test_a_file_that_was_cut_is_refused(size: int, tmp_path: Path) -> None:
     """Reading mapped memory behind a file's end would end the process."""
     offset, path = 4096, tmp_path / "region"

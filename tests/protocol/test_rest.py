@@ -16,7 +16,7 @@ from hf_transformer.errors import PredictorError, TooLarge
 from hf_transformer.protocol.rest import decode_infer_response, encode_infer_request, parse_header_length
 from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse
-from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
+from hf_transformer.protocol.tensors import NO_PLACEMENTS, Malformed, Placement
 from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor, Texts
 from tests.protocol.fuzzing import DEEP, MAX_ELEMENTS, Body, RestBodies, dump, framed, tensor
 
@@ -24,7 +24,7 @@ from tests.protocol.fuzzing import DEEP, MAX_ELEMENTS, Body, RestBodies, dump, f
 
 
 def encoded(
-    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
+    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NO_PLACEMENTS
 ) -> tuple[bytes, int]:
     """The body of a request, and the length of its JSON header."""
     header, chunks = encode_infer_request(inputs, outputs, placements)
