@@ -147,8 +147,7 @@ class Bodies(ABC):
         return request
 
     def assert_bounded(self, body: Body) -> None:
-        """Checks the memory that Python allocates. protobuf's own, in C, grows with the number of fields, which the codec
-        limits."""
+        """Checks the memory that Python allocates. The codec limits protobuf's own through the number of fields."""
         tracemalloc.start()
         try:
             self.decode(body)

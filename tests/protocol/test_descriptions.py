@@ -73,7 +73,7 @@ def test_a_model_has_the_same_description_over_rest_and_grpc() -> None:
     assert spec({"name": "bert"}, {"dynamic_batching": {}}).dynamic_batching
     for number in (0, 99):
         config.input[0].data_type = cast(Any, number)
-        with pytest.raises(Malformed, match="config.input_ids.data_type: expected a known datatype"):
+        with pytest.raises(Malformed, match=r"config\.input_ids.data_type: expected a known datatype"):
             model_spec(metadata, config)
 
 

@@ -38,8 +38,14 @@ def test_a_request_has_plain_values_by_name() -> None:
     ("tensor", "message"),
     [
         (texts(b"\xff"), "text_input: expected text in UTF-8"),
-        (Tensor("temperature", "FP16", np.array([1.0], "<f2")), "temperature: expected a datatype that JSON can hold, got FP16"),
-        (Tensor("temperature", "BF16", np.array([1.0], "<f4")), "temperature: expected a datatype that JSON can hold, got BF16"),
+        (
+            Tensor("temperature", "FP16", np.array([1.0], "<f2")),
+            "temperature: expected a datatype that JSON can hold, got FP16",
+        ),
+        (
+            Tensor("temperature", "BF16", np.array([1.0], "<f4")),
+            "temperature: expected a datatype that JSON can hold, got BF16",
+        ),
     ],
     ids=["bytes", "FP16", "BF16"],
 )

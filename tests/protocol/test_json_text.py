@@ -68,7 +68,9 @@ def test_code_in_a_prompt_is_accepted() -> None:
     ],
     ids=["lists", "objects", "keys", "deep", "values"],
 )
-def test_json_over_a_limit_is_refused_before_it_is_parsed(body: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_over_a_limit_is_refused_before_it_is_parsed(
+    body: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(json_text, "orjson", None)
     with pytest.raises(TooLarge, match=f"^body: {message}"):
         parse_json(body, LIMITS)
@@ -78,10 +80,10 @@ def test_the_predictors_json_has_other_limits_than_clients(monkeypatch: pytest.M
     words = b'["' + b"[]," * 200_000 + b'"]'
     assert parse_answer(words) == [words[2:-2].decode()]
     many = b"[" + b"[]," * 100_000 + b"[]]"
-    with pytest.raises(Malformed, match="^body: expected at most 100000 lists, objects and keys, got 100002"):
+    with pytest.raises(Malformed, match=r"^body: expected at most 100000 lists, objects and keys, got 100002"):
         parse_answer(many)
     monkeypatch.setattr(json_text, "MAX_ANSWER_BYTES", 100_000)
-    with pytest.raises(Malformed, match="^body: expected at most 100000 bytes of JSON, got 300004"):
+    with pytest.raises(Malformed, match=r"^body: expected at most 100000 bytes of JSON, got 300004"):
         parse_answer(many)
 
 

@@ -42,7 +42,9 @@ both = pytest.mark.parametrize("decode", [over_rest, over_grpc], ids=["rest", "g
 
 
 def test_a_grpc_request_names_the_placement_of_each_output() -> None:
-    request = pb.ModelInferRequest.FromString(grpc.encode_infer_request("bert", [IDS], ["logits", "pooled"], PLACEMENTS))
+    request = pb.ModelInferRequest.FromString(
+        grpc.encode_infer_request("bert", [IDS], ["logits", "pooled"], PLACEMENTS)
+    )
     logits, pooled = request.outputs
     assert logits.parameters["shared_memory_region"].string_param == "region"
     assert logits.parameters["shared_memory_offset"].int64_param == 128
@@ -76,7 +78,10 @@ def test_an_output_may_be_smaller_than_its_placement(decode: Any) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([{**LOGITS, "shape": [2, 4]}], r"shape: expected at most 24 bytes in shared memory, got 32 bytes for FP32 \[2, 4\]"),
+        (
+            [{**LOGITS, "shape": [2, 4]}],
+            r"shape: expected at most 24 bytes in shared memory, got 32 bytes for FP32 \[2, 4\]",
+        ),
         ([{**LOGITS, "datatype": "BYTES"}], "datatype: expected a datatype of fixed size in shared memory, got BYTES"),
         ([{**LOGITS, "datatype": "FP31"}], "datatype: expected one of .*, got 'FP31'"),
         ([{**LOGITS, "shape": [-1]}], "shape: expected integers of at least 0"),

@@ -122,7 +122,7 @@ def test_empty_tensors_keep_their_shape(datatype: str) -> None:
     ids=repr,
 )
 def test_shapes_that_no_array_has_are_refused(shape: Any) -> None:
-    with pytest.raises(Malformed, match="^shape: expected"):
+    with pytest.raises(Malformed, match=r"^shape: expected"):
         checked_shape(shape)
 
 
@@ -163,7 +163,7 @@ WRONG_JSON = (
 
 @pytest.mark.parametrize(("datatype", "data"), WRONG_JSON, ids=repr)
 def test_json_of_another_type_is_refused(datatype: str, data: Any) -> None:
-    with pytest.raises(Malformed, match="^data: expected"):
+    with pytest.raises(Malformed, match=r"^data: expected"):
         decode_json(datatype, (2,), data)
 
 
