@@ -55,11 +55,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (INFER, {"inputs": [TENSOR], "parameters": {"timeout": -1}}, "parameters.timeout: expected"),
     (INFER, {"inputs": [TENSOR, {**TENSOR, "name": "other"}]}, "inputs: 'other' is unknown"),
     (INFER, {"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: 'logits' is unknown"),
-    (INFER, {"inputs": [{**TENSOR, "parameters": {"shared_memory_region": "a"}}]}, "'shared_memory_region' is not"),
+    (INFER, {"inputs": [{**TENSOR, "parameters": {"shared_memory_region": "a"}}]}, "got 'shared_memory_region'; this extension of Triton"),
     (
         INFER,
         {"inputs": [TENSOR], "outputs": [{"name": "output-0", "parameters": {"classification": 2}}]},
-        "'classification' is not understood here",
+        "got 'classification'; this extension of Triton",
     ),
     ("/v1/models/gpt2:predict", {"instances": [PROMPT], "parameters": {"top_kk": 1}}, "parameters.top_kk: unknown"),
     ("/v2/models/gpt2/generate", {"text_input": PROMPT, "top_kk": 1}, "top_kk: unknown"),

@@ -86,7 +86,7 @@ def test_routes_and_models_that_are_not_there(serve: Serve) -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    (b"", "not JSON"),
+    (b"", "expected JSON in UTF-8"),
     ([TEXT], "got a list"),
     ({"texts": [TEXT]}, "the keys texts"),
     ({"instances": [TEXT], "inputs": [TEXT]}, "got both"),
@@ -104,11 +104,11 @@ BAD: list[tuple[Any, str]] = [
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
 RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
 BAD_TENSORS: list[tuple[Any, str]] = [
-    (b"{", "body: not JSON"),
+    (b"{", "body: expected JSON in UTF-8"),
     ({"instances": [TEXT]}, "inputs: expected a list of tensors, got null"),
     ({"inputs": []}, "inputs: 'text' is missing"),
     ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
-    ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "element 0 of 'text' is not UTF-8"),
+    ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "inputs[0].data[0]: expected text in UTF-8"),
     ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: 'logits' is unknown"),
     ({"inputs": [TENSOR], "model_name": "other"}, "'other' differs from what is asked here, 'bert'"),
     ({"inputs": [TENSOR], "model_version": "2"}, "'2' differs from what is asked here, '1'"),

@@ -14,7 +14,7 @@ from tests.service import Service
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"
-NOT_JSON = "body: not JSON"
+NOT_JSON = "body: expected JSON in UTF-8"
 LONGEST_ERROR = 4096
 """Bytes of an answer that says what is wrong: it does not give back megabytes of what it got."""
 
