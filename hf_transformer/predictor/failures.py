@@ -67,9 +67,9 @@ def timeout_error(address: str, seconds: float) -> PredictorTimeout:
 
 def codec_error(error: Malformed) -> PredictorError:
     """PredictorError with the message of a codec's error."""
-    unwritable = "the request can't be written"
-    problem = unwritable if isinstance(error, Unwritable) else "the predictor's response is malformed"
-    return PredictorError(f"{problem}: {error}")
+    if isinstance(error, Unwritable):
+        return PredictorError(f"the request can't be written: {error}")
+    return PredictorError(f"the predictor's response is malformed: {error}")
 
 
 def call_codec(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -77,7 +77,7 @@ def check_tensor_count(path: str, count: int) -> None:
 
 
 def note_ignored(name: str, ignored: list[str]) -> None:
-    """Add the name of an unknown, ignored parameter to ``ignored``, made safe for a header."""
+    """Adds the name of an unknown, ignored parameter to ``ignored``, made safe for a header."""
     if len(ignored) < MAX_IGNORED_NAMES:
         token = _NON_TOKEN.sub("_", name[:MAX_IGNORED_CHARACTERS]) or "_"
         if token not in ignored:
@@ -85,14 +85,14 @@ def note_ignored(name: str, ignored: list[str]) -> None:
 
 
 def note_unknown(names: Iterable[str], known: Collection[str], ignored: list[str]) -> None:
-    """Add all unknown names to ``ignored``."""
+    """Adds all unknown names to ``ignored``."""
     for name in names:
         if name not in known:
             note_ignored(name, ignored)
 
 
 def _check_parameters(parameters: Mapping[str, Json], known: Sequence[str], ignored: list[str]) -> None:
-    """Note the unknown parameters of an input or output. Raises Malformed for a parameter of UNSUPPORTED."""
+    """Notes the unknown parameters of an input or output. Raises Malformed for a parameter of UNSUPPORTED."""
     for name in parameters:
         if name in UNSUPPORTED:
             raise Malformed("parameters", " or ".join(known), repr(name), "this extension of Triton is not supported")
@@ -107,7 +107,7 @@ def read_flag(path: str, value: Json) -> bool | None:
 
 
 def check_input_parameters(parameters: Mapping[str, Json], ignored: list[str]) -> None:
-    """Check an input's parameters. Raises Malformed for a parameter of UNSUPPORTED and for content other than text."""
+    """Checks an input's parameters. Raises Malformed for a parameter of UNSUPPORTED and for content other than text."""
     _check_parameters(parameters, (BINARY_DATA_SIZE, CONTENT_TYPE), ignored)
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
         content = describe(parameters[CONTENT_TYPE], quote=True)

@@ -510,10 +510,10 @@ async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixt
         call = asyncio.create_task(infer(client, destination=target))
         await blocking.until(1)
         await cancel(call)
-        other = asyncio.create_task(infer(client))
+        second = asyncio.create_task(infer(client))
         await blocking.until(2)
         blocking.go.set()
-        assert await other == [0.5, 0.5]
+        assert await second == [0.5, 0.5]
         await blocking.until(0)
     assert blocking.cancelled == 0 and not target.settled
     assert len(set(blocking.seen)) == 1
@@ -547,13 +547,13 @@ async def test_too_many_abandoned_calls_replace_the_channel(monkeypatch: pytest.
         await blocking.until(7)
         for call in calls[:5]:
             await cancel(call)
-        other = asyncio.create_task(infer(client))
+        second = asyncio.create_task(infer(client))
         await blocking.until(8)
         await cancel(calls[5])  # the old channel's calls don't count for the new one
-        another = asyncio.create_task(infer(client))
+        third = asyncio.create_task(infer(client))
         await blocking.until(9)
         blocking.go.set()
-        assert await bystander == await other == await another == [0.5, 0.5]
+        assert await bystander == await second == await third == [0.5, 0.5]
     old, new = set(blocking.seen[:7]), set(blocking.seen[7:])
     assert (len(old), len(new), blocking.cancelled) == (1, 1, 0) and old != new
 
