@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +88,111 @@ def test_its_lines_fit(page: Path) -> None:
     for line in prose(page).splitlines():
         breakable = not re.match(r" *(\||#|!\[|<|\[[^]]+\]: )", line) and " " in line[:COLUMNS].strip()
         assert len(line) <= COLUMNS or not breakable, line
+
+
+PACKAGE = ROOT / "hf_transformer"
+ABOUT_CODE = re.compile(r"(CONTRIBUTING|docs/(architecture|by_hand|glossary|decisions/\d.*))\.md")
+"""Pages for contributors. Names in other pages may be those of libraries."""
+DATA_FILE = re.compile(r"\.(json|js|md|pbtxt|sh|toml|ya?ml)$")
+FILE_AND_NAMES = re.compile(
+    r"`(?:hf_transformer/)?([\w/]+\.py)`((?:[\s,:|]+(?:(?:and|or|then|has) )?`\w+(?:\.\w+)?`)+)"
+)
+"""A file of the package, and names that follow it as in "`core/queue.py`, `Queue` and `Entry`" or as cells of a row."""
+OF_OTHERS = {"CrossEncoder.rank"}  # a class of sentence-transformers, and also one here
+
+
+@cache
+def defined() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """The names that each file of the package defines, and the members of each class, inherited ones included."""
+    files: dict[str, set[str]] = {}
+    members: dict[str, set[str]] = defaultdict(set)
+    bases: dict[str, set[str]] = defaultdict(set)
+    classes: list[tuple[str, str]] = []
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        file = str(path.relative_to(PACKAGE))
+        files[file] = set(names_in(tree.body))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                members[node.name].update(names_in(node.body), attributes_in(node))
+                bases[node.name].update(ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases)
+                classes.append((file, node.name))
+    for _ in range(4):  # the deepest tree of classes
+        for name, parents in bases.items():
+            members[name].update(*(members[parent] for parent in parents if parent in bases))
+    for file, name in classes:
+        files[file] |= members[name]
+    return files, {name: members[name] for name in bases}
+
+
+def names_in(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that statements define: functions, classes, variables."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def attributes_in(node: ast.ClassDef) -> Iterator[str]:
+    """The attributes that the methods of a class set."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+            yield inner.attr
+
+
+def is_importable(name: str) -> bool:
+    """Whether an installed library, or a folder of the repository, has this module or this member of a module."""
+    owner, _, member = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(owner), member) or bool(importlib.import_module(name))
+    except ImportError:
+        return (ROOT / f"{name.replace('.', '/')}.py").is_file()
+
+
+def missing_names(text: str, about_code: bool) -> Iterator[str]:
+    """The names in backticks that the package does not define.
+
+    On every page: files in folders of the package, names after a file, and members of classes. On pages about the code
+    also other dotted names, which modules and libraries define, private names, and names in the form of a class's.
+    """
+    files, members = defined()
+    for path in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        folder, is_bare = PACKAGE / path.partition("/")[0], "/" not in path
+        if "NAME" not in path and (about_code if is_bare else folder.is_dir()):
+            if not any(file == path or (is_bare and file.endswith(f"/{path}")) for file in files):
+                yield path
+    for path, names in FILE_AND_NAMES.findall(text):
+        for name in re.findall(r"`([\w.]+)`", names):
+            if path in files and not name.endswith(".py") and name.rpartition(".")[2] not in files[path]:
+                yield f"{path}: {name}"
+    for name in set(re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", text)) - OF_OTHERS:
+        owner, dot, member = name.rpartition(".")
+        holder = owner.rpartition(".")[2]
+        if DATA_FILE.search(name) or name.endswith(".py"):
+            continue
+        if holder in members:
+            known = member in members[holder]
+        elif not about_code:
+            continue
+        elif dot:
+            modules = [names for file, names in files.items() if f"/{file}".endswith(f"/{owner.replace('.', '/')}.py")]
+            known = any(member in names for names in modules) or is_importable(name)
+        elif name.startswith("_"):
+            known = any(name in names for names in files.values())
+        else:
+            known = name in members or not re.fullmatch(r"[A-Z]+[a-z]\w*", name)
+        if not known:
+            yield name
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if ABOUT_CODE.match(str(page)) or "docs" in page.parts], ids=str
+)
+def test_names_of_the_code_exist(page: Path) -> None:
+    text = " ".join(prose(page).split())
+    assert not list(missing_names(text, ABOUT_CODE.match(str(page)) is not None))
 
 
 def test_the_site_shows_every_page_of_docs() -> None:
