@@ -179,10 +179,10 @@ def missing_names(text: str, about_code: bool) -> Iterator[str]:
         elif dot:
             modules = [names for file, names in files.items() if f"/{file}".endswith(f"/{owner.replace('.', '/')}.py")]
             known = any(member in names for names in modules) or is_importable(name)
-        elif name.startswith("_"):
+        elif name.startswith("_") or re.fullmatch(r"[A-Z]+[a-z]\w*", name):
             known = any(name in names for names in files.values())
         else:
-            known = name in members or not re.fullmatch(r"[A-Z]+[a-z]\w*", name)
+            continue
         if not known:
             yield name
 
