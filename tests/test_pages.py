@@ -243,7 +243,8 @@ def test_ci_tests_the_versions_that_are_declared() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["SECURITY.md", "deploy/README.md", "docs/coming_from_kserve.md", "docs/metrics.md", "docs/operations.md"],
+    ["SECURITY.md", "deploy/README.md"]
+    + [f"docs/{name}.md" for name in ("architecture", "coming_from_kserve", "glossary", "metrics", "operations")],
 )
 def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
     known = {name for option in all_options() for name in (option.name, *option.aliases)}
@@ -252,7 +253,8 @@ def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
     assert named and named <= known
 
 
-def test_metrics_that_operations_names_are_listed() -> None:
+@pytest.mark.parametrize("page", ["glossary", "operations"])
+def test_metrics_that_pages_name_are_listed(page: str) -> None:
     listed = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    named = set(re.findall(r"`(hf_transformer_\w+)`", (ROOT / "docs" / "operations.md").read_text()))
+    named = set(re.findall(r"`(hf_transformer_\w+)[`{]", (ROOT / "docs" / f"{page}.md").read_text()))
     assert named and named <= listed
