@@ -101,7 +101,7 @@ def endless(**options: Any) -> ScriptedGenerator:
     return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)
 
 
-class Bench:
+class PipelineHarness:
     """Pipelines of scripted generators, and what their callbacks were called with."""
 
     def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
@@ -130,7 +130,7 @@ class Bench:
         self, generator: ScriptedGenerator, choices: int = 1, deadline: float | None = None, **options: Any
     ) -> AsyncGenerator[Generation, None]:
         running = await self.pipeline(generator, **options).start(asking(n=choices), context(deadline=deadline))
-        running.tell(
+        running.set_callbacks(
             lambda context: self.called.append(context.request_id),
             lambda error: self.called.append(type(error)),
         )

@@ -36,7 +36,7 @@ def spec(name: str, datatype: str = "INT32", *shape: int, optional: bool = False
     return TensorSpec(name, datatype, shape or (1,), optional)
 
 
-class ScriptedModel(ScriptedPredictor):
+class ScriptedModelPredictor(ScriptedPredictor):
     """Every call is answered with ``responses``, one after the other, an unary one with the first.
 
     ``inputs`` has what the last call sent, ``wanted`` the names of the outputs that it asked for. ``left`` says how

@@ -111,9 +111,12 @@ MADE = {**ALL, "cleaned": of_bytes(CLEANS, "gpt2")}
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_token_stands_where_its_character_does(name: str, tmp_path: Path) -> None:
     tokenizer = load(MADE[name](tmp_path / name))
-    show, ids = Vocabulary(tokenizer).show, ids_of(tokenizer, "naïve 日本 🇴. x")[1 if name == "llama" else 0 :]
+    text_and_bytes, ids = (
+        Vocabulary(tokenizer).text_and_bytes,
+        ids_of(tokenizer, "naïve 日本 🇴. x")[1 if name == "llama" else 0 :],
+    )
     text, found = offsets(tokenizer, ids)
-    raw = [show(number)[1] for number in ids]
+    raw = [text_and_bytes(number)[1] for number in ids]
     starts = [b"".join(raw[:place]).decode(errors="ignore") for place in range(len(raw))]
     assert b"".join(raw).decode() == text and len(set(found)) < len(found)
     assert found == [len(start) for start in starts]

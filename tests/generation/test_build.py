@@ -27,7 +27,7 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
-from tests.generation.scripted_models import ScriptedModel, model, settings, spec
+from tests.generation.scripted_models import ScriptedModelPredictor, model, settings, spec
 from tests.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
@@ -122,7 +122,7 @@ def test_the_kind_of_a_model(found: ModelSpec, more: dict[str, Any], interface: 
     "found", [IMAGES, model((), ()), model((TEXT,), (spec("score", "FP32"),)), NAMED], ids=["1", "2", "3", "4"]
 )
 def test_models_of_no_kind(found: ModelSpec) -> None:
-    with pytest.raises(ContractError, match=r"are of no kind of generative model.*--generation_interface") as caught:
+    with pytest.raises(ContractError, match=r"fit no interface of generative models.*--generation_interface") as caught:
         choose_interface(found, settings())
     for one in (*found.inputs, *found.outputs):
         assert f"{one.name} ({one.datatype})" in str(caught.value)
@@ -133,8 +133,8 @@ def test_only_logits_models_are_padded(
     found: ModelSpec, kind: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
 ) -> None:
     given = settings(pad_to_multiple_of=8)
-    with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a model of {kind} gets .* expected 1, or"):
-        make_generator(found, ScriptedModel(), gpt2, given, executor=executor, metrics=Metrics("m"))
+    with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a {kind} model takes unpadded .* expected 1, or"):
+        make_generator(found, ScriptedModelPredictor(), gpt2, given, executor=executor, metrics=Metrics("m"))
 
 
 # The flags
@@ -178,7 +178,7 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
     """The pipelines of one model after the other, as it is replaced."""
     settings, found = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_parts(settings), ScriptedModelPredictor(), Metrics("m"), executor)
         for spec in specs:
             made = build(spec)
             assert isinstance(made, GenerationPipeline)
@@ -189,8 +189,11 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
 async def test_a_model_that_takes_the_place_of_another_one_shares_its_limits() -> None:
     old, new = [one._generator for one in await built((), CACHED, PLAIN)]
     assert isinstance(old, LogitsGenerator) and isinstance(new, LogitsGenerator)
-    assert old._settings.places is new._settings.places and old._settings.places.count == 1
-    assert old._settings.caches is new._settings.caches
+    assert (
+        old._settings.concurrency_limit is new._settings.concurrency_limit
+        and old._settings.concurrency_limit.count == 1
+    )
+    assert old._settings.cache_budget is new._settings.cache_budget
 
 
 TOP_K = (

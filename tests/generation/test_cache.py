@@ -22,11 +22,11 @@ def ramp(*shape: int, start: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np
 def test_new_tokens_are_copied_behind_the_others() -> None:
     cache = Cache((KEY, VALUE, SOURCE), 8, 2)
     buffers = {"present.key": ramp(2, 3, 3), "present.value": ramp(3, 4), "present.source": ramp(2, 2, 3)}
-    cache.add(buffers, 3)
+    cache.append(buffers, 3)
     kept = {name: data.copy() for name, data in buffers.items()}
     for data in buffers.values():
         data[...] = -1
-    cache.add({"present.key": ramp(2, 1, 3, start=100), "present.value": ramp(1, 4, start=100)}, 1)
+    cache.append({"present.key": ramp(2, 1, 3, start=100), "present.value": ramp(1, 4, start=100)}, 1)
     assert cache.length == 4
     [key] = past_input(KEY, [cache], 4)
     assert np.array_equal(key[:, :3], kept["present.key"]) and np.array_equal(key[:, 3:], ramp(2, 1, 3, start=100))
@@ -39,7 +39,7 @@ def test_a_batch_is_padded_with_zeros() -> None:
     caches = [Cache((KEY, SOURCE), 8, length) for length in (1, 3)]
     for cache, length in zip(caches, (4, 2), strict=True):
         source = cache.data["present.source"].shape[1]
-        cache.add({"present.key": ramp(2, length, 3), "present.source": ramp(2, source, 3)}, length)
+        cache.append({"present.key": ramp(2, length, 3), "present.source": ramp(2, source, 3)}, length)
     first, second = past_input(KEY, caches, 4)
     assert np.array_equal(first, ramp(2, 4, 3))
     assert not second[:, :2].any() and np.array_equal(second[:, 2:], ramp(2, 2, 3))

@@ -126,9 +126,9 @@ def test_ids_that_are_no_tokens(tokenizers: Tokenizers, name: str) -> None:
     with_others = [above, *(number for one in ids for number in (one, above))]
     vocabulary = Vocabulary(tokenizer)
     assert "".join(written(vocabulary, with_others)) == auto.decode(ids)
-    assert vocabulary.show(above) == ("", b"")
+    assert vocabulary.text_and_bytes(above) == ("", b"")
     for number in (-1, 2**31):
-        with pytest.raises(PredictorError, match=f"{number} as a token"):
+        with pytest.raises(PredictorError, match=f"token id {number}"):
             vocabulary.continue_text().push(number)
 
 
@@ -151,4 +151,4 @@ def test_a_token_is_shown_by_itself(tokenizers: Tokenizers, name: str, token: st
     tokenizer, _ = tokenizers(name)
     number = tokenizer.token_to_id(token)
     assert number is not None
-    assert Vocabulary(tokenizer).show(number) == (text, raw)
+    assert Vocabulary(tokenizer).text_and_bytes(number) == (text, raw)

@@ -23,13 +23,13 @@ from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor
 from tests.generation.tiny_model import (
     EOS,
-    FORMS,
     GREEDY,
     LONGEST,
     PROMPTS,
     SCHEDULING,
+    VARIANTS,
     VOCABULARY,
-    Form,
+    ModelVariant,
     TinyModel,
     TinyPredictor,
     generator,
@@ -42,9 +42,9 @@ TOKEN = 2 * 2 * 8 * 4
 """Bytes of a token's cache: key and value, two heads, FP32."""
 
 
-def expected(form: Form, prompt: Sequence[int], count: int) -> tuple[list[int], FinishReason]:
-    dtype = NUMPY_DTYPES[form.floats]
-    start, source = ([1], prompt) if form.encoder_decoder else (prompt, None)
+def expected(variant: ModelVariant, prompt: Sequence[int], count: int) -> tuple[list[int], FinishReason]:
+    dtype = NUMPY_DTYPES[variant.floats]
+    start, source = ([1], prompt) if variant.encoder_decoder else (prompt, None)
     ids = TinyModel().greedy(start, count, source, dtype)
     return (ids[:-1], "stop") if ids[-1] == EOS else (ids, "length")
 
@@ -73,37 +73,37 @@ def choices(
 # Texts
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_greedy_texts_are_the_models_alone_and_in_shared_batches(form: Form) -> None:
-    async with generator(form) as (made, predictor):
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+async def test_greedy_texts_are_the_models_alone_and_in_shared_batches(variant: ModelVariant) -> None:
+    async with generator(variant) as (made, predictor):
         alone = [(await write(made, prompt))[:2] for prompt in PROMPTS]
-        assert alone == [expected(form, prompt, 12) for prompt in PROMPTS]
+        assert alone == [expected(variant, prompt, 12) for prompt in PROMPTS]
         assert {finish for _, finish in alone} == {"stop", "length"}
         calls = len(predictor.calls)
         together = await asyncio.gather(*[write(made, prompt) for prompt in PROMPTS])
         assert [(ids, finish) for ids, finish, _ in together] == alone
-        if form.max_batch_size:
+        if variant.max_batch_size:
             assert max(predictor.rows[calls:]) > 1
 
 
 @pytest.mark.parametrize("name", ["plain", "last, positions", "cache", "encoder-decoder, cache"])
 async def test_seeded_texts_are_the_same_alone_and_in_shared_batches(name: str) -> None:
-    form = FORMS[name]
-    async with generator(form) as (made, _):
+    variant = VARIANTS[name]
+    async with generator(variant) as (made, _):
         alone = [await write(made, prompt, how) for prompt, how in zip(PROMPTS, SEEDED, strict=True)]
         together = await asyncio.gather(*[write(made, *one) for one in zip(PROMPTS, SEEDED, strict=True)])
         assert together == alone
         model = TinyModel()
         for prompt, how, (ids, _, _) in zip(PROMPTS, SEEDED, alone, strict=True):
-            start = [1] if form.encoder_decoder else list(prompt)
+            start = [1] if variant.encoder_decoder else list(prompt)
             chooser, text = TokenSampler(how, start, frozenset({EOS})), list(start)
             for token in ids:
-                assert chooser.choose(model.next_logits(text, prompt if form.encoder_decoder else None))[0] == token
+                assert chooser.choose(model.next_logits(text, prompt if variant.encoder_decoder else None))[0] == token
                 text.append(token)
 
 
 async def test_only_new_tokens_are_sent_once_there_is_a_cache() -> None:
-    async with generator(FORMS["cache"]) as (made, predictor):
+    async with generator(VARIANTS["cache"]) as (made, predictor):
         prompt = PROMPTS[0]
         ids, _, _ = await write(made, prompt, replace(GREEDY, ignore_eos=True, max_tokens=5))
         sent = [call["input_ids"].tolist() for call in predictor.calls]
@@ -113,7 +113,7 @@ async def test_only_new_tokens_are_sent_once_there_is_a_cache() -> None:
 
 
 async def test_an_encoders_cache_is_asked_for_once() -> None:
-    async with generator(FORMS["encoder-decoder, cache"]) as (made, predictor):
+    async with generator(VARIANTS["encoder-decoder, cache"]) as (made, predictor):
         await write(made, PROMPTS[0], replace(GREEDY, ignore_eos=True, max_tokens=3))
         decoder = ["logits", "present.0.decoder.key", "present.0.decoder.value"]
         first = [*decoder, "present.0.encoder.key", "present.0.encoder.value"]
@@ -143,7 +143,7 @@ STOPPED = Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_
 )
 @pytest.mark.parametrize("name", ["plain", "cache"])
 async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, finish: FinishReason) -> None:
-    async with generator(FORMS[name]) as (made, _):
+    async with generator(VARIANTS[name]) as (made, _):
         ids, why, _ = await write(made, PROMPTS[0], sampling)
         assert (len(ids), why) == (count, finish)
         if sampling.ignore_eos and EOS in sampling.logit_bias:
@@ -151,7 +151,7 @@ async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, fini
 
 
 async def test_log_probabilities_are_the_models_own() -> None:
-    async with generator(Form()) as (made, _):
+    async with generator(ModelVariant()) as (made, _):
         how = replace(GREEDY, logprobs=3, logit_bias={5: 50.0}, max_tokens=2, ignore_eos=True)
         how = replace(how, greedy=False, temperature=0.1, top_k=2, repetition_penalty=1.5)
         ids, _, scores = await write(made, PROMPTS[0], how)
@@ -167,15 +167,15 @@ async def test_log_probabilities_are_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("ids", "sampling", "message"),
     [
-        ((3, VOCABULARY), GREEDY, "the token 50, but the model's are 0 to 49"),
-        ((3,) * LONGEST, GREEDY, "has 64 tokens, and the model takes 64"),
-        ((3,), replace(GREEDY, logit_bias={50: 1.0}, names={"logit_bias": "bias"}), "bias: the model has 50 tokens"),
-        ((3,), replace(GREEDY, stop_token_ids=(3, 51)), "stop_token_ids: the model has 50 tokens, and none with the"),
+        ((3, VOCABULARY), GREEDY, "expected a prompt of the model's token ids, from 0 to 49, got 50"),
+        ((3,) * LONGEST, GREEDY, "expected a prompt of at most 63 tokens, got 64"),
+        ((3,), replace(GREEDY, logit_bias={50: 1.0}, names={"logit_bias": "bias"}), "^parameters.bias: expected token ids of the model, from 0 to 49, got 50"),
+        ((3,), replace(GREEDY, stop_token_ids=(3, 51)), "^parameters.stop_token_ids: expected token ids of the model, from 0 to 49, got 51"),
     ],
     ids=["too large", "too long", "bias", "stop tokens"],
 )
 async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sampling: Sampling, message: str) -> None:
-    async with generator(Form()) as (made, predictor):
+    async with generator(ModelVariant()) as (made, predictor):
         with pytest.raises(InvalidInput, match=message):
             made.check([(Prompt("", ids), sampling)])
         with pytest.raises(InvalidInput, match=message):
@@ -209,7 +209,7 @@ def sliced(name: str, *part: Any) -> Callable[[dict[str, Tensor]], None]:
             sliced("logits", ..., slice(None, -1)),
             r"shape \[1, 9, 49\], expected \(rows, positions, vocabulary\) \[1, 9, 50\]",
         ),
-        (sliced("logits", slice(None), slice(-1, None)), r"dims of \[1, vocabulary\] say"),
+        (sliced("logits", slice(None), slice(-1, None)), r"set the dims \[1, vocabulary\] for"),
         (sliced("present.0.key", slice(None), slice(None), slice(-1, None)), "'present.0.key' as FP32 with the shape"),
         (nan, "not finite"),
     ],
@@ -217,7 +217,7 @@ def sliced(name: str, *part: Any) -> Callable[[dict[str, Tensor]], None]:
 )
 async def test_an_answer_that_breaks_the_contract(change: Any, message: str) -> None:
     caches = CacheBudget(2**20)
-    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+    async with generator(VARIANTS["cache"], cache_budget=caches) as (made, predictor):
         predictor.change = lambda number, tensors: change(tensors)
         for how in (GREEDY, Sampling(max_tokens=5)):
             with pytest.raises(PredictorError, match=message):
@@ -229,7 +229,7 @@ async def test_nan_of_one_sequence_fails_no_other() -> None:
     def change(number: int, tensors: dict[str, Tensor]) -> None:
         tensors["logits"].data[1, :, 0] = np.nan
 
-    async with generator(Form()) as (made, predictor):
+    async with generator(ModelVariant()) as (made, predictor):
         predictor.change = change
         how = replace(GREEDY, max_tokens=1, ignore_eos=True)
         found = await asyncio.gather(*[write(made, (3 + one, 4), how) for one in range(3)], return_exceptions=True)
@@ -238,7 +238,7 @@ async def test_nan_of_one_sequence_fails_no_other() -> None:
 
 
 async def test_a_trial_asks_once_outside_of_all_batches() -> None:
-    async with generator(FORMS["cache"]) as (made, predictor):
+    async with generator(VARIANTS["cache"]) as (made, predictor):
         await made.trial(Prompt("", (7, 8)))
         assert [call["input_ids"].tolist() for call in predictor.calls] == [[[7, 8]]]
         predictor.change = lambda number, tensors: nan(tensors)
@@ -250,7 +250,7 @@ async def test_a_trial_asks_once_outside_of_all_batches() -> None:
 
 
 async def test_newcomers_join_the_next_batch() -> None:
-    async with generator(Form()) as (made, predictor):
+    async with generator(ModelVariant()) as (made, predictor):
         predictor.held = True
         tasks = [asyncio.create_task(write(made, (3,), ENDLESS))]
         await predictor.turn()
@@ -271,7 +271,7 @@ async def test_newcomers_join_the_next_batch() -> None:
 
 
 async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> None:
-    async with generator(Form()) as (made, predictor):
+    async with generator(ModelVariant()) as (made, predictor):
         slow = steps(made, 7)
         found = [*(await anext(slow)).ids]
         assert len((await write(made, (3,), ENDLESS))[0]) == 40
@@ -283,7 +283,7 @@ async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> N
 
 @pytest.mark.parametrize("error", [PredictorUnavailable("down"), PredictorError("bad")], ids=["outage", "refusal"])
 async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) -> None:
-    async with generator(Form()) as (made, predictor):
+    async with generator(ModelVariant()) as (made, predictor):
         predictor.faults[2] = error
         text = steps(made, 3)
         for _ in range(2):
@@ -298,7 +298,7 @@ async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) ->
     ids=["the model's rows", "tokens", "bytes of the outputs"],
 )
 async def test_the_limits_of_a_batch(limits: dict[str, int], most: int) -> None:
-    async with generator(Form(), replace(SCHEDULING, **limits)) as (made, predictor):
+    async with generator(ModelVariant(), replace(SCHEDULING, **limits)) as (made, predictor):
         prompts = [(number % 40 + 3, *[5] * 19) for number in range(24)]
         await asyncio.gather(*[write(made, prompt, replace(ENDLESS, max_tokens=3)) for prompt in prompts])
         for call in predictor.calls:
@@ -310,7 +310,7 @@ async def test_the_limits_of_a_batch(limits: dict[str, int], most: int) -> None:
 
 async def test_the_limit_of_bytes_counts_the_caches_that_come_back() -> None:
     limit = 50 * 4 * 3 + TOKEN * 3 * 12
-    async with generator(FORMS["cache"], replace(SCHEDULING, max_batch_output_bytes=limit)) as (made, predictor):
+    async with generator(VARIANTS["cache"], replace(SCHEDULING, max_batch_output_bytes=limit)) as (made, predictor):
         await asyncio.gather(*[write(made, (one, *[5] * 7), replace(ENDLESS, max_tokens=6)) for one in range(3, 11)])
         for call, sizes in zip(predictor.calls, predictor.sizes, strict=True):
             assert sum(sizes.values()) <= limit or len(call["input_ids"]) == 1
@@ -318,10 +318,10 @@ async def test_the_limit_of_bytes_counts_the_caches_that_come_back() -> None:
 
 
 async def test_sequences_of_any_lengths_may_share_a_batch() -> None:
-    async with generator(FORMS["cache"]) as (made, predictor):
+    async with generator(VARIANTS["cache"]) as (made, predictor):
         await asyncio.gather(*[write(made, (3 + length,) * length, ENDLESS) for length in (1, 20)])
         assert predictor.rows[-20:] == [2] * 20
-    async with generator(FORMS["cache, equal lengths"]) as (made, predictor):
+    async with generator(VARIANTS["cache, equal lengths"]) as (made, predictor):
         await asyncio.gather(*[write(made, (3 + length,) * length, ENDLESS) for length in (1, 20)])
         # This model does not know where a new token is; before there is a cache, padding behind a text does no harm.
         assert predictor.rows == [2] + [1] * (2 * 39)
@@ -332,7 +332,7 @@ async def test_sequences_of_any_lengths_may_share_a_batch() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "cache", "cache, equal lengths", "cache, merged", "encoder-decoder, cache"])
 async def test_choices_read_their_prompt_once_and_are_the_same(name: str) -> None:
-    async with generator(FORMS[name]) as (made, predictor):
+    async with generator(VARIANTS[name]) as (made, predictor):
         alone = [(await write(made, PROMPTS[0], how))[0] for how in SEEDED[:8]]
         calls = len(predictor.calls)
         assert await asyncio.gather(*choices(made, PROMPTS[0])) == alone
@@ -341,7 +341,7 @@ async def test_choices_read_their_prompt_once_and_are_the_same(name: str) -> Non
 
 
 async def test_a_choice_that_leaves_costs_the_others_nothing() -> None:
-    async with generator(FORMS["cache"]) as (made, predictor):
+    async with generator(VARIANTS["cache"]) as (made, predictor):
         alone = [(await write(made, PROMPTS[0], how))[0] for how in SEEDED[:8]]
         predictor.held = True
         tasks = choices(made, PROMPTS[0])
@@ -358,7 +358,7 @@ async def test_a_choice_that_leaves_costs_the_others_nothing() -> None:
 
 async def test_the_budget_is_given_back_however_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = CacheBudget(60 * TOKEN)
-    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+    async with generator(VARIANTS["cache"], cache_budget=caches) as (made, predictor):
         text = steps(made, 3)
         await anext(text)
         assert caches.held == 40 * TOKEN
@@ -375,23 +375,23 @@ async def test_the_budget_is_given_back_however_a_sequence_ends(monkeypatch: pyt
 
 
 async def test_a_cache_that_never_fits_is_refused() -> None:
-    async with generator(FORMS["cache"], caches=CacheBudget(30 * TOKEN)) as (made, predictor):
-        message = rf"needs {40 * TOKEN} bytes, --max_cache_bytes allows {30 * TOKEN}"
+    async with generator(VARIANTS["cache"], cache_budget=CacheBudget(30 * TOKEN)) as (made, predictor):
+        message = rf"at most {30 * TOKEN} bytes .*--max_cache_bytes.*, got {40 * TOKEN} bytes"
         with pytest.raises(TooLarge, match=message):
             made.check([(Prompt("", (3,)), replace(ENDLESS, max_tokens=2)), (Prompt("", (3,)), ENDLESS)])
         with pytest.raises(TooLarge, match=message):
             await write(made, (3,), ENDLESS)
         made.check([(Prompt("", (3,)), replace(ENDLESS, max_tokens=0))])
         assert not predictor.calls
-    async with generator(FORMS["plain"], caches=CacheBudget(1)) as (made, _):
+    async with generator(VARIANTS["plain"], cache_budget=CacheBudget(1)) as (made, _):
         assert len((await write(made, (3,), ENDLESS))[0]) == 40, "this model has no cache"
 
 
 async def test_a_generator_shares_places_and_caches_with_the_one_before_it() -> None:
-    shared: dict[str, Any] = {"places": ConcurrencyLimit(0), "caches": CacheBudget(60 * TOKEN)}
+    shared: dict[str, Any] = {"concurrency_limit": ConcurrencyLimit(0), "cache_budget": CacheBudget(60 * TOKEN)}
     async with (
-        generator(FORMS["cache"], **shared) as (old, at_old),
-        generator(FORMS["cache"], **shared) as (new, at_new),
+        generator(VARIANTS["cache"], **shared) as (old, at_old),
+        generator(VARIANTS["cache"], **shared) as (new, at_new),
     ):
         at_old.held = True
         first = asyncio.create_task(write(old, (3,), ENDLESS))
@@ -414,7 +414,7 @@ async def test_caches_are_freed_without_the_garbage_collector(monkeypatch: pytes
             caches.append(weakref.ref(self))
 
     monkeypatch.setattr(logits, "Cache", Watched)
-    async with generator(FORMS["cache"]) as (made, predictor):
+    async with generator(VARIANTS["cache"]) as (made, predictor):
         gc.collect()
         gc.disable()
         try:
@@ -450,27 +450,27 @@ LONG = Sampling(greedy=True, ignore_eos=True)
     "name", ["plain", "last, positions", "fixed length", "cache", "encoder-decoder", "encoder-decoder, cache"]
 )
 async def test_padded_texts_are_the_same_alone_and_in_shared_batches(name: str) -> None:
-    form = FORMS[name]
+    variant = VARIANTS[name]
     prompts = [*PROMPTS[:12], (5,) * 30, (5,) * (LONGEST - 1)]
-    async with generator(form) as (made, _):
+    async with generator(variant) as (made, _):
         expected = [await write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts]
-    async with generator(form, pad_to_multiple_of=MULTIPLE) as (made, predictor):
+    async with generator(variant, pad_to_multiple_of=MULTIPLE) as (made, predictor):
         assert [await write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts] == expected
         together = [write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts]
         assert await asyncio.gather(*together) == expected
         sent = {name: {call[name].shape[-1] for call in predictor.calls} for name in predictor.calls[0]}
-    free = WIDTHS if form.length < 0 else {LONGEST}
-    if form.encoder_decoder:
+    free = WIDTHS if variant.length < 0 else {LONGEST}
+    if variant.encoder_decoder:
         assert sent["input_ids"] == sent["attention_mask"] == free
-        assert sent["decoder_input_ids"] == ({1, 24} if form.past else {24})
-    elif form.past:
+        assert sent["decoder_input_ids"] == ({1, 24} if variant.past else {24})
+    elif variant.past:
         assert sent["input_ids"] == {1, *free}
     else:
         assert sent["input_ids"] == sent["attention_mask"] == free
 
 
 async def test_a_text_becomes_as_long_as_the_model_takes_in_few_shapes() -> None:
-    async with generator(FORMS["plain"], pad_to_multiple_of=MULTIPLE) as (made, predictor):
+    async with generator(VARIANTS["plain"], pad_to_multiple_of=MULTIPLE) as (made, predictor):
         ids, finish, _ = await write(made, (5,), LONG)
     assert (len(ids), finish) == (LONGEST - 1, "length")
     widths = [call["input_ids"].shape[-1] for call in predictor.calls]
@@ -479,12 +479,12 @@ async def test_a_text_becomes_as_long_as_the_model_takes_in_few_shapes() -> None
 
 @pytest.mark.parametrize("encoder_decoder", [False, True], ids=["decoder", "encoder-decoder"])
 async def test_a_fixed_length_is_what_counts(encoder_decoder: bool) -> None:
-    form = Form(length=40, encoder_decoder=encoder_decoder)
+    variant = ModelVariant(length=40, encoder_decoder=encoder_decoder)
     prompts = [(one,) * 30 for one in (5, 6, 7)]
     scheduling = replace(SCHEDULING, max_batch_tokens=3 * 40)
-    async with generator(form, scheduling, pad_to_multiple_of=MULTIPLE) as (made, predictor):
+    async with generator(variant, scheduling, pad_to_multiple_of=MULTIPLE) as (made, predictor):
         found = await asyncio.gather(*[write(made, prompt, replace(LONG, max_tokens=4)) for prompt in prompts])
         assert {data.shape[-1] for call in predictor.calls for data in call.values()} == {40}
         assert encoder_decoder or set(predictor.rows) == {3}, "as many as the tokens that are sent allow"
-    async with generator(form, scheduling) as (made, _):
+    async with generator(variant, scheduling) as (made, _):
         assert found == [await write(made, prompt, replace(LONG, max_tokens=4)) for prompt in prompts]

@@ -11,11 +11,11 @@ import pytest
 from hf_transformer.core.contract import ContractError
 from hf_transformer.generation.logits_signature import LogitsSignature, fit_logits
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
-from tests.generation.tiny_model import SETTINGS, VOCABULARY, Form, vocabulary
+from tests.generation.tiny_model import SETTINGS, VOCABULARY, ModelVariant, vocabulary
 
-PLAIN = Form().spec
-CACHED = Form(past=True, positions=True).spec
-SOURCED = Form(encoder_decoder=True, past=True).spec
+PLAIN = ModelVariant().spec
+CACHED = ModelVariant(past=True, positions=True).spec
+SOURCED = ModelVariant(encoder_decoder=True, past=True).spec
 PAST, KEY_VALUE = "past_key_values.0", ("key", "value")
 
 
@@ -39,14 +39,14 @@ def test_positional_names() -> None:
     found = fit(spec, input_names=("input_ids", "attention_mask"))
     assert {one.name: one.role for one in found.inputs} == {"INPUT__0": "input_ids", "INPUT__1": "attention_mask"}
     assert found.logits == "OUTPUT__0"
-    with pytest.raises(ContractError, match="are no input_ids"):
+    with pytest.raises(ContractError, match="include no input_ids"):
         fit(spec)
 
 
 @pytest.mark.parametrize("encoder_decoder", [False, True])
 def test_numbered_names(encoder_decoder: bool) -> None:
     """As an export for Triton's PyTorch backend has them: the number is the tensor's place."""
-    plain = Form(encoder_decoder=encoder_decoder).spec
+    plain = ModelVariant(encoder_decoder=encoder_decoder).spec
     inputs, outputs = (
         tuple(replace(one, name=f"{one.name}__{number}") for number, one in enumerate(side))
         for side in (plain.inputs, plain.outputs)
@@ -70,17 +70,17 @@ def test_flags_choose_inputs_and_the_output() -> None:
 
 def test_a_vocabulary_that_only_the_answers_show() -> None:
     spec = changed(PLAIN, TensorSpec("logits", "FP32", (-1, -1)))
-    assert (fit(spec).vocabulary, fit(spec).least_vocabulary) == (None, VOCABULARY)
-    assert fit(spec, size=60).least_vocabulary == VOCABULARY, "config.json has fewer than the tokenizer"
-    assert fit(spec, size=60, model_config={}).least_vocabulary == 60
+    assert (fit(spec).vocabulary, fit(spec).min_vocabulary) == (None, VOCABULARY)
+    assert fit(spec, size=60).min_vocabulary == VOCABULARY, "config.json has fewer than the tokenizer"
+    assert fit(spec, size=60, model_config={}).min_vocabulary == 60
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         (replace(PLAIN, decoupled=True), "decoupled: false"),
-        (changed(PLAIN, without=("input_ids",)), "are no input_ids"),
-        (changed(PLAIN, TensorSpec("input_ids", "INT64", (-1, -1))), "are no input_ids"),
+        (changed(PLAIN, without=("input_ids",)), "include no input_ids"),
+        (changed(PLAIN, TensorSpec("input_ids", "INT64", (-1, -1))), "include no input_ids"),
         (changed(PLAIN, TensorSpec("input_ids", "FP32", (-1,))), "'input_ids' is FP32; export it as INT64"),
         (changed(PLAIN, TensorSpec("input_ids", "INT16", (-1,))), "'input_ids' is INT16; export it as INT64"),
         (changed(PLAIN, TensorSpec("position_ids", "UINT8", (-1,))), "'position_ids' is UINT8; export it as INT64"),
@@ -88,7 +88,7 @@ def test_a_vocabulary_that_only_the_answers_show() -> None:
         (changed(PLAIN, TensorSpec("pixel_values", "FP32", (3,))), "requires the input 'pixel_values'"),
         (
             changed(CACHED, TensorSpec("encoder_hidden_states", "FP32", (-1, 8))),
-            "'encoder_hidden_states', which another",
+            "'encoder_hidden_states', the output of another",
         ),
         (changed(SOURCED, without=[f"{PAST}.decoder.{part}" for part in KEY_VALUE]), "caches of the encoder alone"),
         (changed(CACHED, without=("present.0.value",)), "but has no output 'present.0.value'"),
@@ -96,11 +96,14 @@ def test_a_vocabulary_that_only_the_answers_show() -> None:
         (changed(CACHED, TensorSpec(f"{PAST}.key", "BF16", (2, -1, 8))), f"'{PAST}.key' is BF16; export it as FP32 or"),
         (changed(CACHED, TensorSpec("present.0.key", "FP16", (2, -1, 8))), "'present.0.key' is FP16, but"),
         (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 49))), "has 49 tokens, the tokenizer or config.json 50"),
-        (changed(PLAIN, TensorSpec("logits", "INT64", (-1, 50))), r"Which of its outputs \(logits INT64 \[-1, 50\]\)"),
-        (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 2, 50))), "can't be told"),
-        (Form(length=16, past=True).spec, "always has 16 tokens, but a cache grows"),
-        (Form(length=16, logits="last").spec, "always has 16 tokens, but it gives the logits of the last one alone"),
-        (Form(length=16, encoder_decoder=True, mask=False).spec, "it would read the padding"),
+        (changed(PLAIN, TensorSpec("logits", "INT64", (-1, 50))), r"Its outputs \(logits INT64 \[-1, 50\]\) include no unique"),
+        (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 2, 50))), "include no unique logits"),
+        (ModelVariant(length=16, past=True).spec, "input has 16 tokens, but a cache grows"),
+        (
+            ModelVariant(length=16, logits="last").spec,
+            "input has 16 tokens, but it returns the logits of the last position alone",
+        ),
+        (ModelVariant(length=16, encoder_decoder=True, mask=False).spec, "it would attend to the padding"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -110,18 +113,21 @@ def test_mismatches(spec: ModelSpec, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "why"),
+    ("variant", "why"),
     [
-        (Form(mask=False), "without attention_mask its texts can't be padded"),
-        (Form(logits="last"), "without attention_mask and position_ids its texts can't be padded"),
-        (Form(encoder_decoder=True, logits="last"), "it gives the logits of its decoder's last place alone, which"),
-        (Form(encoder_decoder=True, mask=False), "without attention_mask its prompts can't be padded"),
+        (ModelVariant(mask=False), "without attention_mask its texts can't be padded"),
+        (ModelVariant(logits="last"), "without attention_mask and position_ids its texts can't be padded"),
+        (
+            ModelVariant(encoder_decoder=True, logits="last"),
+            "it returns the logits of its decoder's last position alone, which",
+        ),
+        (ModelVariant(encoder_decoder=True, mask=False), "without attention_mask its prompts can't be padded"),
     ],
     ids=str,
 )
-def test_a_model_that_would_read_the_padding_is_refused(form: Form, why: str) -> None:
+def test_a_model_that_would_read_the_padding_is_refused(variant: ModelVariant, why: str) -> None:
     with pytest.raises(ContractError, match=f"--pad_to_multiple_of=24: {why}"):
-        fit(form.spec, pad_to_multiple_of=24)
+        fit(variant.spec, pad_to_multiple_of=24)
 
 
 def test_every_mismatch_is_named() -> None:
@@ -130,4 +136,4 @@ def test_every_mismatch_is_named() -> None:
         fit(replace(spec, decoupled=True))
     assert len(caught.value.problems) == 3
     with pytest.raises(ContractError, match="add decoder_start_token_id"):
-        fit(Form(encoder_decoder=True).spec, decoder_start_ids=())
+        fit(ModelVariant(encoder_decoder=True).spec, decoder_start_ids=())

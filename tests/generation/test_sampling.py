@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.sampling import BLOCK, LARGE, TokenSampler, candidates, draw
+from hf_transformer.generation.sampling import DRAW_BLOCK, PARTIAL_SORT_SIZE, TokenSampler, candidates, draw
 from hf_transformer.generation.types import Sampling
 from hf_transformer.types.tensors import Array
 
@@ -107,7 +107,12 @@ def test_a_banned_token_is_no_fault_but_all_are() -> None:
         candidates(np.full(3, -np.inf, np.float32), Sampling())
 
 
-@given(st.integers(0, 10**6), st.floats(0.01, 0.999), st.floats(0.1, 20), st.sampled_from([30, LARGE, LARGE + 77]))
+@given(
+    st.integers(0, 10**6),
+    st.floats(0.01, 0.999),
+    st.floats(0.1, 20),
+    st.sampled_from([30, PARTIAL_SORT_SIZE, PARTIAL_SORT_SIZE + 77]),
+)
 def test_the_nucleus_is_the_same_in_a_large_vocabulary(seed: int, top_p: float, spread: float, size: int) -> None:
     logits = (np.random.default_rng(seed).standard_normal(size) * spread).astype(np.float32)
     ids, weights = candidates(logits, Sampling(top_p=top_p))
@@ -157,7 +162,11 @@ def test_logits_that_are_not_finite(bad: float, how: Sampling) -> None:
 
 
 @given(
-    st.integers(1, 3 * BLOCK), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True), st.booleans(), st.booleans()
+    st.integers(1, 3 * DRAW_BLOCK),
+    st.integers(0, 10**6),
+    st.floats(0, 1, exclude_max=True),
+    st.booleans(),
+    st.booleans(),
 )
 def test_a_draw_is_where_the_cumulated_weights_say(
     size: int, seed: int, uniform: float, sparse: bool, named: bool
@@ -177,7 +186,7 @@ def test_a_draw_is_where_the_cumulated_weights_say(
     assert cumulated[place] >= target * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("size", [3, BLOCK, BLOCK + 1, 3 * BLOCK])
+@pytest.mark.parametrize("size", [3, DRAW_BLOCK, DRAW_BLOCK + 1, 3 * DRAW_BLOCK])
 def test_the_last_draw_is_no_token_without_a_chance(size: int) -> None:
     weights = np.zeros(size, np.float32)
     weights[1] = 1

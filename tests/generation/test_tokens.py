@@ -13,7 +13,7 @@ from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.tokens import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
-from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps, tensor
+from tests.generation.scripted_models import ScriptedModelPredictor, ids, model, settings, spec, steps, tensor
 
 PROMPT = Prompt("", (7, 8, 9))
 OUTPUTS = (spec("output_ids", "INT32", -1, -1), spec("sequence_length", "INT32", -1))
@@ -35,15 +35,15 @@ GREEDY = Sampling(max_tokens=5, greedy=True)
 SEVERAL = frozenset({2, 5, 4})
 
 
-def generator(found: ModelSpec, predictor: ScriptedModel, **more: Any) -> TokenGenerator:
+def generator(found: ModelSpec, predictor: ScriptedModelPredictor, **more: Any) -> TokenGenerator:
     return TokenGenerator(found, predictor, settings(**more))
 
 
 async def ask(
     found: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, most: int | None = None, **more: Any
-) -> tuple[list[Step], ScriptedModel]:
+) -> tuple[list[Step], ScriptedModelPredictor]:
     """The steps of one text, or the first ``most``."""
-    predictor = ScriptedModel(*responses)
+    predictor = ScriptedModelPredictor(*responses)
     return await steps(generator(found, predictor, **more), PROMPT, sampling, most), predictor
 
 
@@ -104,7 +104,7 @@ ALWAYS = {"max_tokens", "stop_token_ids"}
 )
 async def test_parameters_that_are_honoured(more: Any, outputs: Any, ends: set[int], honoured: set[str]) -> None:
     found = model([*NEEDED, *more], outputs)
-    assert generator(found, ScriptedModel(), eos_ids=frozenset(ends)).supported_fields == honoured
+    assert generator(found, ScriptedModelPredictor(), eos_ids=frozenset(ends)).supported_fields == honoured
 
 
 @pytest.mark.parametrize(("datatype", "bits"), [("UINT64", 63), ("INT64", 63), ("INT32", 31), ("UINT32", 31)])
@@ -174,9 +174,9 @@ async def test_stop_tokens_end_a_text_that_the_model_goes_on_with(words: tuple[i
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(7,)), "^stop_token_ids: this model can't hold them back"),
-        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(2,), ignore_eos=True), "can't hold them back"),
-        (Sampling(max_tokens=5, logprobs=3, names={"logprobs": "top_logprobs"}), "^top_logprobs: 3 of the likeliest"),
+        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(7,)), "^parameters.stop_token_ids: expected no stop tokens with min_tokens"),
+        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(2,), ignore_eos=True), "can't suppress stop tokens"),
+        (Sampling(max_tokens=5, logprobs=3, names={"logprobs": "top_logprobs"}), "^parameters.top_logprobs: expected 0, got 3"),
     ],
 )
 async def test_parameters_that_are_refused(sampling: Sampling, message: str) -> None:
@@ -194,7 +194,7 @@ async def test_an_encoder_decoder() -> None:
 
 
 async def test_a_trial_asks_for_one_token() -> None:
-    predictor = ScriptedModel(ids(5))
+    predictor = ScriptedModelPredictor(ids(5))
     await generator(model(REAL, OUTPUTS), predictor).trial(PROMPT)
     assert predictor.sent()["request_output_len"] == [[1]]
 
@@ -206,18 +206,18 @@ NO_END: dict[str, Any] = {"eos_ids": frozenset()}
 @pytest.mark.parametrize(
     ("more", "settings_", "message"),
     [
-        (spec("image", "BYTES"), {}, "It requires the input 'image', which nothing here fills"),
-        (spec("decoder_input_ids", "INT32", -1), {}, "'decoder_input_ids', but config.json is"),
+        (spec("image", "BYTES"), {}, "It requires the input 'image', which this service can't fill"),
+        (spec("decoder_input_ids", "INT32", -1), {}, "'decoder_input_ids', but config.json describes no"),
         (spec("input_ids", "FP32", -1), {}, "'input_ids' is FP32; export it as INT32"),
-        (spec("input_ids", "INT32", 16), {}, "'input_ids' always has the same length"),
+        (spec("input_ids", "INT32", 16), {}, "'input_ids' has a fixed length"),
         (spec("temperature", "INT32"), {}, "'temperature' is INT32; export it as FP32"),
         (spec("request_output_len", "INT8"), {}, "_len' is INT8; export it as INT32"),
-        (spec("top_k", "INT32", 2), {}, r"'top_k' has the dims \[1, 2\]; one value"),
+        (spec("top_k", "INT32", 2), {}, r"'top_k' has the dims \[1, 2\]; expected room for one value"),
         (spec("streaming", "BYTES"), {}, "'streaming' is BYTES; export it as BOOL"),
         (spec(WORDS, "UINT32", 2, -1), {}, "list' is UINT32; export it as INT32"),
         (spec("bad_words_list", "UINT64", 2, -1), {}, "list' is UINT64; export it as INT32"),
-        (spec(WORDS, "INT32", 1), {}, "'stop_words_list' has the dims .*; 2 values"),
-        (spec(WORDS, "INT32", 3, optional=True), {"eos_ids": SEVERAL}, "dims .*; 4 values go"),
+        (spec(WORDS, "INT32", 1), {}, "'stop_words_list' has the dims .* for 2 values"),
+        (spec(WORDS, "INT32", 3, optional=True), {"eos_ids": SEVERAL}, "dims .* for 4 values"),
         (spec("end_id", "UINT32"), NO_END, "'end_id' is UINT32; export it as INT32"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -225,20 +225,20 @@ NO_END: dict[str, Any] = {"eos_ids": frozenset()}
 async def test_models_that_do_not_fit(more: TensorSpec, settings_: dict[str, Any], message: str) -> None:
     inputs = {one.name: one for one in (*NEEDED, more)}
     with pytest.raises(ContractError, match=message):
-        generator(model([*inputs.values()], OUTPUTS), ScriptedModel(), **settings_)
+        generator(model([*inputs.values()], OUTPUTS), ScriptedModelPredictor(), **settings_)
     with pytest.raises(ContractError, match="has the inputs input_ids and request_output_len and the output"):
-        generator(model([*inputs.values()], OUTPUTS[1:]), ScriptedModel(), **settings_)
+        generator(model([*inputs.values()], OUTPUTS[1:]), ScriptedModelPredictor(), **settings_)
 
 
 async def test_half_floats_can_not_be_streamed_over_rest() -> None:
     half = [*NEEDED, spec("temperature", "FP16", optional=True)]
     for inputs, outputs in ((half, OUTPUTS), (NEEDED, [*OUTPUTS, spec("output_log_probs", "BF16")])):
         with pytest.raises(ContractError, match="16, which can't be streamed over REST: use --predictor_protocol=grpc"):
-            generator(model(inputs, outputs), ScriptedModel(json=True))
-        generator(model(inputs, outputs, decoupled=False), ScriptedModel(json=True))
-        generator(model(inputs, outputs), ScriptedModel())
+            generator(model(inputs, outputs), ScriptedModelPredictor(json=True))
+        generator(model(inputs, outputs, decoupled=False), ScriptedModelPredictor(json=True))
+        generator(model(inputs, outputs), ScriptedModelPredictor())
     unused = [*NEEDED, spec("draft_logits", "FP16", -1, optional=True)]
-    generator(model(unused, [*OUTPUTS, spec("context_logits", "FP16", -1)]), ScriptedModel(json=True))
+    generator(model(unused, [*OUTPUTS, spec("context_logits", "FP16", -1)]), ScriptedModelPredictor(json=True))
 
 
 # Answers
@@ -330,18 +330,18 @@ async def test_a_response_without_ids_in_json() -> None:
 
 
 async def read(found: TokenGenerator, *responses: Any) -> list[int]:
-    assert isinstance(found._predictor, ScriptedModel)
+    assert isinstance(found._predictor, ScriptedModelPredictor)
     found._predictor.responses = responses
     return ids_of(await steps(found, PROMPT, replace(GREEDY, max_tokens=9)))
 
 
 async def test_the_prompt_in_front_of_a_first_response_is_left_out() -> None:
-    stream = generator(model(NEEDED, OUTPUTS), ScriptedModel())
+    stream = generator(model(NEEDED, OUTPUTS), ScriptedModelPredictor())
     assert await read(stream, ids(7, 8, 9, 5), ids(6), ids(1)) == [5, 6, 1]
     assert await read(stream, ids(7, 8, 9), ids(6)) == [7, 8, 9, 6], "a stream does not begin with the prompt alone"
-    whole = generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModel())
+    whole = generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModelPredictor())
     assert await read(whole, ids(7, 8, 9)) == []
     assert await read(whole, ids(7, 8)) == [7, 8]
     assert await read(whole, ids(7, 8, 9, 5)) == [7, 8, 9, 5], "a model that once left it out always does"
-    excluding = generator(model(REAL, OUTPUTS), ScriptedModel())
+    excluding = generator(model(REAL, OUTPUTS), ScriptedModelPredictor())
     assert await read(excluding, ids(7, 8, 9, 5)) == [7, 8, 9, 5]

@@ -32,7 +32,7 @@ COUNTED = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class ModelVariant:
     """What the model takes and gives; see generation/logits_signature.py. ``flat`` is without any batch axis."""
 
     mask: bool = True
@@ -73,14 +73,14 @@ class TinyModel:
     def __init__(self) -> None:
         random = np.random.default_rng(5)
         self.tokens = random.standard_normal((VOCABULARY, WIDTH)).round(2)
-        self.places = random.standard_normal((LONGEST, WIDTH)).round(2)
+        self.positions = random.standard_normal((LONGEST, WIDTH)).round(2)
         self.heads = random.standard_normal((WIDTH, VOCABULARY)).round(2)
 
     def states(self, ids: Array, positions: Array | None = None) -> Array:
         """What is cached of tokens: [B, S, WIDTH]."""
         if positions is None:
             positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        return self.tokens[ids] + self.places[positions]
+        return self.tokens[ids] + self.positions[positions]
 
     def logits(self, states: Array, mask: Array, new: int, source: Array | None = None) -> Array:
         """[B, new, VOCABULARY] after each of the last ``new`` of ``states`` [B, T, WIDTH]; ``mask`` is [B, T]."""
@@ -117,8 +117,8 @@ class TinyPredictor(Predictor):
     every call's outputs before they are given.
     """
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+    def __init__(self, variant: ModelVariant) -> None:
+        self.variant = variant
         self.model = TinyModel()
         self.calls: list[dict[str, Array]] = []
         self.asked: list[Sequence[str]] = []
@@ -145,7 +145,7 @@ class TinyPredictor(Predictor):
         return [len(call["input_ids"]) for call in self.calls]
 
     async def model_spec(self) -> ModelSpec:
-        return self.form.spec
+        return self.variant.spec
 
     async def model_ready(self) -> bool:
         return True
@@ -164,9 +164,9 @@ class TinyPredictor(Predictor):
             await asyncio.sleep(0)
         if number in self.faults:
             raise self.faults.pop(number)
-        dtype = NUMPY_DTYPES[self.form.floats]
+        dtype = NUMPY_DTYPES[self.variant.floats]
         found = {name: data.astype(dtype) for name, data in self._answer(given).items() if name in call.outputs}
-        tensors = {name: Tensor(name, self.form.floats, data) for name, data in found.items()}
+        tensors = {name: Tensor(name, self.variant.floats, data) for name, data in found.items()}
         if self.change is not None:
             self.change(number, tensors)
         for name, size in call.sizes.items():
@@ -186,42 +186,44 @@ class TinyPredictor(Predictor):
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:
         """What Triton would refuse."""
-        declared = {one.name: one for one in self.form.spec.inputs}
+        declared = {one.name: one for one in self.variant.spec.inputs}
         sent = {tensor.name for tensor in inputs}
         assert sent <= declared.keys(), sent
         assert {one.name for one in declared.values() if not one.optional} <= sent, sent
         for tensor in inputs:
             one = declared[tensor.name]
             assert one.datatype == tensor.datatype and tensor.data.dtype == NUMPY_DTYPES[one.datatype], tensor.name
-            shape = (-1, *one.shape) if self.form.max_batch_size else one.shape
+            shape = (-1, *one.shape) if self.variant.max_batch_size else one.shape
             assert len(shape) == tensor.data.ndim, (tensor.name, tensor.shape)
             assert all(want in (-1, size) for want, size in zip(shape, tensor.shape, strict=True)), tensor.name
 
     def _answer(self, given: dict[str, Array]) -> dict[str, Array]:
-        form = self.form
-        if form.flat:
+        variant = self.variant
+        if variant.flat:
             given = {name: data[np.newaxis] for name, data in given.items()}
-        read = given["decoder_input_ids" if form.encoder_decoder else "input_ids"]
-        middle = "decoder." if form.encoder_decoder else ""
+        read = given["decoder_input_ids" if variant.encoder_decoder else "input_ids"]
+        middle = "decoder." if variant.encoder_decoder else ""
         past = given.get(f"past_key_values.0.{middle}key", np.zeros((len(read), 2, 0, WIDTH)))[:, 0]
         before = past.shape[1]
-        if form.branch:
+        if variant.branch:
             assert given["use_cache_branch"].all() == (before > 0)
         total = before + read.shape[1]
         positions = given.get("position_ids", np.broadcast_to(np.arange(before, total), read.shape))
         states = np.concatenate([past, self.model.states(read, positions)], axis=1)
-        mask = np.ones((len(read), total)) if form.encoder_decoder else given.get("attention_mask", np.ones((1, total)))
-        source, more = self._source(given, before) if form.encoder_decoder else (None, {})
+        mask = (
+            np.ones((len(read), total)) if variant.encoder_decoder else given.get("attention_mask", np.ones((1, total)))
+        )
+        source, more = self._source(given, before) if variant.encoder_decoder else (None, {})
         logits = self.model.logits(states, np.broadcast_to(mask, (len(read), total)), read.shape[1], source)
-        if form.logits != "all":
-            logits = logits[:, -1] if form.logits == "flat" else logits[:, -1:]
+        if variant.logits != "all":
+            logits = logits[:, -1] if variant.logits == "flat" else logits[:, -1:]
         kept = np.stack([states, -states], axis=1)
         found = {"logits": logits, f"present.0.{middle}key": kept, f"present.0.{middle}value": 2 * kept, **more}
-        return {name: data[0] for name, data in found.items()} if form.flat else found
+        return {name: data[0] for name, data in found.items()} if variant.flat else found
 
     def _source(self, given: dict[str, Array], before: int) -> tuple[Array, dict[str, Array]]:
         states = self.model.states(given["input_ids"])
-        if before and self.form.past:
+        if before and self.variant.past:
             states = given["past_key_values.0.encoder.value"][:, 1] / -2
         kept = np.stack([states, -states], axis=1)
         summed = np.where(given["attention_mask"][..., np.newaxis] != 0, states + COUNTED, 0).sum(axis=1)
@@ -240,29 +242,29 @@ SETTINGS = settings(
     decoder_start_ids=(1,),
     scheduling=SCHEDULING,
 )
-FORMS = {
-    "plain": Form(),
-    "without a mask": Form(mask=False),
-    "positions": Form(positions=True),
-    "int32, fp16": Form(datatype="INT32", floats="FP16"),
-    "last": Form(logits="last"),
-    "last, positions": Form(logits="last", positions=True),
-    "vector": Form(logits="flat", positions=True),
-    "own batch axis": Form(max_batch_size=0),
-    "exact rows": Form(max_batch_size=0, rows=3),
-    "no batch axis": Form(max_batch_size=0, flat=True),
-    "no batch axis, cache": Form(max_batch_size=0, flat=True, past=True),
-    "fixed length": Form(length=LONGEST),
-    "fixed length, last": Form(length=LONGEST, logits="last", positions=True),
-    "cache": Form(past=True, positions=True),
-    "cache, equal lengths": Form(past=True),
-    "cache, merged": Form(past=True, positions=True, branch=True),
-    "cache, merged, own batch axis": Form(past=True, positions=True, branch=True, max_batch_size=0),
-    "cache, exact rows": Form(past=True, positions=True, max_batch_size=0, rows=5),
-    "cache, last": Form(past=True, positions=True, logits="last"),
-    "encoder-decoder": Form(encoder_decoder=True),
-    "encoder-decoder, last": Form(encoder_decoder=True, logits="last"),
-    "encoder-decoder, cache": Form(encoder_decoder=True, past=True),
+VARIANTS = {
+    "plain": ModelVariant(),
+    "without a mask": ModelVariant(mask=False),
+    "positions": ModelVariant(positions=True),
+    "int32, fp16": ModelVariant(datatype="INT32", floats="FP16"),
+    "last": ModelVariant(logits="last"),
+    "last, positions": ModelVariant(logits="last", positions=True),
+    "vector": ModelVariant(logits="flat", positions=True),
+    "own batch axis": ModelVariant(max_batch_size=0),
+    "exact rows": ModelVariant(max_batch_size=0, rows=3),
+    "no batch axis": ModelVariant(max_batch_size=0, flat=True),
+    "no batch axis, cache": ModelVariant(max_batch_size=0, flat=True, past=True),
+    "fixed length": ModelVariant(length=LONGEST),
+    "fixed length, last": ModelVariant(length=LONGEST, logits="last", positions=True),
+    "cache": ModelVariant(past=True, positions=True),
+    "cache, equal lengths": ModelVariant(past=True),
+    "cache, merged": ModelVariant(past=True, positions=True, branch=True),
+    "cache, merged, own batch axis": ModelVariant(past=True, positions=True, branch=True, max_batch_size=0),
+    "cache, exact rows": ModelVariant(past=True, positions=True, max_batch_size=0, rows=5),
+    "cache, last": ModelVariant(past=True, positions=True, logits="last"),
+    "encoder-decoder": ModelVariant(encoder_decoder=True),
+    "encoder-decoder, last": ModelVariant(encoder_decoder=True, logits="last"),
+    "encoder-decoder, cache": ModelVariant(encoder_decoder=True, past=True),
 }
 GREEDY = Sampling(greedy=True, max_tokens=12)
 random = np.random.default_rng(3)
@@ -271,12 +273,12 @@ PROMPTS = [tuple(int(one) for one in random.integers(3, VOCABULARY, random.integ
 
 @asynccontextmanager
 async def generator(
-    form: Form, scheduling: SchedulerSettings = SCHEDULING, **more: Any
+    variant: ModelVariant, scheduling: SchedulerSettings = SCHEDULING, **more: Any
 ) -> AsyncIterator[tuple[LogitsGenerator, TinyPredictor]]:
-    made = TinyPredictor(form)
+    made = TinyPredictor(variant)
     with ThreadPoolExecutor(2) as executor:
-        own = replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **more})
-        yield LogitsGenerator(form.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
+        own = replace(SETTINGS, scheduling=scheduling, **{"concurrency_limit": ConcurrencyLimit(0), **more})
+        yield LogitsGenerator(variant.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
 
 
 def vocabulary(size: int = VOCABULARY) -> Any:
