@@ -1,4 +1,4 @@
-"""What the tests of generation share."""
+"""Fixtures of the generation tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text models (vLLM's interface, and simpler ones): the inputs of a call, and its answers."""
+"""Text models (vLLM's interface, and simpler ones): inputs of a call, and its responses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENSEMBLE = model(
     (OUTPUT, spec("cum_log_probs", "FP32", -1)),
 )
 PLAIN = model((INPUT, spec("max_tokens")), (OUTPUT,), batch=0)
-"""A stream that may begin with the prompt."""
+"""A model that may return the prompt in its stream."""
 
 PROMPT = Prompt("hello", (7, 8))
 GREEDY = Sampling(max_tokens=5, greedy=True)
@@ -55,24 +55,24 @@ MANY = Sampling(max_tokens=99)
 
 
 class TextModelHarness:
-    """A generator over a scripted model."""
+    """Text generators of scripted models."""
 
     def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer
         self.executor = executor
         self.predictor = ScriptedModelPredictor()
 
-    def generator(self, found: ModelSpec, *responses: Any, json: bool = False, **more: Any) -> TextGenerator:
+    def generator(self, spec: ModelSpec, *responses: Any, json: bool = False, **more: Any) -> TextGenerator:
         self.predictor = ScriptedModelPredictor(*responses, json=json)
-        return TextGenerator(found, self.predictor, self.tokenizer, settings(**more), executor=self.executor)
+        return TextGenerator(spec, self.predictor, self.tokenizer, settings(**more), executor=self.executor)
 
     async def read(
-        self, found: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, prompt: Prompt = PROMPT
+        self, spec: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, prompt: Prompt = PROMPT
     ) -> tuple[list[str], str | None]:
-        """The text of each step that has any, and why the last one ended."""
-        read = await steps(self.generator(found, *responses), prompt, sampling)
-        assert [step.finish for step in read[:-1]] == [None] * (len(read) - 1)
-        return [step.text for step in read if step.text], read[-1].finish
+        """Non-empty texts of the steps, and the finish reason."""
+        generated = await steps(self.generator(spec, *responses), prompt, sampling)
+        assert all(step.finish is None for step in generated[:-1])
+        return [step.text for step in generated if step.text], generated[-1].finish
 
     def count(self, text: str) -> int:
         return len(self.tokenizer.encode([text])[0].ids)
@@ -84,7 +84,7 @@ def harness(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> TextModelHarness:
 
 
 def whole(text: str) -> dict[str, Tensor]:
-    """The tutorial's response."""
+    """Response of the tutorial's model."""
     return {"text": tensor("text", "BYTES", text.encode())}
 
 
@@ -95,7 +95,7 @@ def cut(text_: str, size: int) -> list[Any]:
 # Inputs
 
 
-async def test_the_inputs_of_vllm(harness: TextModelHarness) -> None:
+async def test_vllm_gets_sampling_parameters_as_json(harness: TextModelHarness) -> None:
     sampling = Sampling(
         max_tokens=5, temperature=0.5, top_k=3, seed=11, presence_penalty=0.25, ignore_eos=True, stop_token_ids=(3, 4)
     )
@@ -113,7 +113,7 @@ async def test_the_inputs_of_vllm(harness: TextModelHarness) -> None:
     assert orjson.loads(harness.predictor.sent()["sampling_parameters"][0]) == {"max_tokens": 5, "temperature": 0.0}
 
 
-async def test_the_inputs_of_an_ensemble(harness: TextModelHarness) -> None:
+async def test_an_ensemble_gets_one_input_per_parameter(harness: TextModelHarness) -> None:
     await harness.read(ENSEMBLE, text(" a"), sampling=Sampling(max_tokens=5, temperature=0.5, seed=11))
     values = {"text_input": "hello", "max_tokens": 5, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "random_seed": 11}
     assert harness.predictor.sent() == {name: [[value]] for name, value in {**values, "stream": True}.items()}
@@ -128,22 +128,24 @@ LLM_API = model(
 @pytest.mark.parametrize(
     ("responses", "parts"),
     [
-        pytest.param([" a", " a a", " a a a"], [" a", " a", " a"], id="each response has all before it"),
+        pytest.param([" a", " a a", " a a a"], [" a", " a", " a"], id="each response has the whole text"),
+        pytest.param([b" \xef\xbf\xbd", " é", " é!"], [" ", "é", "!"], id="an incomplete character is replaced"),
+        pytest.param([" a", " a", " a."], [" a", "."], id="a response without new text"),
         pytest.param(
-            [b" \xef\xbf\xbd", " é", " é!"], [" ", "é", "!"], id="half a character is replaced until it is whole"
+            [" a", b" a\xef\xbf\xbd"], [" a", "\N{REPLACEMENT CHARACTER}"], id="an incomplete character at the end"
         ),
-        pytest.param([" a", " a", " a."], [" a", "."], id="a response without news"),
-        pytest.param([" a", b" a\xef\xbf\xbd"], [" a", "\N{REPLACEMENT CHARACTER}"], id="half a character at the end"),
     ],
 )
-async def test_a_text_that_grows(harness: TextModelHarness, responses: list[str | bytes], parts: list[str]) -> None:
-    """As TensorRT-LLM's LLM API model streams it."""
+async def test_cumulative_responses_become_new_text(
+    harness: TextModelHarness, responses: list[str | bytes], parts: list[str]
+) -> None:
+    """TensorRT-LLM's LLM API model streams so."""
     reasons = [*["None"] * (len(responses) - 1), "length"]
-    found = [text(one, finish_reason=reason) for one, reason in zip(responses, reasons, strict=True)]
-    assert await harness.read(LLM_API, *found) == (parts, "length")
+    answers = [text(part, finish_reason=reason) for part, reason in zip(responses, reasons, strict=True)]
+    assert await harness.read(LLM_API, *answers) == (parts, "length")
 
 
-async def test_parameters_that_are_honoured(harness: TextModelHarness) -> None:
+async def test_the_models_inputs_decide_the_supported_fields(harness: TextModelHarness) -> None:
     vllm, tutorial, ensemble = (harness.generator(found).supported_fields for found in (VLLM, TUTORIAL, ENSEMBLE))
     assert vllm >= {"max_tokens", "greedy", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos"}
     assert not vllm & {"logprobs", "logit_bias"}
@@ -152,9 +154,7 @@ async def test_parameters_that_are_honoured(harness: TextModelHarness) -> None:
     assert ensemble == {"max_tokens", "min_tokens", "repetition_penalty", "seed", "ignore_eos"} | drawing
 
 
-async def test_the_token_that_the_models_tokenizer_adds_is_not_sent_twice(
-    tmp_path: Path, executor: ThreadPoolExecutor
-) -> None:
+async def test_the_leading_token_is_not_sent_twice(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     harness = TextModelHarness(load(ALL["llama"](tmp_path / "model")), executor)
     for prompt, expected in (
         (Prompt("<s>[INST] hi", (1, 5), False), "[INST] hi"),
@@ -165,7 +165,7 @@ async def test_the_token_that_the_models_tokenizer_adds_is_not_sent_twice(
         assert harness.predictor.sent()["text_input"] == [expected]
 
 
-async def test_tokenizers_without_a_leading_token(
+async def test_some_tokenizers_have_no_leading_token(
     gpt2: Tokenizer, t5: Tokenizer, tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     few_words = load(without_unknown(tmp_path))
@@ -173,7 +173,7 @@ async def test_tokenizers_without_a_leading_token(
     assert await TokenCounter(few_words, executor).count("A C A") == 3
 
 
-async def test_other_names(harness: TextModelHarness) -> None:
+async def test_flags_rename_the_input_and_the_output(harness: TextModelHarness) -> None:
     found = model((spec("prompt", "BYTES"),), (spec("answer", "BYTES"),), decoupled=False, batch=0)
     answer = {"answer": tensor("answer", "BYTES", b" a")}
     made = harness.generator(found, answer, input_names=("prompt",), output_names=("answer",))
@@ -193,7 +193,7 @@ async def test_other_names(harness: TextModelHarness) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_models_that_do_not_fit(
+async def test_each_misfit_has_its_message(
     harness: TextModelHarness, inputs: Any, outputs: Any, json: bool, message: str
 ) -> None:
     with pytest.raises(ContractError, match=message):
@@ -203,7 +203,7 @@ async def test_models_that_do_not_fit(
 # Answers
 
 
-async def test_the_models_reason_for_the_end(harness: TextModelHarness) -> None:
+async def test_the_models_finish_reason_is_used(harness: TextModelHarness) -> None:
     first = text(" a", finish_reason="None")
     assert await harness.read(VLLM, first, text(" b", finish_reason="stop")) == ([" a", " b"], "stop")
     assert await harness.read(VLLM, first, text("", finish_reason="length")) == ([" a"], "length")
@@ -212,7 +212,7 @@ async def test_the_models_reason_for_the_end(harness: TextModelHarness) -> None:
     assert await harness.read(VLLM, stopped) == ([more_than_one_would_count], "stop")
 
 
-async def test_the_models_count(harness: TextModelHarness) -> None:
+async def test_the_models_token_count_decides_the_finish_reason(harness: TextModelHarness) -> None:
     count = {"num_output_tokens": tensor("num_output_tokens", "UINT32", 3)}
     assert await harness.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
     assert await harness.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
@@ -229,7 +229,7 @@ async def test_tokens_are_counted_if_the_model_does_not_count(harness: TextModel
     *_, last = await steps(harness.generator(OLD_VLLM, text("the cat sat")), PROMPT, Sampling(max_tokens=2))
     assert last.total == count
     *_, last = await steps(harness.generator(OLD_VLLM, text("the cat sat")), PROMPT, MANY)
-    assert last.total is None, "there can't be so many, so none are counted"
+    assert last.total is None, "a short text needs no count"
 
 
 NO_COUNT = {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES", b"3")}
@@ -246,19 +246,21 @@ NO_COUNT = {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES
     ],
     ids=["broken off", "cancelled", "timeout", "no text", "no count"],
 )
-async def test_answers_that_are_errors(harness: TextModelHarness, response: Any, message: str) -> None:
+async def test_incomplete_texts_and_other_datatypes_are_predictor_errors(
+    harness: TextModelHarness, response: Any, message: str
+) -> None:
     with pytest.raises(PredictorError, match=message):
         await harness.read(VLLM, response)
 
 
-async def test_characters_that_come_in_parts(harness: TextModelHarness) -> None:
+async def test_incomplete_characters_are_held_back(harness: TextModelHarness) -> None:
     given = "é🎉".encode()
     parts = [text(given[start : start + 1]) for start in range(len(given))]
     assert await harness.read(VLLM, *parts, sampling=MANY) == (["é", "🎉"], "stop")
     assert await harness.read(VLLM, text(b"a\xc3"), sampling=MANY) == (["a", "�"], "stop")
 
 
-async def test_leaving_early_leaves_the_stream(harness: TextModelHarness) -> None:
+async def test_closing_a_text_generator_closes_the_predictors_stream(harness: TextModelHarness) -> None:
     generator = harness.generator(VLLM, text(" a"), text(" b"), text(" c"))
     assert len(await steps(generator, PROMPT, GREEDY, most=1)) == 1
     assert harness.predictor.left == 2
@@ -274,9 +276,9 @@ async def test_a_model_without_max_tokens_is_truncated(harness: TextModelHarness
         assert await harness.read(TUTORIAL, answer, sampling=Sampling(max_tokens=most)) == ([expected], "length")
     assert await harness.read(TUTORIAL, whole(f"hello{written}"), sampling=MANY) == ([written], "stop")
     stream = model((INPUT,), (OUTPUT,), batch=0)
-    how = Sampling(max_tokens=harness.count("the cat"))
-    found, finish = await harness.read(stream, *map(text, ("the", " cat", " sat", " on", " the", " mat")), sampling=how)
-    assert ("".join(found), finish) == ("the cat", "length") and harness.predictor.left > 0
+    sampling, parts = Sampling(max_tokens=harness.count("the cat")), ("the", " cat", " sat", " on", " the", " mat")
+    texts, finish = await harness.read(stream, *map(text, parts), sampling=sampling)
+    assert ("".join(texts), finish) == ("the cat", "length") and harness.predictor.left > 0
 
 
 # The prompt in front of the text
@@ -287,7 +289,7 @@ async def test_a_model_without_max_tokens_is_truncated(harness: TextModelHarness
     [("hello world", " world"), ("Hello world", "Hello world"), ("hello", ""), ("hell", "hell"), ("", "")],
     ids=["with the prompt", "not quite", "the prompt alone", "a part of it", "nothing"],
 )
-async def test_the_prompt_is_left_out(harness: TextModelHarness, answer: str, expected: str) -> None:
+async def test_a_returned_prompt_is_removed(harness: TextModelHarness, answer: str, expected: str) -> None:
     written, finish = await harness.read(TUTORIAL, whole(answer), sampling=MANY)
     assert ("".join(written), finish) == (expected, "stop")
     assert harness.predictor.sent() == {"text_input": ["hello"]}
@@ -296,11 +298,11 @@ async def test_the_prompt_is_left_out(harness: TextModelHarness, answer: str, ex
         written, _ = await harness.read(PLAIN, *cut(answer, size))
         assert "".join(written) == expected
     if answer == "hello":
-        for found in (VLLM, ENSEMBLE):  # which leave the prompt out, so it is the text
-            assert (await harness.read(found, text(answer)))[0] == [answer]
+        for spec in (VLLM, ENSEMBLE):  # they exclude the prompt, so this is the text
+            assert (await harness.read(spec, text(answer)))[0] == [answer]
 
 
-async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(harness: TextModelHarness) -> None:
+async def test_a_prompt_returned_without_special_tokens_is_removed(harness: TextModelHarness) -> None:
     chat = "<|endoftext|>user\nhi.<|endoftext|>\n<|endoftext|>assistant\n"
     prompt = Prompt(chat, tuple(harness.tokenizer.encode([chat])[0].ids), False)
     answer = whole("user\nhi.\nassistant\nhello.")
@@ -316,7 +318,7 @@ async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_token
         ("<s>user\nHi</s>\n", "user\nHi\n", ""),
         ("<s>user\nHi</s>\n", "user\nHi", "user\nHi"),
         ("<s>user\nHi</s>\n", "user\nHe said", "user\nHe said"),
-        # Without a special token at its end, it is the beginning of the prompt: the text after it shows which it is.
+        # Without its last special token the answer is a prefix of the prompt: the following text decides.
         ("Hi</s>", "Hi</s> you", " you"),
         ("Hi</s>", "Hi you", " you"),
         ("Hi</s>", "Hi</you", "</you"),
@@ -324,7 +326,7 @@ async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_token
         ("", "you", "you"),
     ],
 )
-def test_the_prompt_as_it_was_sent_or_without_its_special_tokens(
+def test_the_prompt_is_removed_in_either_form_from_any_chunks(
     size: int, prompt: str, answer: str, expected: str
 ) -> None:
     asked: list[str] = []
