@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 
 def partial_match(text: str, pattern: str) -> int:
-    """Start of the longest suffix of ``text`` that is a proper prefix of ``pattern``; the text's length if there is
-    none."""
+    """Start of the longest suffix of ``text`` that is a proper prefix of ``pattern``, else the text's length."""
     start = text.find(pattern[0], max(0, len(text) - len(pattern) + 1))
     while start >= 0:
         if pattern.startswith(text[start:]):

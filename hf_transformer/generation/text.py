@@ -92,7 +92,8 @@ class TextGenerator(TensorGenerator):
         self._cumulative = spec.decoupled and any(name.startswith(LLM_API) for name in inputs)
         self._require_fit(self._problems(output_names))
         self._return_flags = [inputs[name].tensor(True) for name in returned]
-        if "max_tokens" not in self.supported_fields:
+        self._truncates = "max_tokens" not in self.supported_fields
+        if self._truncates:
             logger.warning(
                 "%s has no input for max_tokens (%s, or %s): the service truncates its texts, and a text may end "
                 "earlier by the model's own default",
@@ -106,15 +107,7 @@ class TextGenerator(TensorGenerator):
         if not prompt.special_tokens and self._leading_token:  # the model's tokenizer adds it again
             text = text.removeprefix(self._leading_token)
         prefix = None if self._excludes_prompt else PromptRemover(text, partial(self._decode, prompt.ids, True))
-        reader = TextResponseReader(
-            self._outputs,
-            self._counter,
-            sampling.max_tokens or 1,
-            prefix,
-            truncates="max_tokens" not in self.supported_fields,
-            cumulative=self._cumulative,
-        )
-        whole = ""
+        reader, whole = TextResponseReader(self, sampling.max_tokens or 1, prefix), ""
         async with aclosing(self._responses(self._tensors(text, sampling), self._outputs, context)) as responses:
             async for tensors in responses:
                 new = reader.push(tensors)
@@ -164,33 +157,17 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
 class TextResponseReader:
     """Reads the responses of one call to a text model.
 
-    Args:
-        outputs: requested outputs, the text first.
-        max_tokens: limit of new tokens.
-        prefix: removes the prompt of a model that may return it.
-        truncates: enforces ``max_tokens`` here, for a model without an input for it.
-        cumulative: whether each response has the whole text so far.
-
-    Attributes:
-        is_truncated: whether the text was truncated at ``max_tokens``.
+    ``prefix`` removes the prompt of a model that may return it. ``is_truncated`` says whether the text was truncated at
+    ``max_tokens``, for a model without an input for it.
     """
 
-    def __init__(
-        self,
-        outputs: Sequence[str],
-        counter: TokenCounter,
-        max_tokens: int,
-        prefix: PromptRemover | None,
-        *,
-        truncates: bool,
-        cumulative: bool = False,
-    ) -> None:
-        self._outputs = outputs
-        self._counter = counter
+    def __init__(self, generator: TextGenerator, max_tokens: int, prefix: PromptRemover | None) -> None:
+        self._outputs = generator._outputs
+        self._counter = generator._counter
+        self._truncates = generator._truncates
+        self._cumulative = generator._cumulative
         self._max_tokens = max_tokens
         self._prefix = prefix
-        self._truncates = truncates
-        self._cumulative = cumulative
         self._read = self._received = b""  # of a cumulative text
         self._parts: list[str] = []
         self._count = 0  # tokens, if the model counts them

@@ -10,10 +10,9 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 from hf_transformer.errors import InvalidInput, PredictorError
@@ -59,8 +58,7 @@ class TokenGenerator(TensorGenerator):
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         sampling, end_ids = self._end_tokens(sampling)
-        prefix = [*(self._decoder_start or prompt.ids)]
-        reader = TokenResponseReader(partial(self._without_prompt, prefix), end_ids, sampling)
+        reader = TokenResponseReader(self, [*(self._decoder_start or prompt.ids)], end_ids, sampling)
         inputs = self._tensors(prompt, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         async with aclosing(self._responses(inputs, outputs, context)) as responses:
@@ -137,18 +135,15 @@ def _stop_words(ids: Sequence[int]) -> list[int]:
 
 
 class TokenResponseReader:
-    """Reads the responses of one call to a token model.
-
-    Attributes:
-        finish: reason for the end of the text, None before the end.
-    """
+    """Reads the responses of one call to a token model. ``finish`` is None before the end of the text."""
 
     finish: FinishReason | None = None
 
     def __init__(
-        self, without_prompt: Callable[[list[int]], list[int]], end_ids: frozenset[int], sampling: Sampling
+        self, generator: TokenGenerator, prompt: list[int], end_ids: frozenset[int], sampling: Sampling
     ) -> None:
-        self._without_prompt = without_prompt
+        self._generator = generator
+        self._prompt = prompt
         self._has_begun = False
         self._end_ids = end_ids
         self._max_tokens = sampling.max_tokens or 1
@@ -167,7 +162,7 @@ class TokenResponseReader:
             self._scores += scores.ravel().astype(float).tolist()[: len(ids)]
         if ids and not self._has_begun:
             self._has_begun = True
-            ids = self._without_prompt(ids)
+            ids = self._generator._without_prompt(self._prompt, ids)
         if not ids or self.finish is not None:
             return Step()
         kept = ids

@@ -148,8 +148,7 @@ class PipelineHarness:
     ) -> AsyncGenerator[Generation, None]:
         running = await self.pipeline(generator, **options).start(asking(n=choices), context(deadline=deadline))
         running.set_callbacks(
-            lambda context: self.called.append(context.request_id),
-            lambda error: self.called.append(type(error)),
+            lambda context: self.called.append(context.request_id), lambda error: self.called.append(type(error))
         )
         async with running:
             yield running

@@ -36,7 +36,7 @@ def spec(name: str, datatype: str = "INT32", *shape: int, optional: bool = False
     return TensorSpec(name, datatype, shape or (1,), optional)
 
 
-class ScriptedModelPredictor(ScriptedPredictor):
+class ScriptedLLM(ScriptedPredictor):
     """Streams ``responses`` in every call; a unary call gets the first.
 
     Attributes:

@@ -27,7 +27,7 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
-from tests.generation.scripted_models import ScriptedModelPredictor, model, settings, spec
+from tests.generation.scripted_models import ScriptedLLM, model, settings, spec
 from tests.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
@@ -134,12 +134,7 @@ def test_pad_to_multiple_of_is_refused_for_token_and_text_models(
 ) -> None:
     with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a {kind} model takes unpadded .* expected 1, or"):
         make_generator(
-            spec,
-            ScriptedModelPredictor(),
-            gpt2,
-            settings(pad_to_multiple_of=8),
-            executor=executor,
-            metrics=Metrics("m"),
+            spec, ScriptedLLM(), gpt2, settings(pad_to_multiple_of=8), executor=executor, metrics=Metrics("m")
         )
 
 
@@ -184,7 +179,7 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
     """Builds a pipeline for each of a model's versions."""
     settings, pipelines = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(settings, load_parts(settings), ScriptedModelPredictor(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_parts(settings), ScriptedLLM(), Metrics("m"), executor)
         for spec in specs:
             pipeline = build(spec)
             assert isinstance(pipeline, GenerationPipeline)

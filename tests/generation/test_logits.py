@@ -177,11 +177,7 @@ async def test_log_probabilities_ignore_bias_penalties_and_temperature() -> None
             replace(GREEDY, logit_bias={50: 1.0}, names={"logit_bias": "bias"}),
             "^parameters.bias: expected .*, got 50",
         ),
-        (
-            (3,),
-            replace(GREEDY, stop_token_ids=(3, 51)),
-            "ters.stop_token_ids: expected .*, got 51",
-        ),
+        ((3,), replace(GREEDY, stop_token_ids=(3, 51)), "ters.stop_token_ids: expected .*, got 51"),
     ],
     ids=["too large", "too long", "bias", "stop tokens"],
 )

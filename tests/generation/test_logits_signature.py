@@ -95,10 +95,7 @@ def test_config_json_lowers_the_minimum_of_an_unknown_vocabulary() -> None:
         (changed(CACHED, TensorSpec(f"{PAST}.key", "BF16", (2, -1, 8))), f"'{PAST}.key' is BF16; export it as FP32 or"),
         (changed(CACHED, TensorSpec("present.0.key", "FP16", (2, -1, 8))), "'present.0.key' is FP16, but"),
         (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 49))), "has 49 tokens, the tokenizer or config.json 50"),
-        (
-            changed(PLAIN, TensorSpec("logits", "INT64", (-1, 50))),
-            r"Its outputs \(logits INT64 \[-1, 50\]\) include",
-        ),
+        (changed(PLAIN, TensorSpec("logits", "INT64", (-1, 50))), r"Its outputs \(logits INT64 \[-1, 50\]\) include"),
         (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 2, 50))), "include no unique logits"),
         (ModelVariant(length=16, past=True).spec, "input has 16 tokens, but a cache grows"),
         (

@@ -15,7 +15,7 @@ from hf_transformer.generation.text import PromptRemover, TextGenerator, TokenCo
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, Tensor
-from tests.generation.scripted_models import ScriptedModelPredictor, model, settings, spec, steps, tensor, text
+from tests.generation.scripted_models import ScriptedLLM, model, settings, spec, steps, tensor, text
 from tests.generation.tokenizers import ALL, load, without_unknown
 
 INPUT = spec("text_input", "BYTES")
@@ -60,10 +60,10 @@ class TextModelHarness:
     def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer
         self.executor = executor
-        self.predictor = ScriptedModelPredictor()
+        self.predictor = ScriptedLLM()
 
     def generator(self, spec: ModelSpec, *responses: Any, json: bool = False, **more: Any) -> TextGenerator:
-        self.predictor = ScriptedModelPredictor(*responses, json=json)
+        self.predictor = ScriptedLLM(*responses, json=json)
         return TextGenerator(spec, self.predictor, self.tokenizer, settings(**more), executor=self.executor)
 
     async def read(

@@ -13,7 +13,7 @@ from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.tokens import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
-from tests.generation.scripted_models import ScriptedModelPredictor, ids, model, settings, spec, steps, tensor
+from tests.generation.scripted_models import ScriptedLLM, ids, model, settings, spec, steps, tensor
 
 PROMPT = Prompt("", (7, 8, 9))
 OUTPUTS = (spec("output_ids", "INT32", -1, -1), spec("sequence_length", "INT32", -1))
@@ -35,15 +35,15 @@ GREEDY = Sampling(max_tokens=5, greedy=True)
 SEVERAL = frozenset({2, 5, 4})
 
 
-def generator(spec: ModelSpec, predictor: ScriptedModelPredictor, **more: Any) -> TokenGenerator:
+def generator(spec: ModelSpec, predictor: ScriptedLLM, **more: Any) -> TokenGenerator:
     return TokenGenerator(spec, predictor, settings(**more))
 
 
 async def ask(
     spec: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, most: int | None = None, **more: Any
-) -> tuple[list[Step], ScriptedModelPredictor]:
+) -> tuple[list[Step], ScriptedLLM]:
     """Steps of one text, or the first ``most``, and the predictor."""
-    predictor = ScriptedModelPredictor(*responses)
+    predictor = ScriptedLLM(*responses)
     return await steps(generator(spec, predictor, **more), PROMPT, sampling, most), predictor
 
 
@@ -106,7 +106,7 @@ async def test_the_models_inputs_decide_the_supported_fields(
     more: Any, outputs: Any, ends: set[int], honoured: set[str]
 ) -> None:
     found = model([*NEEDED, *more], outputs)
-    assert generator(found, ScriptedModelPredictor(), eos_ids=frozenset(ends)).supported_fields == honoured
+    assert generator(found, ScriptedLLM(), eos_ids=frozenset(ends)).supported_fields == honoured
 
 
 @pytest.mark.parametrize(("datatype", "bits"), [("UINT64", 63), ("INT64", 63), ("INT32", 31), ("UINT32", 31)])
@@ -178,15 +178,9 @@ async def test_stop_tokens_end_a_text_of_a_model_without_stop_words(words: tuple
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        (
-            Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(7,)),
-            "^parameters.stop_token_ids: expected no",
-        ),
+        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(7,)), "^parameters.stop_token_ids: expected no"),
         (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(2,), ignore_eos=True), "can't suppress stop tokens"),
-        (
-            Sampling(max_tokens=5, logprobs=3, names={"logprobs": "top_logprobs"}),
-            "parameters.top_logprobs: expected 0",
-        ),
+        (Sampling(max_tokens=5, logprobs=3, names={"logprobs": "top_logprobs"}), "parameters.top_logprobs: expected 0"),
     ],
 )
 async def test_unsupported_combinations_are_refused(sampling: Sampling, message: str) -> None:
@@ -204,7 +198,7 @@ async def test_an_encoder_decoder_gets_its_decoder_start_ids() -> None:
 
 
 async def test_a_trial_requests_one_token() -> None:
-    predictor = ScriptedModelPredictor(ids(5))
+    predictor = ScriptedLLM(ids(5))
     await generator(model(REAL, OUTPUTS), predictor).trial(PROMPT)
     assert predictor.sent()["request_output_len"] == [[1]]
 
@@ -235,20 +229,20 @@ NO_END: dict[str, Any] = {"eos_ids": frozenset()}
 async def test_each_misfit_has_its_message(more: TensorSpec, settings_: dict[str, Any], message: str) -> None:
     inputs = {one.name: one for one in (*NEEDED, more)}
     with pytest.raises(ContractError, match=message):
-        generator(model([*inputs.values()], OUTPUTS), ScriptedModelPredictor(), **settings_)
+        generator(model([*inputs.values()], OUTPUTS), ScriptedLLM(), **settings_)
     with pytest.raises(ContractError, match="has the inputs input_ids and request_output_len and the output"):
-        generator(model([*inputs.values()], OUTPUTS[1:]), ScriptedModelPredictor(), **settings_)
+        generator(model([*inputs.values()], OUTPUTS[1:]), ScriptedLLM(), **settings_)
 
 
 async def test_half_precision_can_not_be_streamed_over_rest() -> None:
     half = [*NEEDED, spec("temperature", "FP16", optional=True)]
     for inputs, outputs in ((half, OUTPUTS), (NEEDED, [*OUTPUTS, spec("output_log_probs", "BF16")])):
         with pytest.raises(ContractError, match="16, which can't be streamed over REST: use --predictor_protocol=grpc"):
-            generator(model(inputs, outputs), ScriptedModelPredictor(json=True))
-        generator(model(inputs, outputs, decoupled=False), ScriptedModelPredictor(json=True))
-        generator(model(inputs, outputs), ScriptedModelPredictor())
+            generator(model(inputs, outputs), ScriptedLLM(json=True))
+        generator(model(inputs, outputs, decoupled=False), ScriptedLLM(json=True))
+        generator(model(inputs, outputs), ScriptedLLM())
     unused = [*NEEDED, spec("draft_logits", "FP16", -1, optional=True)]
-    generator(model(unused, [*OUTPUTS, spec("context_logits", "FP16", -1)]), ScriptedModelPredictor(json=True))
+    generator(model(unused, [*OUTPUTS, spec("context_logits", "FP16", -1)]), ScriptedLLM(json=True))
 
 
 # Answers
@@ -309,10 +303,7 @@ async def test_log_probabilities_belong_to_the_new_tokens() -> None:
     inputs = [one for one in REAL if one.name != "exclude_input_in_output"]
     new = [ids(5, scores=[-0.5]), ids(6, 3, scores=[-0.25, -1.0]), ids(2, scores=[-2.0])]
     behind_the_prompt = [ids(7, 8, 9, 5, scores=[-9.0, -9.0, -9.0, -1.0]), ids(6, scores=[-2.0])]
-    for responses, expected in (
-        (new, [(5, -0.5), (6, -0.25), (3, -1.0)]),
-        (behind_the_prompt, [(5, -1.0), (6, -2.0)]),
-    ):
+    for responses, expected in ((new, [(5, -0.5), (6, -0.25), (3, -1.0)]), (behind_the_prompt, [(5, -1.0), (6, -2.0)])):
         found, _ = await ask(model(inputs, SCORED), *responses, sampling=Sampling(max_tokens=5, logprobs=0))
         assert [(score.id, score.logprob) for step in found for score in step.scores] == expected
 
@@ -339,18 +330,18 @@ async def test_an_empty_json_output_has_no_tokens() -> None:
 
 
 async def read(generator: TokenGenerator, *responses: Any) -> list[int]:
-    assert isinstance(generator._predictor, ScriptedModelPredictor)
+    assert isinstance(generator._predictor, ScriptedLLM)
     generator._predictor.responses = responses
     return ids_of(await steps(generator, PROMPT, replace(GREEDY, max_tokens=9)))
 
 
 async def test_a_prompt_at_the_start_of_the_first_response_is_removed() -> None:
-    stream = generator(model(NEEDED, OUTPUTS), ScriptedModelPredictor())
+    stream = generator(model(NEEDED, OUTPUTS), ScriptedLLM())
     assert await read(stream, ids(7, 8, 9, 5), ids(6), ids(1)) == [5, 6, 1]
     assert await read(stream, ids(7, 8, 9), ids(6)) == [7, 8, 9, 6], "no stream begins with the prompt alone"
-    whole = generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModelPredictor())
+    whole = generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedLLM())
     assert await read(whole, ids(7, 8, 9)) == []
     assert await read(whole, ids(7, 8)) == [7, 8]
     assert await read(whole, ids(7, 8, 9, 5)) == [7, 8, 9, 5], "a model that omitted the prompt once omits it always"
-    excluding = generator(model(REAL, OUTPUTS), ScriptedModelPredictor())
+    excluding = generator(model(REAL, OUTPUTS), ScriptedLLM())
     assert await read(excluding, ids(7, 8, 9, 5)) == [7, 8, 9, 5]
