@@ -212,7 +212,7 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
         output_names=config.tensor_output_names or (),
         pad_to_multiple_of=config.pad_to_multiple_of,
         scheduling=scheduler_settings(config, 1, STEP_OUTPUT_BYTES),
-        caches=CacheBudget(config.max_cache_bytes),
+        cache_budget=CacheBudget(config.max_cache_bytes),
     )
 
 
