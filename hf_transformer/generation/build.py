@@ -21,7 +21,8 @@ from hf_transformer.generation.types import Generator, GeneratorSettings
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import FLOATS
-from hf_transformer.tokenizer.files import ModelFiles, read_json
+from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.model_files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec

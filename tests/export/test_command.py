@@ -16,7 +16,7 @@ from hf_transformer.commands.export import command
 from hf_transformer.commands.export.command import parse
 from hf_transformer.commands.export.config_pbtxt import TOP_K
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.model_files import find_model_files
 
 ROOT = Path(__file__).parents[2]
 GIVEN = ["--model_id=org/bert-base", "--output=models"]

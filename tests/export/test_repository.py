@@ -21,7 +21,7 @@ from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, S
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.deploy.manifests import messages
 from tests.triton_environment import ROOT

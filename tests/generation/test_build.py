@@ -22,7 +22,7 @@ from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.tokenizer.files import ModelFiles
+from hf_transformer.tokenizer.model_files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of

@@ -15,7 +15,8 @@ import orjson
 
 from hf_transformer.commands.export.config_pbtxt import FILES
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import SMALL_FILES, ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import SMALL_FILES
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
 
