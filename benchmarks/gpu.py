@@ -46,7 +46,7 @@ from benchmarks.processes import RESULTS, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, PACKAGE, python_config
 from benchmarks.subjects import REGIONS
 from hf_transformer.commands.bench.load import Figures, Target, send
-from hf_transformer.commands.bench.requests import made_up
+from hf_transformer.commands.bench.requests import random_texts
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton
 from hf_transformer.predictor.base import Address
 
@@ -352,7 +352,7 @@ def subject(name: str, encoder: Encoder, folder: Path, triton: LocalTriton) -> I
 
 def texts(words: int) -> list[str]:
     """512 texts of frequent words, always the same ones."""
-    return made_up([range(words, words + 1)])
+    return random_texts([range(words, words + 1)])
 
 
 @contextmanager
