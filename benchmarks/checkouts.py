@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.cases import CLASSIFIER, FILL_MASK, Case, Cell
 from benchmarks.measuring import Result, Say, measure
+from benchmarks.options import Options
 from benchmarks.pairs import paired
 from benchmarks.report import machine, shown
-from benchmarks.subjects import Ground, Inbound, Service
-
-if TYPE_CHECKING:
-    from benchmarks.speed import Options
+from benchmarks.systems import Service, Testbed, V2Service
 
 OURS: Final = "service"
 CLASSES, TOKENS = Case(CLASSIFIER, "9"), Case(FILL_MASK, "9")
@@ -31,7 +29,7 @@ FIGURES: Final = {"per_second": "requests/s", "p50_ms": "p50 ms", "own_cpu_ms": 
 
 
 def measure_checkouts(
-    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]], say: Say, started: float
+    options: Options, testbed: Testbed, forms: Mapping[str, Sequence[str]], say: Say, started: float
 ) -> int:
     """Prints checkouts.md and writes it; 1 if a request failed, else 0.
 
@@ -41,9 +39,9 @@ def measure_checkouts(
     versions = {one.name: one.version(options.python, options.own_python) for one in options.checkout}
     rows: list[str] = []
     errors = 0
-    for form, (make, cells) in _subjects(options, ground, forms).items():
-        subjects = [make(OURS), *(make(one.name, checkout=one) for one in options.checkout)]
-        results = measure(subjects, cells, options.rounds, options.seconds, ground.triton, say)
+    for form, (make, cells) in _systems(options, testbed, forms).items():
+        systems = [make(OURS), *(make(one.name, checkout=one) for one in options.checkout)]
+        results = measure(systems, cells, options.rounds, options.seconds, testbed.triton, say)
         errors += sum(result.errors for result in results)
         rows += _rows(form, results)
     page = "\n".join(_page(options, versions, rows, errors, time.monotonic() - started)) + "\n"
@@ -54,19 +52,19 @@ def measure_checkouts(
     return 1 if errors else 0
 
 
-def _subjects(
-    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]]
+def _systems(
+    options: Options, testbed: Testbed, forms: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Callable[..., Service], Sequence[Cell]]]:
-    """By form, as --only wants them: what makes a subject of a name and a checkout, and its cells."""
+    """By form, as --only wants them: what makes a system of a name and a checkout, and its cells."""
     analyzer = options.perf_analyzer
     added = {one.partition(":")[0].strip() for one in options.service}
     found: dict[str, tuple[Callable[..., Service], Sequence[Cell]]] = {}
     for form, flags in forms.items():
         if cells := CELLS.get(form) or (CELLS["service, REST"] if form in added else ()):
             model = cells[0].case.model
-            found[form] = partial(Service, ground=ground, model=model, flags=flags), cells
+            found[form] = partial(Service, testbed=testbed, model=model, flags=flags), cells
     for form, protocol in V2.items() if analyzer is not None else ():
-        make = partial(Inbound, ground=ground, model=CLASSIFIER, analyzer=analyzer, protocol=protocol)
+        make = partial(V2Service, testbed=testbed, model=CLASSIFIER, analyzer=analyzer, protocol=protocol)
         found[form] = make, (Cell(CLASSES, 32),)
     return {form: found[form] for form in options.pick(found, str)}
 
@@ -74,16 +72,16 @@ def _subjects(
 def _rows(form: str, results: Sequence[Result]) -> list[str]:
     """A row per cell, other checkout and figure."""
     rows = []
-    own = {result.cell: result for result in results if result.subject == OURS}
+    own = {result.cell: result for result in results if result.system == OURS}
     for other in results:
-        if other.subject == OURS or other.cell not in own:
+        if other.system == OURS or other.cell not in own:
             continue
         service = own[other.cell]
         for figure, name in FIGURES.items():
             new, old = ([getattr(sample, figure) for sample in one.samples] for one in (service, other))
             where = f"{other.cell.case.name} | {other.cell.connections} | {form} | {name}"
             medians = f"{shown(service.median(figure))} | {shown(other.median(figure))}"
-            rows.append(f"| {where} | {other.subject} | {medians} | {paired(new, old)} |")
+            rows.append(f"| {where} | {other.system} | {medians} | {paired(new, old)} |")
     return rows
 
 

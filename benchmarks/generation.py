@@ -253,7 +253,7 @@ class GrpcStreams:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One subject under one load. ``cpu`` is the service's seconds per token, 0 for Triton alone; ``busy`` is the load
+    """One system under one load. ``cpu`` is the service's seconds per token, 0 for Triton alone; ``busy`` is the load
     generator's share of a processor."""
 
     streams: Sequence[Timed]
@@ -332,12 +332,12 @@ class Page:
 
     def add_pace(self, where: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> None:
         """Triton alone and the service at a known pace."""
-        for subject, runs in (("Triton alone", alone), ("service", served)):
+        for system, runs in (("Triton alone", alone), ("service", served)):
             first, per_token, late, cpu = (
                 middle(runs, figure) for figure in ("first_ms", "per_token_ms", "late_ms", "cpu_ms")
             )
             self.pace.append(
-                f"| {where} | {streams} | {subject} | {first:.2f} | {per_token:.2f} | {late:.2f} | "
+                f"| {where} | {streams} | {system} | {first:.2f} | {per_token:.2f} | {late:.2f} | "
                 f"{f'{cpu:.3f}' if cpu else ''} | {100 * middle(runs, 'busy'):.0f} % |"
             )
         # The two runs of a round follow one another.

@@ -44,7 +44,7 @@ from benchmarks.load import HEADER, Body, Region, binary_bodies, get, post
 from benchmarks.pairs import environment
 from benchmarks.processes import RESULTS, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, PACKAGE, python_config
-from benchmarks.subjects import REGIONS
+from benchmarks.systems import REGIONS
 from hf_transformer.commands.bench.load import Figures, Target, send
 from hf_transformer.commands.bench.requests import random_texts
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton
@@ -117,12 +117,12 @@ ON_CPU: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured cell: a subject with texts of so many words over so many connections."""
+    """One measured cell: a system with texts of so many words over so many connections."""
 
     model: str
     words: int
     connections: int
-    subject: str
+    system: str
     figures: Figures
     rows_per_batch: float
     gpu_percent: float | None
@@ -136,7 +136,7 @@ class Row:
         cells.append("-" if self.gpu_percent is None else f"{self.gpu_percent:.0f}")
         cells.append("-" if self.cpu_ms is None else f"{self.cpu_ms:.3f}")
         cells.append(f"{100 * self.figures.busy:.0f}")
-        return f"| {self.words} | {self.connections} | {self.subject} | {' | '.join(cells)} |"
+        return f"| {self.words} | {self.connections} | {self.system} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -225,7 +225,7 @@ def measure(folder: Path, encoders: Sequence[Encoder], options: argparse.Namespa
                 if time.monotonic() > until:
                     print(f"no time left for {encoder.name}, {name}")
                     continue
-                with subject(name, encoder, folder, triton) as under_load:
+                with system(name, encoder, folder, triton) as under_load:
                     answers += under_load.answers()
                     check_equal(encoder, answers)
                     for words, count in cells:
@@ -277,7 +277,7 @@ def gpu_use(has_gpu: bool) -> Iterator[Use]:
 
 @dataclass(frozen=True, slots=True)
 class UnderLoad:
-    """A subject that runs: requests by number of words, and where they go."""
+    """A system that runs: requests by number of words, and where they go."""
 
     name: str
     encoder: Encoder
@@ -318,15 +318,15 @@ class UnderLoad:
 
 
 def check_equal(encoder: Encoder, answers: Sequence[Sequence[float]]) -> None:
-    """Raises SystemExit if one subject's embeddings are not another's, within what fp16 allows."""
+    """Raises SystemExit if one system's embeddings are not another's, within what fp16 allows."""
     for answer in answers[1:]:
         if max(abs(a - b) for a, b in zip(answers[0], answer, strict=True)) > TOLERANCE:
             raise SystemExit(f"{encoder.name}: the embeddings depend on the way to Triton")
 
 
 @contextmanager
-def subject(name: str, encoder: Encoder, folder: Path, triton: LocalTriton) -> Iterator[UnderLoad]:
-    """Starts a subject and ends it with the block."""
+def system(name: str, encoder: Encoder, folder: Path, triton: LocalTriton) -> Iterator[UnderLoad]:
+    """Starts a system and ends it with the block."""
     if flags := SERVICES.get(name):
         with ServiceProcess(triton, folder, encoder.name, (f"--task={encoder.model.task}", *flags)) as process:
             process.wait()
@@ -397,10 +397,10 @@ def page(device: str | None, rows: Sequence[Row], weights: str, seconds: float) 
         f"Written by `python -m benchmarks.gpu`: one worker, {seconds:g} s a cell, one round, MiniLM with {weights} "
         "weights, the classifiers with random ones. *rows per batch*: texts that one run of the model had. *GPU*: "
         "the device's utilization by nvidia-smi. *service CPU*: of a request. *generator*: the load generator's share "
-        "of one processor; near 100 it is the limit, not the subject.",
+        "of one processor; near 100 it is the limit, not the system.",
     ]
     for name in dict.fromkeys(row.model for row in rows):
-        head = f"| words | connections | subject | {COLUMNS} |"
+        head = f"| words | connections | system | {COLUMNS} |"
         parts += ["", f"## {name}", "", head, "|" + "---|" * (head.count("|") - 1)]
         own = [row for row in rows if row.model == name]
         parts += [row.markdown() for row in sorted(own, key=lambda row: (row.words, row.connections))]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.cases import CLASSIFIER, FILL_MASK, Case, Cell, Model, cells_of
 from benchmarks.measuring import Result, Say, measure
+from benchmarks.options import Options
 from benchmarks.processes import resident_bytes
-from benchmarks.report import IN_MEMORY, UNBATCHED, figure_table, head
-from benchmarks.subjects import Ground, Service
-
-if TYPE_CHECKING:
-    from benchmarks.speed import Options
+from benchmarks.report import figure_table, head
+from benchmarks.systems import IN_MEMORY, UNBATCHED, Service, Testbed
 
 MIB: Final = 2**20
 IN_FLIGHT: Final = (1, 2, 3, 4)
@@ -34,21 +32,21 @@ MOST_GROWTH: Final = 2.0
 """Percent."""
 
 
-def measure_in_flight(options: Options, ground: Ground, say: Say, started: float) -> int:
+def measure_in_flight(options: Options, testbed: Testbed, say: Say, started: float) -> int:
     """Writes batches_in_flight.md; 1 if a request failed, else 0. ``started`` is of time.monotonic."""
     results: list[Result] = []
     for model, sizes in OUTPUT_MIB.items():
         cells = [cell for cell in options.pick(CELLS, lambda cell: cell.case.name) if cell.case.model is model]
         if not cells:
             continue
-        subjects = []
+        systems = []
         for size in sizes:
             for count in IN_FLIGHT:
                 name, flags = f"{count} in flight", [f"--max_batches_in_flight={count}"]
                 if size:
                     name, flags = f"{name}, {size} MiB", [*flags, f"--max_batch_output_bytes={size * MIB}"]
-                subjects.append(Service(name, ground, model, flags))
-        results += measure(subjects, cells, options.rounds, options.seconds, ground.triton, say)
+                systems.append(Service(name, testbed, model, flags))
+        results += measure(systems, cells, options.rounds, options.seconds, testbed.triton, say)
     options.results.mkdir(parents=True, exist_ok=True)
     page = options.results / "batches_in_flight.md"
     arguments = "--batches_in_flight" + (" --quick" if options.quick else "")
@@ -66,7 +64,7 @@ def measure_in_flight(options: Options, ground: Ground, say: Say, started: float
     return 1 if any(result.errors for result in results) else 0
 
 
-def measure_memory(options: Options, ground: Ground, flags: Mapping[str, tuple[str, ...]], say: Say) -> int:
+def measure_memory(options: Options, testbed: Testbed, flags: Mapping[str, tuple[str, ...]], say: Say) -> int:
     """Prints a row per form of the service and model; 1 if the memory of one grows by more than MOST_GROWTH, else 0.
 
     The forms are those with shared memory, the default, and those of --service, or those that --only names.
@@ -79,7 +77,7 @@ def measure_memory(options: Options, ground: Ground, flags: Mapping[str, tuple[s
     for name, case in product(usual if len(names) == len(flags) else names, cases):
         say(f"{name}: {case.name}, {options.memory_requests} requests")
         began = time.monotonic()
-        before, after = _grow(Service(name, ground, case.model, flags[name]), case, options.memory_requests)
+        before, after = _grow(Service(name, testbed, case.model, flags[name]), case, options.memory_requests)
         percent = 100 * (after - before) / before
         has_grown = has_grown or percent > MOST_GROWTH
         sizes = f"{before / 1e6:.1f} | {after / 1e6:.1f} | {percent:+.1f} %"

@@ -11,23 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.cases import CLASSIFIER, FILL_MASK, MINILM, Case, Cell
 from benchmarks.measuring import Result
-from benchmarks.subjects import MOST_IN_FLIGHT
-
-if TYPE_CHECKING:
-    from benchmarks.speed import Options
-
-WRK: Final = "Triton alone, wrk"
-PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
-KSERVE: Final = "KServe SDK transformer"
-ENSEMBLE: Final = "ensemble in Triton"
-IN_MEMORY: Final = ", shared memory"
-UNBATCHED: Final = "batching off"
-DEFAULT: Final = "service, REST, shared memory"
-"""The form of the service that has its default flags."""
+from benchmarks.options import Options
+from benchmarks.systems import DEFAULT, ENSEMBLE, IN_MEMORY, KSERVE, MOST_IN_FLIGHT, PERF_ANALYZER, UNBATCHED, WRK
 
 PACKAGES = ("hf-transformer", "transformers", "tokenizers", "numpy", "uvicorn", "uvloop", "orjson", "grpcio")
 TRITON_PACKAGES = ("nvidia-pytriton", "numpy")
@@ -66,10 +55,10 @@ class Goal:
     def value(self, results: Sequence[Result]) -> float:
         """The number; NaN where a part of it was not measured."""
         here = [one for one in results if one.cell == self.cell]
-        own = next((one.median(self.figure) for one in here if one.subject == DEFAULT), math.nan)
+        own = next((one.median(self.figure) for one in here if one.system == DEFAULT), math.nan)
         if not self.peer:
             return own
-        peers = [one for one in here if one.subject.startswith(self.peer) and self.holding in one.subject]
+        peers = [one for one in here if one.system.startswith(self.peer) and self.holding in one.system]
         figures = [one.median(self.figure) for one in peers if not one.errors]
         if not figures:
             return math.nan
@@ -111,7 +100,7 @@ LINES: Final = {
     ENSEMBLE: "ensemble in Triton",
     KSERVE: "KServe SDK",
 }
-"""Subject -> its label in the plot. More than six lines would need a legend."""
+"""System -> its label in the plot. More than six lines would need a legend."""
 
 
 def write_results(results: Sequence[Result], options: Options, seconds: float) -> list[Path]:
@@ -146,8 +135,8 @@ def goal_table(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def figure_table(results: Sequence[Result], column: str = "subject") -> list[str]:
-    """A row per subject and cell."""
+def figure_table(results: Sequence[Result], column: str = "system") -> list[str]:
+    """A row per system and cell."""
     lines = [
         f"| case | connections | {column} | requests/s | p50 ms | p99 ms | own CPU ms | Triton's CPU ms | errors |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
@@ -155,7 +144,7 @@ def figure_table(results: Sequence[Result], column: str = "subject") -> list[str
     for one in results:
         names = ("per_second", "p50_ms", "p99_ms", "own_cpu_ms", "triton_cpu_ms")
         figures = " | ".join(shown(one.median(name)) for name in names)
-        lines.append(f"| {one.cell.case.name} | {one.cell.connections} | {one.subject} | {figures} | {one.errors} |")
+        lines.append(f"| {one.cell.case.name} | {one.cell.connections} | {one.system} | {figures} | {one.errors} |")
     return lines
 
 
@@ -173,10 +162,10 @@ def plot(results: Sequence[Result], path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     counts = sorted({one.cell.connections for one in here}) or [1]
     ends: list[tuple[float, str, str]] = []
-    for subject, label in LINES.items():
-        points = sorted((one.cell.connections, one.median("per_second")) for one in here if one.subject == subject)
+    for system, label in LINES.items():
+        points = sorted((one.cell.connections, one.median("per_second")) for one in here if one.system == system)
         if points:
-            colour = {DEFAULT: "#c0392b"}.get(subject, "#e59866" if subject.startswith("service") else "#888888")
+            colour = {DEFAULT: "#c0392b"}.get(system, "#e59866" if system.startswith("service") else "#888888")
             axis.plot(
                 *zip(*points, strict=True), "-o", color=colour, markersize=3, zorder=3 if "service" in label else 2
             )
@@ -200,7 +189,7 @@ def head(options: Options, results: Sequence[Result], seconds: float, arguments:
     """How it was measured, with these arguments of make bench, and on what."""
     rounds = max((len(one.samples) for one in results), default=0)  # fewer than wanted where the time was over
     return [
-        f"`{command_of((arguments + options.more).strip())}`, {time.strftime('%Y-%m-%d')}, "
+        f"`{command_of((arguments + options.non_default).strip())}`, {time.strftime('%Y-%m-%d')}, "
         f"{seconds / 60:.0f} minutes; medians of {rounds} rounds of {options.seconds} s.",
         "",
         f"- {machine()}",

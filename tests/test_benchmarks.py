@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pairs import paired
+from benchmarks.options import parse
 from benchmarks.report import command_of
-from benchmarks.speed import parse
 from hf_transformer.config.options import all_options
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
 )
 def test_the_results_tell_how_they_were_made(argv: list[str], told: str) -> None:
     options = parse(argv)
-    assert command_of(("--quick" * options.quick + options.more).strip()) == told
+    assert command_of(("--quick" * options.quick + options.non_default).strip()) == told
 
 
 def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What is compared. A subject answers the cases of one model, from ``start`` to ``stop``."""
+"""What is compared. A system answers the cases of one model, from ``start`` to ``stop``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ from benchmarks.processes import READY_SECONDS, ServiceProcess, variables
 from benchmarks.repository import ensemble_name
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, ChildProcess, LocalTriton, free_ports, is_ready
 
+WRK: Final = "Triton alone, wrk"
+PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
+KSERVE: Final = "KServe SDK transformer"
+ENSEMBLE: Final = "ensemble in Triton"
+IN_MEMORY: Final = ", shared memory"
+UNBATCHED: Final = "batching off"
+DEFAULT: Final = "service, REST, shared memory"
+"""The service with its default flags."""
+
 SLOW_SECONDS: Final = 6
 """At least so long runs of real models, and of the KServe SDK with large outputs."""
 WARM_UP_SECONDS: Final = 3
@@ -52,8 +61,8 @@ REGIONS: Final = "/v2/systemsharedmemory/region"
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What all subjects share: the running Triton, the folder of models and logs, and the Python of the service.
+class Testbed:
+    """What all systems share: the running Triton, the folder of models and logs, and the Python of the service.
 
     With ``own_python`` another checkout runs with the Python of its own .venv.
     """
@@ -67,12 +76,12 @@ class Ground:
         return texts_of(case, self.folder / case.model.name)
 
 
-class Subject(ABC):
+class System(ABC):
     """One thing that is measured. ``start`` begins, ``wait`` ends the starting; ``stop`` may be called at any time."""
 
-    def __init__(self, name: str, ground: Ground, model: Model) -> None:
+    def __init__(self, name: str, testbed: Testbed, model: Model) -> None:
         self.name = name
-        self.ground = ground
+        self.testbed = testbed
         self.model = model
 
     def takes(self, cell: Cell) -> bool:
@@ -102,7 +111,7 @@ class Subject(ABC):
         self.measure(cell, WARM_UP_SECONDS)
 
     def prepare(self, case: Case) -> None:
-        """Before every run: checks that it works, and restores what a run of another subject may have undone."""
+        """Before every run: checks that it works, and restores what a run of another system may have undone."""
         for _ in range(PREPARING):
             self.check(case)
 
@@ -111,8 +120,8 @@ class Subject(ABC):
         """Puts it under load. Raises LoadFailed."""
 
 
-class WithWrk(Subject):
-    """A subject that wrk puts under load: it answers POSTs to ``path`` on ``port``."""
+class WrkSystem(System):
+    """A system that wrk puts under load: it answers POSTs to ``path`` on ``port``."""
 
     path: str
     port: int
@@ -124,15 +133,15 @@ class WithWrk(Subject):
         return run_wrk(f"http://{HOST}:{self.port}{self.path}", self.bodies(cell.case), cell.connections, seconds)
 
 
-class V1Server(WithWrk):
+class V1Server(WrkSystem):
     """A process of its own that answers KServe's V1 protocol."""
 
-    def __init__(self, name: str, ground: Ground, model: Model) -> None:
-        super().__init__(name, ground, model)
+    def __init__(self, name: str, testbed: Testbed, model: Model) -> None:
+        super().__init__(name, testbed, model)
         self.path = f"/v1/models/{model.name}:predict"
 
     def bodies(self, case: Case) -> list[Body]:
-        return v1_bodies(self.ground.texts_of(case))
+        return v1_bodies(self.testbed.texts_of(case))
 
     def check(self, case: Case) -> None:
         check_prediction(case, post(self.port, self.path, self.bodies(case)[0])["predictions"][0])
@@ -142,18 +151,18 @@ class Service(V1Server):
     """hf_transformer with these flags, of this checkout or another one."""
 
     def __init__(
-        self, name: str, ground: Ground, model: Model, flags: Sequence[str], checkout: Checkout | None = None
+        self, name: str, testbed: Testbed, model: Model, flags: Sequence[str], checkout: Checkout | None = None
     ) -> None:
-        super().__init__(name, ground, model)
+        super().__init__(name, testbed, model)
         self._flags = [f"--task={model.task}", *flags]
         self._checkout = checkout
         self._process: ServiceProcess | None = None
 
     def start(self) -> None:
-        ground = self.ground
+        testbed = self.testbed
         self._process = ServiceProcess(
-            ground.triton, ground.folder, self.model.name, self._flags,
-            python=ground.python, checkout=self._checkout, own_python=ground.own_python,
+            testbed.triton, testbed.folder, self.model.name, self._flags,
+            python=testbed.python, checkout=self._checkout, own_python=testbed.own_python,
         )  # fmt: skip
 
     @property
@@ -178,22 +187,22 @@ class Service(V1Server):
         return super().measure(cell, max(seconds, SLOW_SECONDS) if self.model is MINILM else seconds)
 
 
-class Unbatched(Service):
+class UnbatchedService(Service):
     """The service with batching off, which makes no difference with few connections."""
 
     def takes(self, cell: Cell) -> bool:
         return cell.connections >= MANY
 
 
-class Inbound(Service):
+class V2Service(Service):
     """The service asked in the open inference protocol: perf_analyzer sends texts, in turn, as BYTES."""
 
     def __init__(
-        self, name: str, ground: Ground, model: Model, analyzer: Sequence[str], protocol: str,
+        self, name: str, testbed: Testbed, model: Model, analyzer: Sequence[str], protocol: str,
         checkout: Checkout | None = None,
     ) -> None:  # fmt: skip
         """``analyzer`` is the command of perf_analyzer, ``protocol`` http or grpc."""
-        super().__init__(name, ground, model, (), checkout)
+        super().__init__(name, testbed, model, (), checkout)
         self._analyzer = analyzer
         self._protocol = protocol
 
@@ -204,7 +213,7 @@ class Inbound(Service):
     def measure(self, cell: Cell, seconds: int) -> Load:
         port = self.process.grpc_port if self._protocol == "grpc" else self.port
         with tempfile.NamedTemporaryFile("w", prefix="hf-transformer-bench-", suffix=".json") as file:
-            json.dump({"data": [{"text": [text]} for text in self.ground.texts_of(cell.case)]}, file)
+            json.dump({"data": [{"text": [text]} for text in self.testbed.texts_of(cell.case)]}, file)
             file.flush()
             flags = ["-m", self.model.name, "-u", f"{HOST}:{port}", "-i", self._protocol]
             flags += ["--input-data", file.name, "--shape", "text:1"]
@@ -219,8 +228,8 @@ class Inbound(Service):
 class KServeTransformer(V1Server):
     """A transformer written with the KServe SDK, kserve_transformer.py; ``protocol`` is v2 (JSON) or grpc-v2."""
 
-    def __init__(self, name: str, ground: Ground, model: Model, protocol: str = "v2") -> None:
-        super().__init__(name, ground, model)
+    def __init__(self, name: str, testbed: Testbed, model: Model, protocol: str = "v2") -> None:
+        super().__init__(name, testbed, model)
         self._protocol = protocol
         self._child: ChildProcess | None = None
 
@@ -231,9 +240,9 @@ class KServeTransformer(V1Server):
             *(sys.executable, "-m", "benchmarks.kserve_transformer"),
             *(f"--model_name={self.model.name}", f"--http_port={self.port}", "--enable_grpc=false", "--workers=1"),
             *(f"--predictor_host={self._address}", f"--predictor_protocol={self._protocol}"),
-            *(f"--tokenizer={self.ground.folder / self.model.name}", f"--task={self.model.task}"),
+            *(f"--tokenizer={self.testbed.folder / self.model.name}", f"--task={self.model.task}"),
         ]
-        log = self.ground.folder / f"{self.model.name} kserve {self._protocol}.log"
+        log = self.testbed.folder / f"{self.model.name} kserve {self._protocol}.log"
         self._child = ChildProcess(command, variables(), log)
 
     def wait(self) -> None:
@@ -253,7 +262,7 @@ class KServeTransformer(V1Server):
 
     @property
     def _address(self) -> str:
-        triton = self.ground.triton
+        triton = self.testbed.triton
         return triton.http_address if self._protocol == "v2" else triton.grpc_address
 
     def takes(self, cell: Cell) -> bool:
@@ -272,35 +281,35 @@ class KServeTransformer(V1Server):
         return self.model.task == "fill_mask" and self._protocol == "v2"
 
 
-class Ensemble(WithWrk):
+class Ensemble(WrkSystem):
     """Tokenizing, model and decoding inside Triton."""
 
-    def __init__(self, name: str, ground: Ground, model: Model) -> None:
-        super().__init__(name, ground, model)
-        self.path, self.port = f"/v2/models/{ensemble_name(model)}/infer", ground.triton.http_port
+    def __init__(self, name: str, testbed: Testbed, model: Model) -> None:
+        super().__init__(name, testbed, model)
+        self.path, self.port = f"/v2/models/{ensemble_name(model)}/infer", testbed.triton.http_port
 
     def bodies(self, case: Case) -> list[Body]:
-        return ensemble_bodies(self.ground.texts_of(case))
+        return ensemble_bodies(self.testbed.texts_of(case))
 
     def check(self, case: Case) -> None:
         data = post(self.port, self.path, self.bodies(case)[0])["outputs"][0]["data"]
         check_prediction(case, data if case.model.task == "text_embedding" else data[0])
 
 
-class Direct(WithWrk):
+class TritonWithWrk(WrkSystem):
     """wrk sends tensors in Triton's binary form; outputs come back inline, or in shared memory."""
 
-    def __init__(self, name: str, ground: Ground, model: Model, shared_memory: bool) -> None:
-        super().__init__(name, ground, model)
-        self.path, self.port = f"/v2/models/{model.name}/infer", ground.triton.http_port
+    def __init__(self, name: str, testbed: Testbed, model: Model, shared_memory: bool) -> None:
+        super().__init__(name, testbed, model)
+        self.path, self.port = f"/v2/models/{model.name}/infer", testbed.triton.http_port
         self._shared = shared_memory
         self._bodies: dict[Case, list[Body]] = {}
         self._regions: dict[Case, Region] = {}
 
     def bodies(self, case: Case) -> list[Body]:
         if case not in self._bodies:
-            encode = load_tokenizer(self.ground.folder / case.model.name).encode
-            ids = [encode(text).ids for text in self.ground.texts_of(case)]
+            encode = load_tokenizer(self.testbed.folder / case.model.name).encode
+            ids = [encode(text).ids for text in self.testbed.texts_of(case)]
             if self._shared:
                 slot, name = self.model.output_bytes(case.tokens), f"hf_transformer_bench_{secrets.token_hex(6)}"
                 region = self._regions[case] = Region(name, slot, max(1, min(len(ids), REGION_BYTES // slot)))
@@ -335,14 +344,14 @@ class Direct(WithWrk):
             self._unregister(region)
 
 
-class PerfAnalyzer(Subject):
+class TritonWithPerfAnalyzer(System):
     """NVIDIA's load generator, in C++, straight to Triton, with the same number of tokens each time."""
 
     def __init__(
-        self, name: str, ground: Ground, model: Model, analyzer: Sequence[str], protocol: str, shared_memory: bool
+        self, name: str, testbed: Testbed, model: Model, analyzer: Sequence[str], protocol: str, shared_memory: bool
     ) -> None:
         """``analyzer`` is its command, ``protocol`` http or grpc; ``shared_memory`` whether outputs travel there."""
-        super().__init__(name, ground, model)
+        super().__init__(name, testbed, model)
         self._analyzer = analyzer
         self._protocol = protocol
         self._memory = "system" if shared_memory else "none"
@@ -356,10 +365,10 @@ class PerfAnalyzer(Subject):
         """Each run warms up by itself."""
 
     def check(self, case: Case) -> None:
-        """Its answers stay in the program. Other subjects check that Triton answers rightly."""
+        """Its answers stay in the program. Other systems check that Triton answers rightly."""
 
     def measure(self, cell: Cell, seconds: int) -> Load:
-        triton, tokens = self.ground.triton, cell.case.tokens
+        triton, tokens = self.testbed.triton, cell.case.tokens
         flags = [
             *("-m", self.model.name, "-i", self._protocol),
             *("-u", triton.http_address if self._protocol == "http" else triton.grpc_address),
@@ -370,5 +379,5 @@ class PerfAnalyzer(Subject):
 
     def _successes(self) -> int:
         """Requests that Triton has answered for this model."""
-        stats = json.loads(get(self.ground.triton.http_port, f"/v2/models/{self.model.name}/stats"))["model_stats"][0]
+        stats = json.loads(get(self.testbed.triton.http_port, f"/v2/models/{self.model.name}/stats"))["model_stats"][0]
         return int(stats["inference_stats"]["success"]["count"])
