@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pairs import paired
 from benchmarks.options import parse
+from benchmarks.pairs import paired
 from benchmarks.report import command_of
 from hf_transformer.config.options import all_options
 

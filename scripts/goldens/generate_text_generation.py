@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import torch
 import transformers
-from checkpoints import checkpoint
-from golden_files import generate, must_agree
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import generate, must_agree
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.hard_texts import HARD_TEXTS
 
 # What the generative test models are asked to continue. id -> text.
 
@@ -100,7 +101,7 @@ CHAT_TOKENS: Final = 40
 LEAST_GAP: Final = 1e-3
 """A smaller distance between the two largest logits could be another order elsewhere: a logit is exact to 1e-5."""
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_text_generation.py",
+    "made_by": "scripts/goldens/generate_text_generation.py",
     "max_new_tokens": MAX_NEW_TOKENS,
     "chat_tokens": CHAT_TOKENS,
     "models": {"gpt2": "gpt2_past", "t5": "t5_logits"},
