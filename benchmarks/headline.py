@@ -1,9 +1,9 @@
-"""The figures that the README gives: this service and KServe's SDK, each by every way to Triton.
+"""The README's figures: this service and KServe's SDK, with each path to Triton.
 
     make bench ARGS=--headline [ARGS="--headline --rounds 5 --seconds 2"]
 
-One Triton, one worker of each, V1 over HTTP, texts of nine tokens that differ. All systems of a model take turns, in
-every second round backwards. One form of the service stands there twice: how much these two differ is the noise.
+One Triton, one worker of each system, V1 over HTTP, different texts of nine tokens. The systems of a model alternate,
+in every second round backwards. One configuration of the service occurs twice: the difference is the noise.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ WAYS: Final[Mapping[str, tuple[str, ...]]] = {
     "one pod, REST and shared memory": ("--predictor_shared_memory=auto",),
     "one pod, gRPC and shared memory": (GRPC, "--predictor_shared_memory=auto"),
 }
-"""How this service reaches Triton, and its flags. Between pods there is no shared memory."""
+"""The service's path to Triton, and its flags. Pods share no memory."""
 REDUCED_WAY: Final = "two pods, REST, `export --reduce`"
 KSERVE: Final = {"KServe's SDK, REST (JSON)": "v2", "KServe's SDK, gRPC": "grpc-v2"}
 CELLS: Final = {FILL_MASK: (1, 16), CLASSIFIER: (1, 32)}
-"""Model -> connections: p50 is of the first number, texts per second of the second one."""
+"""Model -> connections for p50, and for texts per second."""
 
 
 def measure_headline(options: Options, testbed: Testbed, say: Callable[[str], None]) -> int:
-    """Measures and writes headline.md; 1 if a request failed, else 0."""
+    """Measures and writes headline.md; returns 1 if a request failed, else 0."""
     started, results = time.monotonic(), list[Result]()
     for model, connections in CELLS.items():
         systems: list[System] = [Service(name, testbed, model, flags) for name, flags in WAYS.items()]
@@ -55,10 +55,10 @@ def measure_headline(options: Options, testbed: Testbed, say: Callable[[str], No
 
 
 def page(results: Sequence[Result], options: Options, seconds: float) -> str:
-    """The page: machine and versions, then a row per system."""
-    (one, many), (single, crowd) = CELLS[FILL_MASK], CELLS[CLASSIFIER]
+    """The page: machine and versions, then one row for each system."""
+    (lone, several), (single, crowd) = CELLS[FILL_MASK], CELLS[CLASSIFIER]
     columns = [
-        *("way to Triton", f"fill_mask, {one} connection: p50 ms", f"fill_mask, {many}: texts/s"),
+        *("way to Triton", f"fill_mask, {lone} connection: p50 ms", f"fill_mask, {several}: texts/s"),
         *(f"classifier, {single} connection: p50 ms", f"classifier, {crowd}: texts/s"),
         f"classifier, {crowd}: own CPU ms",
     ]
@@ -76,8 +76,8 @@ def page(results: Sequence[Result], options: Options, seconds: float) -> str:
     for name in (*WAYS, REDUCED_WAY, *KSERVE):
         fill, classify = (REDUCED if name == REDUCED_WAY else FILL_MASK), CLASSIFIER
         cells = [
-            figure(results, name, fill, one, "p50_ms"),
-            figure(results, name, fill, many, "per_second"),
+            figure(results, name, fill, lone, "p50_ms"),
+            figure(results, name, fill, several, "per_second"),
             figure(results, name, classify, single, "p50_ms"),
             figure(results, name, classify, crowd, "per_second"),
             figure(results, name, classify, crowd, "own_cpu_ms"),
@@ -87,7 +87,7 @@ def page(results: Sequence[Result], options: Options, seconds: float) -> str:
 
 
 def figure(results: Sequence[Result], system: str, model: Model, connections: int, field: str) -> str:
-    """The median of a figure with its least and most; a dash where it was not measured."""
+    """The median of a figure with minimum and maximum; a dash without samples."""
     [cell] = cells_of(model, "9", connections)
     values = [getattr(sample, field) for sample in samples_of(results, system, cell)]
     if not values:
@@ -98,5 +98,5 @@ def figure(results: Sequence[Result], system: str, model: Model, connections: in
 
 
 def samples_of(results: Sequence[Result], system: str, cell: Cell) -> Sequence[object]:
-    """The runs of a system in a cell."""
+    """The samples of a system in a cell."""
     return next((one.samples for one in results if (one.system, one.cell) == (system, cell)), ())

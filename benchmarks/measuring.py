@@ -1,4 +1,4 @@
-"""The rounds: all systems of a model run side by side and take turns."""
+"""Rounds of measurements: the systems of a model run at the same time, and get load in turn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hf_transformer.errors import LoadError
 
 Say = Callable[[str], None]
 FAILURES = (LoadFailed, LoadError, ValueError, OSError, HTTPException)
-"""Errors of a system or its load; the other systems go on."""
-MOST_FAILURES = 3
-"""After so many a system is not asked again: each may have cost the time of a run that hangs."""
+"""Errors of one system or its load, which do not stop the others."""
+MAX_FAILURES = 3
+"""Failed runs until a system is left out; each may take the time of a hanging run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures of one run. CPU is in ms per request: of the system's own processes, and of Triton."""
+    """The figures of one run. CPU time is in ms per request, for the system's own processes and for Triton."""
 
     per_second: float
     p50_ms: float
@@ -46,7 +46,7 @@ class Result:
     samples: tuple[Sample, ...]
 
     def median(self, name: str) -> float:
-        """The median of a field of Sample; nan where it was not measured."""
+        """The median of a field of Sample; NaN without values."""
         values = [getattr(sample, name) for sample in self.samples]
         return float("nan") if None in values else float(statistics.median(values))
 
@@ -65,13 +65,12 @@ def measure(
     *,
     until: float = math.inf,
 ) -> list[Result]:
-    """Runs every system in every cell that it takes, ``rounds`` times in turn.
+    """Runs every system in each of its cells, ``rounds`` times in turn.
 
-    A system that fails or hangs in a cell is not tried there again, and after MOST_FAILURES nowhere. No round but the
-    first begins after ``until``, of time.monotonic. ``say`` hears of all that is left out. A Triton that died is
-    started again.
+    A system that fails or hangs in a cell is skipped there, and after MAX_FAILURES everywhere. After ``until``, of
+    time.monotonic, no further round begins. ``say`` gets a line about each omission. Restarts a dead Triton.
     """
-    found: dict[tuple[Cell, System], list[Sample]] = {}
+    samples_by_cell: dict[tuple[Cell, System], list[Sample]] = {}
     failed: Counter[System] = Counter()
     with ExitStack() as stack:
         for system in systems:
@@ -84,31 +83,31 @@ def measure(
                 break
             for cell in cells:
                 say(f"round {number + 1} of {rounds}: {cell.case.name}, {cell.connections} connections")
-                # Every second round goes backwards, so that no system always follows the same neighbour.
+                # Every second round is reversed, so that no system always follows the same one.
                 for system in reversed(running) if number % 2 else running:
-                    samples = found.setdefault((cell, system), [])
-                    if failed[system] >= MOST_FAILURES or len(samples) < number or not system.takes(cell):
+                    samples = samples_by_cell.setdefault((cell, system), [])
+                    if failed[system] >= MAX_FAILURES or len(samples) < number or not system.takes(cell):
                         continue
                     sample = _sample(system, cell, seconds, triton.child, say)
                     if sample is not None:
                         samples.append(sample)
                     elif triton.child.exit_code is not None:
-                        # On the same ports, so that all who use it find it again.
+                        # The restart keeps the ports, which all systems use.
                         say(f"Triton ended with {triton.child.exit_code} and is started again; the end of its log:")
                         say(triton.child.output()[-2000:])
                         triton.restart()
                     else:
                         failed[system] += 1
     return [
-        Result(cell, system.name, tuple(found[cell, system]))
+        Result(cell, system.name, tuple(samples_by_cell[cell, system]))
         for cell in cells
         for system in running
-        if found.get((cell, system))
+        if samples_by_cell.get((cell, system))
     ]
 
 
 def count_runs(systems: Sequence[System], cells: Sequence[Cell]) -> int:
-    """The runs of one round."""
+    """The number of runs in one round."""
     return sum(system.takes(cell) for system in systems for cell in cells)
 
 
@@ -120,7 +119,7 @@ def _end(system: System, say: Say) -> None:
 
 
 def _works(system: System, cells: Sequence[Cell], say: Say) -> bool:
-    """Waits for it, checks an answer to each kind of text, and warms it up."""
+    """Waits for a system, checks an answer for each case, and warms it up; returns whether that worked."""
     try:
         system.wait()
         for case in dict.fromkeys(cell.case for cell in cells if system.takes(cell)):
@@ -135,7 +134,7 @@ def _works(system: System, cells: Sequence[Cell], say: Say) -> bool:
 
 
 def _sample(system: System, cell: Cell, seconds: int, triton: ChildProcess, say: Say) -> Sample | None:
-    """One run; None, with a line, if it failed."""
+    """One run; None after a failure."""
     try:
         child = system.child
         processes = [triton, *([child] if child else [])]
@@ -144,7 +143,7 @@ def _sample(system: System, cell: Cell, seconds: int, triton: ChildProcess, say:
         settle(processes)
         triton_before, own_before = cpu_seconds(triton), cpu_seconds(child) if child else 0.0
         load = system.measure(cell, seconds)
-        own = cpu_seconds(child) - own_before if child else None
+        own_cpu = cpu_seconds(child) - own_before if child else None
         triton_cpu = cpu_seconds(triton) - triton_before
     except FAILURES as exc:
         say(f"a run failed: {system.name}: {exc}")
@@ -154,7 +153,7 @@ def _sample(system: System, cell: Cell, seconds: int, triton: ChildProcess, say:
         per_second=load.requests / load.seconds,
         p50_ms=load.p50_ms,
         p99_ms=load.p99_ms,
-        own_cpu_ms=None if own is None else own * per_request,
+        own_cpu_ms=None if own_cpu is None else own_cpu * per_request,
         triton_cpu_ms=triton_cpu * per_request,
         errors=load.errors,
     )

@@ -1,4 +1,4 @@
-"""Two more questions for the speed benchmark's models: how many batches are best at a time, and does memory grow."""
+"""Two further measurements: the best number of batches in flight, and growth of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.systems import IN_MEMORY, UNBATCHED, Service, Testbed
 MIB: Final = 2**20
 IN_FLIGHT: Final = (1, 2, 3, 4)
 OUTPUT_MIB: Final[Mapping[Model, Sequence[int]]] = {FILL_MASK: (4, 8, 16), CLASSIFIER: (0,)}
-"""--max_batch_output_bytes in MiB. A text of fill_mask with nine tokens has 1.05; those of the classifier are small."""
+"""--max_batch_output_bytes in MiB. The output of a fill_mask text of nine tokens has 1.05 MiB."""
 CELLS: Final = (
     *cells_of(FILL_MASK, "9", 8, 16, 64),
     *cells_of(CLASSIFIER, "9", 32, 128),
@@ -27,13 +27,12 @@ CELLS: Final = (
 CONNECTIONS: Final = 32
 SECONDS: Final = 5
 GROWING: Final = (Case(CLASSIFIER, "9"), Case(FILL_MASK, "4"))
-"""Of fill_mask the shortest texts: with nine tokens its logits alone would keep two processors busy for minutes."""
-MOST_GROWTH: Final = 2.0
-"""Percent."""
+"""Cases of the memory measurement. fill_mask has its shortest texts, because its large logits take minutes."""
+MAX_GROWTH_PERCENT: Final = 2.0
 
 
 def measure_in_flight(options: Options, testbed: Testbed, say: Say, started: float) -> int:
-    """Writes batches_in_flight.md; 1 if a request failed, else 0. ``started`` is of time.monotonic."""
+    """Writes batches_in_flight.md; returns 1 if a request failed, else 0. ``started`` is of time.monotonic."""
     results: list[Result] = []
     for model, sizes in OUTPUT_MIB.items():
         cells = [cell for cell in options.pick(CELLS, lambda cell: cell.case.name) if cell.case.model is model]
@@ -65,9 +64,9 @@ def measure_in_flight(options: Options, testbed: Testbed, say: Say, started: flo
 
 
 def measure_memory(options: Options, testbed: Testbed, flags: Mapping[str, tuple[str, ...]], say: Say) -> int:
-    """Prints a row per form of the service and model; 1 if the memory of one grows by more than MOST_GROWTH, else 0.
+    """Prints a row for each configuration and model; returns 1 if memory grows by more than MAX_GROWTH_PERCENT, else 0.
 
-    The forms are those with shared memory, the default, and those of --service, or those that --only names.
+    Configurations are those with shared memory, the default, and those of --service, or those in --only.
     """
     rows, has_grown = [], False
     added = [one.partition(":")[0].strip() for one in options.service]
@@ -79,7 +78,7 @@ def measure_memory(options: Options, testbed: Testbed, flags: Mapping[str, tuple
         began = time.monotonic()
         before, after = _grow(Service(name, testbed, case.model, flags[name]), case, options.memory_requests)
         percent = 100 * (after - before) / before
-        has_grown = has_grown or percent > MOST_GROWTH
+        has_grown = has_grown or percent > MAX_GROWTH_PERCENT
         sizes = f"{before / 1e6:.1f} | {after / 1e6:.1f} | {percent:+.1f} %"
         rows.append(f"| {name} | {case.name} | {sizes} | {(time.monotonic() - began) / 60:.1f} |")
     print("| form | case | MB before | MB after | growth | minutes |\n|---|---|---:|---:|---:|---:|")
@@ -88,7 +87,7 @@ def measure_memory(options: Options, testbed: Testbed, flags: Mapping[str, tuple
 
 
 def _grow(service: Service, case: Case, requests: int) -> tuple[int, int]:
-    """Resident bytes after a warm-up by a tenth of the requests, in which caches fill, and after all of them."""
+    """Resident bytes after a warm-up with a tenth of the requests, which fills caches, and after all requests."""
     try:
         service.start()
         service.wait()
@@ -102,7 +101,7 @@ def _grow(service: Service, case: Case, requests: int) -> tuple[int, int]:
 
 
 def _send(service: Service, case: Case, wanted: int) -> None:
-    """At least so many requests."""
+    """Sends at least ``wanted`` requests."""
     sent = 0
     while sent < wanted:
         sent += service.measure(Cell(case, CONNECTIONS), SECONDS).requests

@@ -1,6 +1,6 @@
-"""Compares the speed of the service with Triton alone and with others: `make bench`, or `python -m benchmarks.speed`.
+"""Compares the service with Triton alone and with other systems: `make bench`, or `python -m benchmarks.speed`.
 
---checkout, --batches_in_flight and --memory measure something else instead, on the same models. README.md has it all.
+--checkout, --batches_in_flight and --memory run other measurements on the same models, see README.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ APIS: Final = {"REST": "http", "gRPC": "grpc"}
 
 
 def say(text: str) -> None:
-    """Prints progress."""
+    """Prints a line with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
@@ -58,13 +58,13 @@ def main(argv: Sequence[str]) -> int:
     """Measures and writes the results; returns the exit code."""
     options = parse(argv)
     if shutil.which("wrk") is None:
-        print("The load comes from wrk (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
+        print("wrk is not installed (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
         return 1
     plots = not (options.headline or options.memory or options.batches_in_flight or options.checkout)
     if plots and importlib.util.find_spec("matplotlib") is None:
         print("The plot needs matplotlib: make bench has an environment with it (.venv-bench).", file=sys.stderr)
         return 1
-    # As Ctrl-C does: all that was started is ended on the way out.
+    # Like Ctrl-C: unwinding ends all child processes.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix="hf-transformer-bench-"))
     try:
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(options: Options, folder: Path) -> int:
-    """Measures with one Triton for all; 1 if a request failed, else 0."""
+    """Starts one Triton for all measurements; returns 1 if a request failed, else 0."""
     started = time.monotonic()
     minilm = options.minilm if options.minilm.is_dir() else None
     lay_out(folder, options.bench_environment / "triton", minilm)
@@ -108,14 +108,14 @@ def run(options: Options, folder: Path) -> int:
 def compare(
     options: Options, testbed: Testbed, flags: Mapping[str, tuple[str, ...]], started: float, *, with_minilm: bool
 ) -> int:
-    """The service, Triton alone and the peers; writes the page and the plot."""
-    for lacks, what in (
+    """Compares the service, Triton alone and peers; writes page and plot."""
+    for lacks, missing in (
         (options.perf_analyzer is None, "perf_analyzer, which scripts/bench did not find in a form that runs here"),
         (importlib.util.find_spec("kserve") is None, "the KServe SDK's transformer: the package kserve is missing"),
         (not with_minilm, f"the real MiniLM: there is no {options.minilm.name}, see scripts/export_minilm"),
     ):
         if lacks:
-            say(f"left out: {what}")
+            say(f"left out: {missing}")
     work = [
         (systems_of(model, testbed, options, flags), cells) for model, cells in plan(options, with_minilm=with_minilm)
     ]
@@ -143,29 +143,29 @@ def plan(options: Options, *, with_minilm: bool) -> list[tuple[Model, list[Cell]
 
 
 def systems_of(model: Model, testbed: Testbed, options: Options, flags: Mapping[str, tuple[str, ...]]) -> list[System]:
-    """All that can be measured for a model, with these forms of the service."""
-    found: list[System] = [
-        (UnbatchedService if UNBATCHED in name else Service)(name, testbed, model, given)
-        for name, given in flags.items()
+    """All systems for a model, with these configurations of the service."""
+    systems: list[System] = [
+        (UnbatchedService if UNBATCHED in name else Service)(name, testbed, model, settings)
+        for name, settings in flags.items()
         if not (options.quick and UNBATCHED in name and model is not MINILM)
     ]
     if model is not MINILM:
-        found += _others(model, testbed, options)
-    return options.pick(found, lambda system: system.name)
+        systems += _peers(model, testbed, options)
+    return options.pick(systems, lambda system: system.name)
 
 
-def _others(model: Model, testbed: Testbed, options: Options) -> list[System]:
-    """The service's V2 API, the peers, and Triton alone."""
-    found: list[System] = [Ensemble(ENSEMBLE, testbed, model)]
+def _peers(model: Model, testbed: Testbed, options: Options) -> list[System]:
+    """The service's V2 API, peers, and Triton alone."""
+    systems: list[System] = [Ensemble(ENSEMBLE, testbed, model)]
     if importlib.util.find_spec("kserve") is not None:
-        found.append(KServeTransformer(KSERVE, testbed, model))
-    found += [TritonWithWrk(WRK + more, testbed, model, bool(more)) for more in ("", IN_MEMORY)]
+        systems.append(KServeTransformer(KSERVE, testbed, model))
+    systems += [TritonWithWrk(WRK + more, testbed, model, bool(more)) for more in ("", IN_MEMORY)]
     for label, protocol in APIS.items() if (analyzer := options.perf_analyzer) else ():
-        found.append(V2Service(f"service asked over {label} (V2)", testbed, model, analyzer, protocol))
+        systems.append(V2Service(f"service asked over {label} (V2)", testbed, model, analyzer, protocol))
         for more in ("", IN_MEMORY) if protocol == "http" or not options.quick else ():
             name = f"{PERF_ANALYZER}, {label}{more}"
-            found.append(TritonWithPerfAnalyzer(name, testbed, model, analyzer, protocol, bool(more)))
-    return found
+            systems.append(TritonWithPerfAnalyzer(name, testbed, model, analyzer, protocol, bool(more)))
+    return systems
 
 
 if __name__ == "__main__":

@@ -146,21 +146,21 @@ class Model:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def cases(self, name: str, prompts: dict[str, str]) -> list[dict[str, Any]]:
-        found = []
+        rows = []
         for key, prompt in prompts.items():
             continued = self.continued(self.tokenizer(prompt)["input_ids"], MAX_NEW_TOKENS, key)
-            found.append({"id": key, "model": name, "prompt": prompt, **continued})
-        return found
+            rows.append({"id": key, "model": name, "prompt": prompt, **continued})
+        return rows
 
     def chats(self) -> list[dict[str, Any]]:
-        found = []
+        rows = []
         for key, chat in CHATS.items():
             rendered = self.tokenizer.apply_chat_template(
                 chat["messages"], tools=chat.get("tools"), add_generation_prompt=True, tokenize=False
             )
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-            found.append({"id": key, **chat, "rendered": rendered, **self.continued(ids, CHAT_TOKENS, key)})
-        return found
+            rows.append({"id": key, **chat, "rendered": rendered, **self.continued(ids, CHAT_TOKENS, key)})
+        return rows
 
 
 def everything(folder: Path) -> dict[str, Any]:

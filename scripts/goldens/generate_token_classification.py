@@ -143,12 +143,12 @@ class Goldens:
         self, model: str, inputs: Any, strategies: tuple[str, ...] = STRATEGIES, **parameters: Any
     ) -> dict[str, Any]:
         """The answers for each aggregation strategy."""
-        found = {}
+        entities = {}
         for strategy in strategies:
             answer = self.pipelines[model](inputs, aggregation_strategy=strategy, **parameters)
             # Pre-split words come back as a batch of one.
-            found[strategy] = answer[0] if answer and isinstance(answer[0], list) else answer
-        return found
+            entities[strategy] = answer[0] if answer and isinstance(answer[0], list) else answer
+        return entities
 
     def check_sense(self) -> None:
         """Raise ValueError if a model finds other entities than it was trained to find."""
