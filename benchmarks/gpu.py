@@ -44,7 +44,7 @@ from benchmarks.load import HEADER, Body, Region, binary_bodies, get, post
 from benchmarks.pairs import environment
 from benchmarks.processes import RESULTS, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, PACKAGE, python_config
-from benchmarks.systems import REGIONS
+from benchmarks.systems import REGIONS_PATH
 from hf_transformer.commands.bench.load import Figures, Target, send
 from hf_transformer.commands.bench.requests import random_texts
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton
@@ -369,9 +369,9 @@ def shared_region(triton: LocalTriton, region: Region) -> Iterator[Region]:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, region.size)
         content = json.dumps({"key": f"/{region.name}", "offset": 0, "byte_size": region.size}).encode()
-        post(triton.http_port, f"{REGIONS}/{region.name}/register", Body(content))
+        post(triton.http_port, f"{REGIONS_PATH}/{region.name}/register", Body(content))
         yield region
-        post(triton.http_port, f"{REGIONS}/{region.name}/unregister", Body(b"{}"))
+        post(triton.http_port, f"{REGIONS_PATH}/{region.name}/unregister", Body(b"{}"))
     finally:
         path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The manifests, and the schemas that validate them.
 
 Kubernetes drops unknown fields silently, so all schemas here are strict: an unlisted property, such as a misspelt
-field, fails. This folder has KServe's CRD InferenceService, and the schemas of Kubernetes 1.34 for the kinds in use, without
+field, fails. This folder has KServe's CRD InferenceService, and Kubernetes 1.34's schemas of the kinds in use, without
 descriptions. This module has the schema of the Prometheus Operator.
 """
 
