@@ -285,7 +285,7 @@ NEXT = "BertForNextSentencePrediction"
         (changed, {"vocab_size": 7}, "can't load the weights for fill_mask"),
         (changed, {"architectures": []}, "the task can't be told; set --task"),
         (changed, {"architectures": [NEXT]}, f"{NEXT} stands for no task"),
-        (changed, {"model_type": "nonsense"}, "can't be loaded"),
+        (changed, {"model_type": "nonsense"}, "can't load the weights for fill_mask"),
         (without, "tokenizer.json", "tokenizer"),
     ],
     ids=lambda one: getattr(one, "__name__", str(one)),
