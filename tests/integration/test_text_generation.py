@@ -1,4 +1,4 @@
-"""Text generation against transformers' generate() (tests/goldens/generate_text_generation.py)."""
+"""Text generation against transformers' generate() (scripts/goldens/generate_text_generation.py)."""
 
 from __future__ import annotations
 
