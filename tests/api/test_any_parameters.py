@@ -16,7 +16,7 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import PARAMETERS
 from hf_transformer.types.tensors import ModelSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench
-from tests.generation.scripted_models import Response, ScriptedModel, ids, model, settings, spec, text
+from tests.generation.scripted_models import Response, ScriptedLLM, ids, model, settings, spec, text
 
 REQUESTS = 500
 """Of each model."""
@@ -84,7 +84,7 @@ class Declared(Bench):
         return self.pipeline(
             make_generator(
                 self.spec,
-                ScriptedModel(self.answer),
+                ScriptedLLM(self.answer),
                 self.tokenizer,
                 settings(max_length=256, pad_id=1),
                 executor=self.executor,

@@ -211,7 +211,7 @@ async def test_calls_in_a_conversation() -> None:
             message, _ = await refused(made, 413, messages=history(text, calls))
             assert message.startswith("body: ") and "lists, objects and keys" in message
         message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
-        assert message.startswith("messages: the prompt has ")
+        assert message.startswith("messages: expected a prompt of at most 255 tokens, got ")
         assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"
     async with bench(text=CALL) as made:  # without tools a call is text
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):

@@ -197,38 +197,38 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 3}, "best_of: 3, expected as many as n, 1"),
     ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100"),
-    ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06"),
+    ({"temperature": 5e-324}, "temperature: expected 0, or a number from 1e-06 to 100, got 4.94066e-324"),
     ({"temperature": "hot"}, "temperature: expected a number, got a string"),
     ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1"),
     ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more"),
-    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3"),
-    ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many"),
-    ({"stop": [""]}, "stop: string 0 is empty"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: expected at most 3 (max_tokens), got 9"),
+    ({"min_tokens": 99}, "min_tokens: expected at most 16 (the default number of new tokens), got 99"),
+    ({"stop": [""]}, "stop: expected strings of 1 to 1000 characters, got 0"),
     ({"stop": 3}, "stop: expected a string or a list of strings, got a number"),
     ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number"),
-    ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767"),
+    ({"stop_token_ids": [5, True]}, "stop_token_ids: expected token ids from 0 to 767, got a boolean"),
     ({"suffix": "x"}, "suffix: text in front of something else can't be generated"),
     ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known"),
-    ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767"),
-    ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100"),
+    ({"logit_bias": {"x": 1}}, "logit_bias: expected token ids from 0 to 767 as keys, got 'x'"),
+    ({"logit_bias": {"5": 200}}, "logit_bias: expected numbers from -100 to 100, got 200 for token 5"),
     ({"stream_options": {}}, "stream_options: only a stream has them"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown"),
     ({"prompt": []}, "prompt: expected a string, a list of strings"),
     ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids"),
     ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767"),
-    ({"prompt": ""}, "prompt: the prompt has no tokens"),
+    ({"prompt": ""}, "prompt: expected a prompt of at least one token"),
     ({"num_beams": 4}, "num_beams: unknown, expected some of"),
     ({"model": "bert"}, "model: 'bert' is not served here"),
 ]
 TOO_MUCH: list[tuple[dict[str, Any], str]] = [
-    ({"n": 200}, "n: 200, at most 128"),
-    ({"n": 13}, "prompt: 1 with 13 texts each (n) are 13, at most 12"),
-    ({"logprobs": 21}, "logprobs: 21, at most 20"),
-    ({"stop_token_ids": [1] * 129}, "stop_token_ids: 129 tokens, at most 128"),
-    ({"stop": "a" * 1001}, "stop: string 0 has 1001 characters, at most 1000"),
-    ({"prompt": "word " * 300}, "prompt: the prompt has "),
-    ({"prompt": [5] * 256}, "prompt: the prompt has 256 tokens, and the model takes 256, which leaves none for new"),
-    ({"max_tokens": 9}, "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"),
+    ({"n": 200}, "n: expected at most 128 texts per prompt, got 200"),
+    ({"n": 13}, "prompt: expected at most 12 texts in a request (--max_sequences), got 13 (1 with n=13)"),
+    ({"logprobs": 21}, "logprobs: expected at most 20 tokens per token, got 21"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids: expected at most 128 token ids, got 129"),
+    ({"stop": "a" * 1001}, "stop: expected strings of 1 to 1000 characters, got 1001"),
+    ({"prompt": "word " * 300}, "prompt: expected a prompt of at most 255 tokens, got "),
+    ({"prompt": [5] * 256}, "prompt: expected a prompt of at most 255 tokens, got 256; the model's 256 tokens"),
+    ({"max_tokens": 9}, "max_tokens: expected at most 8 new tokens (--max_new_tokens), got 9"),
     # Whatever is in these lists.
     ({"stop": [1] * 17}, "stop: 17 strings, at most 16 are taken"),
     ({"prompt": [[5] * 256 + ["a"]]}, "prompt[0]: the prompt has 257 tokens, and"),
@@ -256,7 +256,7 @@ async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool
         _, param = await refused(made, stop_token_ids=[5], stream=stream)
         assert param == "stop_token_ids"
         message, param = await refused(made, top_k=5, stream=stream)
-        assert message == "top_k: this model is a tokens model, which can't honour it; leave it out"
+        assert message == "top_k: expected a parameter that this tokens model supports; leave it out"
         assert param == "top_k"
 
 

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.generation.stream import QUEUED_PIECES
+from hf_transformer.generation.stream import MAX_QUEUED_PIECES
 from hf_transformer.types.tensors import TensorSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench, counted, events, post
 from tests.integration.hostile.wire import SECONDS
@@ -33,8 +33,8 @@ def body(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
-        (1, QUEUED_PIECES + 2),  # the queue, one that is being sent, one of each text that waits for room
-        (2, QUEUED_PIECES + 3),
+        (1, MAX_QUEUED_PIECES + 2),  # the queue, one that is being sent, one of each text that waits for room
+        (2, MAX_QUEUED_PIECES + 3),
     ],
 )
 async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:
@@ -46,7 +46,7 @@ async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahea
             assert made.generator.given == ahead
             exchange.taken.set()
             assert events((await exchange.head(), await exchange.rest())[1])[-1] == "[DONE]"
-        assert made.generator.given > QUEUED_PIECES + 3
+        assert made.generator.given > MAX_QUEUED_PIECES + 3
 
 
 async def test_a_stream_without_a_piece_ends_with_a_real_status() -> None:

@@ -326,7 +326,10 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"sampling_parameters": '{"logprobs": 3}'}, "sampling_parameters.logprobs: unknown, expected one of"),
     ({"sampling_parameters": 7}, "sampling_parameters: expected JSON text, got a number"),
     ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
-    ({"sampling_parameters": '{"min_p": 0.5}'}, "sampling_parameters.min_p: this model is a tokens model"),
+    (
+        {"sampling_parameters": '{"min_p": 0.5}'},
+        "sampling_parameters.min_p: expected a parameter that this tokens model supports",
+    ),
     ({"return_logprobs": True}, "return_logprobs: it can't be asked for here, expected false"),
     ({"stream": 1}, "stream: expected true or false, got a number"),
     ({"model_name": "7"}, "inputs: 'model_name' is unknown"),
