@@ -1,4 +1,4 @@
-"""Readiness of served models, as every API answers it."""
+"""Readiness of the served models, for all APIs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_transformer.types.request import Json
 
 
 async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
-    """Why one of the models can't predict now; None if all of them can."""
+    """The error of the first model that is not ready; None if all models are ready."""
     try:
         for model in models:
             await model.require_ready()
@@ -21,7 +21,7 @@ async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
 
 
 async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonResponse:
-    """The answer to whether models are ready; ``about`` stands in it too."""
+    """The response to a readiness probe of the models, with the fields of ``about``."""
     error = await find_not_ready(models)
     if error is None:
         return JsonResponse({**about, "ready": True})

@@ -16,7 +16,7 @@ JSON = b"application/json"
 
 
 class JsonResponse(StarletteResponse):
-    """JSON by orjson, as everywhere here, for Starlette's routes."""
+    """A Starlette response with JSON serialized by orjson."""
 
     media_type = "application/json"
 
@@ -25,7 +25,7 @@ class JsonResponse(StarletteResponse):
 
 
 def json_route(path: str, answer: Callable[..., Json]) -> Route:
-    """A GET route that answers with JSON; ``answer`` gets what the path names as keyword arguments."""
+    """A GET route that responds with JSON; ``answer`` gets the path's parameters as keyword arguments."""
 
     async def show(request: StarletteRequest) -> JsonResponse:
         return JsonResponse(answer(**request.path_params))
@@ -34,5 +34,5 @@ def json_route(path: str, answer: Callable[..., Json]) -> Route:
 
 
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
-    """A response under status 200."""
+    """A response with status 200."""
     return Response(200, body, [(b"content-type", content_type), *headers])

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api.generate import FURTHER
+from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.service import Model, generating_task
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
@@ -15,7 +15,7 @@ from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, answer_of, bench
 from tests.integration.api.grpc_model import ScriptedModel
 
-SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
+SWITCHES: dict[str, Any] = dict.fromkeys(EXTRA_OUTPUTS.values(), True)
 ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}
 

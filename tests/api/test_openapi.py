@@ -23,7 +23,7 @@ from hf_transformer import __version__
 from hf_transformer.api import openapi, pages
 from hf_transformer.api.call import CLIENTS_OWN
 from hf_transformer.api.gateway import Gateway
-from hf_transformer.api.generate import FURTHER
+from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
@@ -201,13 +201,13 @@ def _constants(schema: dict[str, Any]) -> list[str]:
 def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
     schemas = described(task)[1]["components"]["schemas"]
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
-    generate = {*more.split(), "end_id", "pad_id", "random_seed", *FURTHER.values(), *generation_task.PARAMETERS}
+    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *generation_task.PARAMETERS}
     for name, fields in {
         "EmbeddingsRequest": embeddings.FIELDS,
         "RerankRequest": rerank.FIELDS,
         "CompletionRequest": completions.FIELDS,
         "ChatRequest": chat.FIELDS,
-        "ChatMessage": chat.IN_MESSAGES,
+        "ChatMessage": chat.MESSAGE_FIELDS,
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name

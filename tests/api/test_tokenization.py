@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.tokenize import SentText, check_ids, read_lists, read_tokenize, render
+from hf_transformer.api.tokenize import PreparedText, check_ids, read_lists, read_tokenize, render
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
@@ -31,13 +31,13 @@ def tokenizer() -> Tokenizer:
 
 def read(
     tokenizer: Tokenizer, *instances: Any, files: SentenceTransformers | None = None, **given: Any
-) -> tuple[list[SentText], Tokenization]:
+) -> tuple[list[PreparedText], Tokenization]:
     task = (TextEmbedding if files else FillMask)(TaskSettings({}, tokenizer, sentence_transformers=files))
     return read_tokenize(Query(instances, given), task)
 
 
-def rendered(tokenizer: Tokenizer, texts: Sequence[SentText]) -> Any:
-    encodings = [one for [one] in tokenizer.encode_windows([text.sent for text in texts], WHOLE)]
+def rendered(tokenizer: Tokenizer, texts: Sequence[PreparedText]) -> Any:
+    encodings = [one for [one] in tokenizer.encode_windows([text.prepared for text in texts], WHOLE)]
     return json.loads(render(texts, encodings, tokenizer.max_length))["predictions"]
 
 
@@ -87,8 +87,8 @@ def test_offsets_are_in_the_clients_own_text(tokenizer: Tokenizer, text: str, pr
     files = SentenceTransformers(prompts={"query": prompt}, default_prompt_name="query", lower_case=lower_case)
     texts, _ = read(tokenizer, text, files=files)
     whole = prompt + text
-    assert texts[0].sent == (whole.lower() if lower_case else whole)
-    [found], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [SentText(text, text)])
+    assert texts[0].prepared == (whole.lower() if lower_case else whole)
+    [found], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [PreparedText(text, text)])
     front = found["count"] - plain["count"]
     assert found["ids"][1 + front :] == plain["ids"][1:]
     assert found["offsets"][1 + front :] == plain["offsets"][1:]

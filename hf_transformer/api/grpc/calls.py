@@ -14,7 +14,7 @@ import grpc.aio
 from hf_transformer.api.auth import HEADERS
 from hf_transformer.api.call import FORWARDED, IGNORED, ignored_names, new_request_id
 from hf_transformer.api.endpoint import server_timing
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.errors import RequestError
 from hf_transformer.types.request import Context
 
@@ -83,7 +83,8 @@ class CallsInProgress:
                 with self:
                     response = await answer(body, context)
             except Exception as error:
-                failure = without_frames(as_request_error(error, identify(context)))
+                identify(context)
+                failure = without_frames(to_request_error(error, context))
             if failure is not None:
                 del body  # gRPC keeps the frames of an aborted call until the collector comes
                 await refuse(rpc, failure, context)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import grpc
 
 from hf_transformer.api.call import without_clients_own
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.errors import invalid_input, to_request_error
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.open_streams import shutting_down
@@ -20,7 +20,7 @@ from hf_transformer.api.service import Model, Service
 from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
 from hf_transformer.core.limits import AdmissionTicket
-from hf_transformer.errors import InvalidInput, RequestError, TooLarge
+from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
@@ -49,7 +49,8 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
         status, code = CLIENT_CLOSED, grpc.StatusCode.CANCELLED
         raise
     except Exception as error:
-        raise as_request_error(error, identify(context), context.headers.get("traceparent")) from None
+        identify(context)
+        raise to_request_error(error, context) from None
     finally:
         service.metrics.count_request("grpc", status, context.arrived)
         if trace is not None and tracing is not None:
@@ -83,7 +84,7 @@ class Inference:
         try:
             request = wire.decode_infer_request(body, self.service.max_texts)
         except Malformed as error:
-            raise InvalidInput.of(str(error)) from error
+            raise invalid_input(error) from error
         identify(context, request.id)
         context.ticket = place
         note_unknown(request.ignored, (), context.ignored)
@@ -97,10 +98,9 @@ class Inference:
     def checked(self, answer: bytes) -> bytes:
         """The same message. Raises TooLarge if gRPC would not send it."""
         if not self.fits(answer):
-            raise TooLarge.of(
-                f"the answer has {len(answer)} bytes, --grpc_max_send_message_length allows {self._max_send}; ask for "
-                "fewer instances or less about each"
-            )
+            expected = f"an answer of at most {self._max_send} bytes (--grpc_max_send_message_length)"
+            hint = "request fewer instances or fewer outputs"
+            raise TooLarge("", expected, str(len(answer)), hint)
         return answer
 
 
@@ -143,9 +143,6 @@ class StreamedPieces(TextStream):
             wire.encode_infer_response(response, self._infer, final=not self.remaining, parameters=parameters)
         )
 
-    def as_sent(self, message: str) -> str:
-        return self._asked.as_sent(message)
-
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
     """The answer to a request that asks for pieces; None if it wants one answer. Raises RequestError."""
@@ -157,5 +154,5 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
     query = to_query(model.task, request, context)
-    asked = GenerateRequest(model.task.request(query), stream=True, further=(), as_sent=str)
+    asked = GenerateRequest(model.task.request(query), stream=True, extra=())
     return StreamedPieces(model, request, context, asked, None)

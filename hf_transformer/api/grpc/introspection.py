@@ -21,11 +21,12 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from hf_transformer.api.errors import invalid_input
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
 from hf_transformer.api.readiness import find_not_ready
 from hf_transformer.api.service import Models, Service
-from hf_transformer.api.v2 import ABOUT_SERVER, configuration, found_models, metadata, repository_index, statistics
-from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
+from hf_transformer.api.v2 import SERVER_METADATA, configuration, metadata, ready_models, repository_index, statistics
+from hf_transformer.errors import NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -61,7 +62,7 @@ def questions(service: Service, calls: CallsInProgress) -> Handlers:
             return {"ready": False}
 
     def model_statistics(asked: pb.ModelStatisticsRequest) -> Json:
-        found = [described(asked.name, asked.version)] if asked.name else found_models(models)
+        found = [described(asked.name, asked.version)] if asked.name else ready_models(models)
         return statistics(found, service.metrics.totals())
 
     async def index(asked: pb.RepositoryIndexRequest) -> Json:
@@ -71,7 +72,7 @@ def questions(service: Service, calls: CallsInProgress) -> Handlers:
         "ServerLive": lambda asked: {"live": True},
         "ServerReady": server_ready,
         "ModelReady": model_ready,
-        "ServerMetadata": lambda asked: ABOUT_SERVER,
+        "ServerMetadata": lambda asked: SERVER_METADATA,
         "ModelMetadata": lambda asked: metadata(described(asked.name, asked.version)),
         "ModelConfig": lambda asked: {
             "config": configuration(described(asked.name, asked.version), service.max_instances)
@@ -87,7 +88,7 @@ async def _answer(method: str, answer: Answer, body: bytes, context: Context) ->
     try:
         asked = decode(getattr(pb, f"{method}Request"), body)
     except Malformed as error:
-        raise InvalidInput.of(str(error)) from error
+        raise invalid_input(error) from error
     told = answer(asked)
     answered: Message = from_json(getattr(pb, f"{method}Response"), await told if isawaitable(told) else told)
     return answered.SerializeToString()

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import grpc
 import grpc.aio
 
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.grpc import calls as grpc_calls
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc, details_of, fork, refuse, trailing_of
 from hf_transformer.api.grpc.infer import Inference, counted, pieces_of
@@ -214,9 +215,10 @@ class InferStream:
                                 await self._write(inference.checked(message))
                     return inference.checked(message)
         except RequestError as error:
-            said = wire.encode_stream_error(details_of(error), wire.request_id(body))
+            details = details_of(to_request_error(error, context))
+            message = wire.encode_stream_error(details, wire.request_id(body))
             # The id is the client's, and may be as long as a message.
-            return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
+            return message if inference.fits(message) else wire.encode_stream_error(details, "")
 
     async def _write(self, answer: bytes) -> None:
         """Writes one message at a time. If the client does not take it, the stream is cancelled, and CancelledError is
