@@ -67,7 +67,7 @@ async def test_at_its_end_a_request_has_given_all_back(end: str) -> None:
     elif end == "answered":
         work.future.set_result(b"answer")
     else:
-        work.future.set_exception(InvalidInput.of("wrong") if end == "refused" else OSError("lost"))
+        work.future.set_exception(InvalidInput("", "another value") if end == "refused" else OSError("lost"))
     await asyncio.wait([task])
     status = {"answered": 200, "refused": 400, "broken": 500, "left": 499}[end]
     assert task.cancelled() if end == "left" else task.result().status == status
@@ -190,10 +190,22 @@ BROKEN = {
     "followed by rubbish": (gzip.compress(BODY) + b"rest", b"gzip", "gzip"),
     "deflate": (zlib.compress(BODY), b"gzip", "gzip"),
     "many members": (gzip.compress(b"") * 17, b"gzip", "members"),
-    "plain, deflate": (BODY, b"deflate", "says deflate"),
-    "raw, deflate": (zlib.compress(BODY)[2:-4], b"deflate", "says deflate"),
-    "gzip, deflate": (gzip.compress(BODY), b"deflate", "says deflate"),
-    "cut off, deflate": (zlib.compress(BODY)[:-3], b"deflate", "says deflate"),
+    "plain, deflate": (BODY, b"deflate", "deflate( stream)?, as Content-Encoding says"),
+    "raw, deflate": (
+        zlib.compress(BODY)[2:-4],
+        b"deflate",
+        "deflate( stream)?, as Content-Encoding says",
+    ),
+    "gzip, deflate": (
+        gzip.compress(BODY),
+        b"deflate",
+        "deflate( stream)?, as Content-Encoding says",
+    ),
+    "cut off, deflate": (
+        zlib.compress(BODY)[:-3],
+        b"deflate",
+        "deflate( stream)?, as Content-Encoding says",
+    ),
 }
 
 
@@ -258,8 +270,11 @@ def test_charsets(content_type: bytes, charset: str) -> None:
 @pytest.mark.parametrize(
     ("charset", "error", "says"),
     [
-        *[(name, UnsupportedEncoding, "is not taken") for name in ("klingon", "punycode", "base64", "utf-7", "\0")],
-        ("x" * 9000, UnsupportedEncoding, "is not taken"),
+        *[
+            (name, UnsupportedEncoding, "expected the charset UTF-8")
+            for name in "klingon punycode base64 utf-7 \0".split()
+        ],
+        ("x" * 9000, UnsupportedEncoding, "expected the charset"),
         *[(name, InvalidInput, "charset") for name in ("ascii", "utf-16")],
     ],
 )

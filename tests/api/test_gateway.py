@@ -95,8 +95,8 @@ def keys(file: Path) -> ApiKeys:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "has no key"),
-        (b"# only a comment\n", "has no key"),
+        (b"", "expected a key in each line, got none"),
+        (b"# only a comment\n", "got none"),
         (b"good\nwith space\n", "line 2"),
         ("schlüssel\n".encode(), "line 1"),
         (b"a" * 1025, "line 1"),

@@ -138,21 +138,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     *[({"text_input": value}, "text_input: expected a string, got a") for value in ([], ["a", "b"], [["a"]], [1], 1)],
     ({"max_tokens": [1, 2]}, "max_tokens: expected a whole number, got a list"),
     ({"parameters": 3}, "parameters: expected an object, got a number"),
-    ({"stream": True}, "stream: one answer is given here, expected false"),
-    ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
-    ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
-    ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
+    ({"stream": True}, "stream: expected false, since this API does not stream, got true; "),
+    ({"parameters": {"stream": True}}, "parameters.stream: expected false"),
+    ({"top_q": 1}, "top_q: "),
+    ({"parameters": {"top_q": 1}}, "parameters.top_q: "),
+    ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: expected one value, got two"),
+    ({"bad_words": ["x"]}, "bad_words: expected no words"),
+    ({"parameters": {"bad_words": ["x"]}}, "parameters.bad_words: expected no words"),
     ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
-    ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
-    ({"text_input": ""}, "text_input: the prompt has no tokens"),
+    ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: expected the opposite of"),
+    ({"text_input": ""}, "text_input: "),
     ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
     ({OF_VLLM: {"top_k": 1}}, f"{OF_VLLM}: expected JSON text, got an object"),
-    ({OF_VLLM: "{"}, f"{OF_VLLM}: not JSON"),
+    ({OF_VLLM: "{"}, f"{OF_VLLM}: expected JSON text; "),
     ({OF_VLLM: "[]"}, f"{OF_VLLM}: expected a JSON object, got a list"),
-    ({OF_VLLM: '{"best_of": 2}'}, f"{OF_VLLM}.best_of: it can't be asked for here, expected 1"),
-    ({"parameters": {OF_VLLM: '{"skip_special_tokens": 0}'}}, f"parameters.{OF_VLLM}.skip_special_tokens: it can't be"),
-    ({OF_VLLM: "{}", "parameters": {OF_VLLM: ""}}, f"{OF_VLLM}: given twice"),
-    ({OF_VLLM: '{"top_k": 3}', "top_k": 4}, f"{OF_VLLM}.top_k: given twice, with another"),
+    ({OF_VLLM: '{"best_of": 2}'}, f"{OF_VLLM}.best_of: expected 1, got a number"),
+    (
+        {"parameters": {OF_VLLM: '{"skip_special_tokens": 0}'}},
+        f"parameters.{OF_VLLM}.skip_special_tokens: expected",
+    ),
+    ({OF_VLLM: "{}", "parameters": {OF_VLLM: ""}}, f"{OF_VLLM}: expected one value, got another one in parameters"),
+    ({OF_VLLM: '{"top_k": 3}', "top_k": 4}, f"{OF_VLLM}.top_k: expected one value, got two"),
     ({OF_VLLM: '{"max_tokens": "many"}'}, f"{OF_VLLM}.max_tokens: expected a whole number, got a string"),
     ({OF_VLLM: '{"random_seed": "x"}'}, f"{OF_VLLM}.random_seed: expected a"),
     ({"id": 7}, "id: expected a string, got a number"),
@@ -160,28 +166,30 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"end_id": -2}, f"end_id: expected {SIZE}, got -2"),
     ({"end_id": True}, f"end_id: expected {SIZE}, got a boolean"),
     ({"pad_id": 1.5}, f"pad_id: expected {SIZE}, got a number"),
-    ({"end_id": 10**6}, "end_id: token 0 is 1000000, expected 0 to"),
-    ({"parameters": {"end_id": 10**6}}, "parameters.end_id: token 0 is 1000000, expected 0 to"),
+    ({"parameters": {"pad_id": 1.5}}, f"parameters.pad_id: expected {SIZE}, got a number"),
+    ({"end_id": 10**6}, "end_id: "),
+    ({"parameters": {"end_id": 10**6}}, "parameters.end_id: "),
     ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
-    ({"random_seed": 1, "seed": 2}, "random_seed: given twice, with another value as seed"),
+    ({"random_seed": 1, "seed": 2}, "random_seed: expected one value, got another one in seed"),
     ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
-    ({"end_id": -1, "ignore_eos": False}, "end_id: given twice, with another value as ignore_eos"),
+    ({"end_id": -1, "ignore_eos": False}, "end_id: expected one value, got another one in ignore_eos"),
 ]
 
 
-async def test_what_is_wrong_is_named_as_it_was_sent(made: Bench) -> None:
+async def test_errors_begin_with_the_client_s_path(made: Bench) -> None:
     for body, says in WRONG:
         message = await generate(made, status=400, **body)
         assert message.startswith(says), (body, message)
     assert not made.generator.asked
     message = await generate(made, status=413, stop_words=[1] * 17)
-    assert message == "stop_words: 17 strings, at most 16 are taken", "whatever is in them"
+    assert message.startswith("stop_words: ") and "at most 16" in message, "counted before the elements are read"
 
 
 async def test_models_and_versions(made: Bench) -> None:
     assert (await generate(made, ROUTES[1]))["model_version"] == "1"
-    assert "version '2' of model 'gpt2' is not served" in await generate(made, f"{ROUTES[0]}/versions/2", 404)
-    assert "model 'bert' is not served here" in await generate(made, "/v2/models/bert", 404)
+    message = await generate(made, f"{ROUTES[0]}/versions/2", 404)
+    assert message == "expected version '1' of model 'gpt2', got version '2'"
+    assert await generate(made, "/v2/models/bert", 404) == "expected a served model (gpt2), got 'bert'"
 
 
 async def test_the_limit_of_new_tokens() -> None:
@@ -189,16 +197,16 @@ async def test_the_limit_of_new_tokens() -> None:
         await generate(made)
         assert made.generator.asked[0][1].max_tokens == 8
         message = await generate(made, status=413, max_tokens=9)
-        assert message == "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"
+        assert message.startswith("max_tokens: ") and "at most 8 new tokens" in message
         message = await generate(made, status=413, parameters={"max_length": 10})
-        assert message == "parameters.max_length: 10, at most 8 new tokens are given (--max_new_tokens)"
+        assert message.startswith("parameters.max_length: ") and "(--max_new_tokens)" in message
 
 
-async def test_a_model_that_predicts_says_what_it_does() -> None:
+async def test_the_error_of_a_predictive_model_names_its_task() -> None:
     with pytest.raises(InvalidInput) as raised:
         generating_task(cast(Model, ScriptedModel()), "generate")
-    expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
-    assert str(raised.value) == expected
+    expected = "expected a model for text_generation or text2text_generation, which generate needs"
+    assert str(raised.value) == f"{expected}, got 'bert' for fill_mask" and raised.value.path == ""
 
 
 # V1's predict: the runtime guide's form, its defaults, and the stream in JSON lines
@@ -247,7 +255,7 @@ async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_l
         await predict(made, **{name: 2})
         assert made.generator.asked[-1][1].max_tokens == 2
         message = await predict(made, status=400, **{name: 2, "max_length": 30})
-        assert message == f"parameters.max_length: can't be combined with {name}, which says what is new"
+        assert message.startswith("parameters.max_length: ") and name in message
 
 
 async def test_the_prompt_may_be_left_out() -> None:
@@ -258,49 +266,50 @@ async def test_the_prompt_may_be_left_out() -> None:
         assert await predict(made) == without
     async with bench(task=Text2TextGeneration) as made:
         assert await predict(made) == without
-        assert "return_full_text: text2text_generation gives" in await predict(made, status=400, return_full_text=True)
+        message = await predict(made, status=400, return_full_text=True)
+        assert message.startswith("parameters.return_full_text: ") and "text2text_generation" in message
 
 
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"num_beams": 4}, "parameters.num_beams: unknown, expected one of output_format, max_length"),
-        ({"max_length": 2}, "parameters.max_length: 2 tokens are to be enough"),
-        ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: means the same as max_new_tokens"),
+        ({"num_beams": 4}, "parameters.num_beams: "),
+        ({"max_length": 2}, "parameters.max_length: "),
+        ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: "),
         ({"stream": 1}, "parameters.stream: expected true or false, got a number"),
         ({"stream": True, "top_k": "x"}, "parameters.top_k: expected"),
         ({"temperature": True}, "parameters.temperature: expected a number, got a boolean"),
-        ({"top_k": -2}, "parameters.top_k: -2 is too small, expected -1 or more"),
+        ({"top_k": -2}, "parameters.top_k: "),
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_named(made: Bench, parameters: dict[str, Any], says: str) -> None:
+async def test_errors_of_v1_name_the_parameter(made: Bench, parameters: dict[str, Any], says: str) -> None:
     assert (await predict(made, status=400, **parameters)).startswith(says)
 
 
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got'),
+        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got both'),
         ({"instances": [None] * 100}, 400, 'instances[0]: expected a string or {"text": string}, got null'),
-        # Lists that are too long whatever is in them are counted first.
-        ({"instances": [None] * 101}, 413, "instances: 101 in a request, at most 100 are taken"),
-        ({"instances": ["a"] * 9}, 413, "instances: 9 in a request, at most 8 are taken (--max_instances)"),
+        # Lists are counted before their elements are read.
+        ({"instances": [None] * 101}, 413, "instances: expected at most 100 in a request"),
+        ({"instances": ["a"] * 9}, 413, "instances: "),
         ({"instances": ["a"] * 8}, 200, ""),
     ],
     ids=["both", "no text", "too many", "too many texts", "so many"],
 )
-async def test_bodies(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
+async def test_instances_are_counted_in_one_field(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
     found = await answer_of(made, PATH, body, status)
     assert found.get("error", "").startswith(says), found
 
 
-async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
+async def test_an_unsupported_parameter_has_the_client_s_name_or_the_flag_s() -> None:
     async with bench(supported_fields=["greedy", "temperature"]) as made:
         message = await predict(made, status=400, min_new_tokens=3)
-        assert message.startswith("parameters.min_new_tokens: this model is a tokens model, which can't honour it")
+        assert message.startswith("parameters.min_new_tokens: ") and "tokens model" in message
         message = await predict(made, status=400, do_sample=True)
-        assert message.startswith("parameters.top_k (the service's --top_k): this model is")
+        assert "top_k" in message and "the service's --top_k" in message
         await predict(made, do_sample=True, top_k=0)
 
 
@@ -344,4 +353,4 @@ async def test_v2_gives_the_texts_as_a_tensor_and_no_stream(made: Bench) -> None
         assert output["shape"] == shape
         assert output["data"] == ["A paris."] * each + ["B paris."] * each
     found = await answer_of(made, INFER, {"inputs": inputs, "parameters": {"stream": True}}, 400)
-    assert found["error"].startswith("parameters.stream: one answer is given here")
+    assert found["error"].startswith("parameters.stream: expected false, since this API does not stream")

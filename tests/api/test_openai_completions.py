@@ -15,7 +15,14 @@ from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
 from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.service import Model
-from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.errors import (
+    InvalidInput,
+    PredictorError,
+    PredictorUnavailable,
+    RequestError,
+    TooLarge,
+    UnknownModel,
+)
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
@@ -32,6 +39,13 @@ async def complete(made: Bench, **fields: Any) -> Any:
 
 async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
     return await openai_error(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, status)
+
+
+async def refused_at(made: Bench, param: str, says: str, status: int = 400, **fields: Any) -> str:
+    """The message of an error about the field ``param``."""
+    message, actual = await refused(made, status, **fields)
+    assert actual == param and message.startswith(f"{param}: ") and says in message, (fields, message)
+    return message
 
 
 async def test_the_shape_is_that_of_kserve_s_example(made: Bench) -> None:
@@ -194,70 +208,69 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
         assert found["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"best_of": 3}, "best_of: 3, expected as many as n, 1"),
-    ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100"),
-    ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06"),
-    ({"temperature": "hot"}, "temperature: expected a number, got a string"),
-    ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1"),
-    ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more"),
-    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3"),
-    ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many"),
-    ({"stop": [""]}, "stop: string 0 is empty"),
-    ({"stop": 3}, "stop: expected a string or a list of strings, got a number"),
-    ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number"),
-    ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767"),
-    ({"suffix": "x"}, "suffix: text in front of something else can't be generated"),
-    ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known"),
-    ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767"),
-    ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100"),
-    ({"stream_options": {}}, "stream_options: only a stream has them"),
-    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown"),
-    ({"prompt": []}, "prompt: expected a string, a list of strings"),
-    ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids"),
-    ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767"),
-    ({"prompt": ""}, "prompt: the prompt has no tokens"),
-    ({"num_beams": 4}, "num_beams: unknown, expected some of"),
-    ({"model": "bert"}, "model: 'bert' is not served here"),
+INVALID: list[tuple[dict[str, Any], str, str]] = [
+    ({"best_of": 3}, "best_of", "expected 1, the value of n, got 3"),
+    ({"temperature": -1}, "temperature", "0 to 100"),
+    ({"temperature": 5e-324}, "temperature", "1e-06"),
+    ({"temperature": "hot"}, "temperature", "got a string"),
+    ({"top_p": 0}, "top_p", "1e-06 to 1"),
+    ({"max_tokens": 0}, "max_tokens", "1 or more"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens"),
+    ({"min_tokens": 99}, "min_tokens", "16"),
+    ({"stop": [""]}, "stop", "empty"),
+    ({"stop": 3}, "stop", "a string or a list of strings, got a number"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "a list of token ids, got a number"),
+    ({"stop_token_ids": [5, True]}, "stop_token_ids", "a boolean"),
+    ({"suffix": "x"}, "suffix", "expected no suffix"),
+    ({"echo": True, "logprobs": 1}, "logprobs", "expected no logprobs with echo"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
+    ({"logit_bias": {"5": 200}}, "logit_bias", "-100 to 100"),
+    ({"stream_options": {}}, "stream_options", "expected no options without a stream"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "expected one of include_usage"),
+    ({"prompt": []}, "prompt", "expected a string, a list of strings"),
+    ({"prompt": ["a", 1]}, "prompt[1]", "expected a string or a list of token ids"),
+    ({"prompt": [1, 4000]}, "prompt", "4000"),
+    ({"prompt": ""}, "prompt", "token"),
+    ({"num_beams": 4}, "num_beams", "expected one of the fields of model, stream"),
+    ({"model": "bert"}, "model", "expected a served model (gpt2), got 'bert'"),
 ]
-TOO_MUCH: list[tuple[dict[str, Any], str]] = [
-    ({"n": 200}, "n: 200, at most 128"),
-    ({"n": 13}, "prompt: 1 with 13 texts each (n) are 13, at most 12"),
-    ({"logprobs": 21}, "logprobs: 21, at most 20"),
-    ({"stop_token_ids": [1] * 129}, "stop_token_ids: 129 tokens, at most 128"),
-    ({"stop": "a" * 1001}, "stop: string 0 has 1001 characters, at most 1000"),
-    ({"prompt": "word " * 300}, "prompt: the prompt has "),
-    ({"prompt": [5] * 256}, "prompt: the prompt has 256 tokens, and the model takes 256, which leaves none for new"),
-    ({"max_tokens": 9}, "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"),
-    # Whatever is in these lists.
-    ({"stop": [1] * 17}, "stop: 17 strings, at most 16 are taken"),
-    ({"prompt": [[5] * 256 + ["a"]]}, "prompt[0]: the prompt has 257 tokens, and"),
-    ({"prompt": [None] * 101}, "prompt: 101 in a request, at most 100 are taken"),
+TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
+    ({"n": 200}, "n", "at most 128"),
+    ({"n": 13}, "prompt", "at most 12"),
+    ({"logprobs": 21}, "logprobs", "at most 20"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids", "at most 128"),
+    ({"stop": "a" * 1001}, "stop", "at most 1000"),
+    ({"prompt": "word " * 300}, "prompt", "tokens"),
+    ({"prompt": [5] * 256}, "prompt", "256"),
+    ({"max_tokens": 9}, "max_tokens", "(--max_new_tokens)"),
+    # Lists are counted before their elements are read.
+    ({"stop": [1] * 17}, "stop", "at most 16"),
+    ({"prompt": [[5] * 256 + ["a"]]}, "prompt[0]", "expected a prompt of at most 256 tokens, got 257"),
+    (
+        {"prompt": [None] * 101},
+        "prompt",
+        "expected at most 100 in a request (--max_instances, --max",
+    ),
 ]
 
 
-async def test_what_is_wrong_or_too_much_is_named(made: Bench) -> None:
-    for fields, says in WRONG:
-        message, param = await refused(made, 404 if fields.get("model") else 400, **fields)
-        assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
+async def test_errors_name_the_field_and_quote_no_prompt(made: Bench) -> None:
+    for fields, param, says in INVALID:
+        await refused_at(made, param, says, 404 if fields.get("model") else 400, **fields)
     assert made.generator.asked == []
     async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
-        for fields, says in TOO_MUCH:
-            message, _ = await refused(made, 413, **fields)
-            assert message.startswith(says) and "word word" not in message, (fields, message)
+        for fields, param, says in TOO_LARGE:
+            assert "word word" not in await refused_at(made, param, says, 413, **fields), fields
         for prompt in ([5] * 255, [[5] * 255]):
             await complete(made, prompt=prompt)
 
 
 @either_way
-async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool) -> None:
+async def test_an_unsupported_field_is_named(stream: bool) -> None:
     async with bench(supported_fields=["temperature"]) as made:
         await complete(made, temperature=0.5, n=2, stop="x")
-        _, param = await refused(made, stop_token_ids=[5], stream=stream)
-        assert param == "stop_token_ids"
-        message, param = await refused(made, top_k=5, stream=stream)
-        assert message == "top_k: this model is a tokens model, which can't honour it; leave it out"
-        assert param == "top_k"
+        await refused_at(made, "stop_token_ids", "tokens model", stop_token_ids=[5], stream=stream)
+        await refused_at(made, "top_k", "tokens model", top_k=5, stream=stream)
 
 
 async def test_errors_are_real_statuses_until_there_is_text() -> None:
@@ -278,23 +291,19 @@ async def test_echo(made: Bench) -> None:
         assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
     async with bench(task=Text2TextGeneration) as made:
         assert text_of(await complete(made)) == " paris."
-        message, param = await refused(made, echo=True)
-        assert message.startswith("echo: text2text_generation gives the new text alone") and param == "echo"
+        await refused_at(made, "echo", "text2text_generation returns the new text only", echo=True)
 
 
 # Errors, and hints for requests to other routes and servers, whatever the model is
 
 
 BASE = "the base_url of an OpenAI client is http://HOST:PORT"
-RESPONSES = (
-    "Not Found; the Responses API is not served; /openai/v1/chat/completions answers chats, which clients have a "
-    "setting for"
-)
-VECTORS = "Not Found; /openai/v1/embeddings gives the vectors of texts"
+RESPONSES = "Not Found; the service has no Responses API; set the client to /openai/v1/chat/completions"
+VECTORS = "Not Found; /openai/v1/embeddings returns the vectors of texts"
 CHATS = "Not Found; /openai/v1/chat/completions answers chats"
-TEXTS = "Not Found; /openai/v1/completions and /v2/models/NAME/generate write texts"
-PREDICTIONS = "/v1/models/NAME:predict and /v2/models/NAME/infer give predictions"
-SCORES = "Not Found; /openai/v1/rerank gives the scores of documents for a query"
+TEXTS = "Not Found; /openai/v1/completions and /v2/models/NAME/generate generate text"
+PREDICTIONS = "/v1/models/NAME:predict and /v2/models/NAME/infer return predictions"
+SCORES = "Not Found; /openai/v1/rerank returns the scores of documents for a query"
 
 
 def expected(route: str, base: str = "/openai/v1") -> str:
@@ -351,7 +360,7 @@ async def test_a_post_to_the_root_is_told_the_methods(made: Bench) -> None:
 @pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
 def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
     hint = hint_for(path, 404, "openai")
-    assert hint is not None and hint[0] == 501 and hint[1].startswith("no explanations are given here")
+    assert hint is not None and hint[0] == 501 and hint[1].startswith("the service has no explanations")
 
 
 async def test_the_answers(made: Bench) -> None:
@@ -362,7 +371,7 @@ async def test_the_answers(made: Bench) -> None:
         about = {"type": "invalid_request_error", "param": None, "code": None}
         assert (status, found) == (404, {"error": {"message": message, **about}})
     status, found = await post(made, "/v1/models/gpt2:explain", {})
-    assert status == 501 and found["error"].startswith("POST /v1/models/gpt2:explain: no explanations")
+    assert status == 501 and found["error"].startswith("POST /v1/models/gpt2:explain: the service has no explanations")
     status, found = await post(made, "/v1/models/gpt2", {})
     assert status == 405 and found == {"error": "POST /v1/models/gpt2: Method Not Allowed, expected GET, HEAD"}
 
@@ -373,21 +382,21 @@ def test_base64_is_float32_in_little_endian() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "kind", "param", "code"),
+    ("error", "status", "kind", "param", "code"),
     [
-        (400, "input[3]: expected a string", "invalid_request_error", "input[3]", None),
-        (400, "messages[1].content: expected a string", "invalid_request_error", "messages[1].content", None),
-        (400, "body: not JSON: unexpected end", "invalid_request_error", None, None),
-        (400, "a stride of 3: too long", "invalid_request_error", None, None),
-        (401, "token: missing", "invalid_request_error", None, None),
-        (404, "model: 'x' is not served here", "invalid_request_error", "model", "model_not_found"),
-        (404, "GET /openai/v1/x: Not Found", "invalid_request_error", None, None),
-        (405, "GET /openai/v1/rerank: Method Not Allowed", "invalid_request_error", None, "method_not_supported"),
-        (413, "input: 9 in a request", "invalid_request_error", "input", None),
-        (429, "9 requests are in flight", "requests", None, "rate_limit_exceeded"),
-        (502, "onnx: the predictor's own words", "server_error", None, None),
+        (InvalidInput("input[3]", "a string"), 400, "invalid_request_error", "input[3]", None),
+        (InvalidInput("body", "JSON"), 400, "invalid_request_error", None, None),
+        (InvalidInput("", "a generative model"), 400, "invalid_request_error", None, None),
+        (RequestError("token: missing"), 401, "invalid_request_error", None, None),
+        (UnknownModel("model", "a served model"), 404, "invalid_request_error", "model", "model_not_found"),
+        (RequestError("GET /openai/v1/x: Not Found"), 404, "invalid_request_error", None, None),
+        (RequestError("GET /openai/v1/x: Not Allowed"), 405, "invalid_request_error", None, "method_not_supported"),
+        (TooLarge("input", "at most 8 texts"), 413, "invalid_request_error", "input", None),
+        (RequestError("9 requests are in flight"), 429, "requests", None, "rate_limit_exceeded"),
+        (PredictorError("onnx: the predictor's own words"), 502, "server_error", None, None),
     ],
+    ids=lambda value: value if isinstance(value, int) else "",
 )
-def test_error_bodies(status: int, message: str, kind: str, param: str | None, code: str | None) -> None:
-    found = json.loads(render_error(message, status))
-    assert found == {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def test_error_bodies(error: RequestError, status: int, kind: str, param: str | None, code: str | None) -> None:
+    body = json.loads(render_error(error, status))
+    assert body == {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

@@ -75,7 +75,7 @@ def test_wrong_ids(tokenizer: Tokenizer, instance: Any, says: str) -> None:
 def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some vocabularies have numbers that are left out."""
     monkeypatch.setattr(tokenizer, "id_to_token", {2: "[CLS]", 4: "[MASK]"}.get)
-    with pytest.raises(InvalidInput, match=r"instances\[0\]: token 2 is 3, which is no token's id"):
+    with pytest.raises(InvalidInput, match=r"^instances\[0\]\[2\]: expected the id of a token, got 3$"):
         check_ids([TokenIds((2, 4, 3))], "instances", tokenizer)
 
 
