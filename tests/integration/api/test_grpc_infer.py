@@ -69,7 +69,7 @@ async def test_parameters_that_nobody_knows_are_named_in_the_trailing_metadata()
 
 async def test_known_parameters_with_wrong_values_are_refused() -> None:
     for name, says in (
-        ("timeout", "parameters.timeout: expected microseconds"),
+        ("timeout", "parameters.timeout: expected a whole number of microseconds"),
         ("binary_data_output", "true or false"),
     ):
         message = request("a")
@@ -124,7 +124,7 @@ async def test_any_bytes_as_an_id(method: str) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "says", "status", "retry"),
     [
-        (InvalidInput.of("no mask"), StatusCode.INVALID_ARGUMENT, "no mask", 400, None),
+        (InvalidInput("", "a mask token"), StatusCode.INVALID_ARGUMENT, "no mask", 400, None),
         (
             InvalidInput.of("ü" * 100_000 + "\ud800"),
             StatusCode.INVALID_ARGUMENT,
@@ -303,13 +303,13 @@ async def test_a_stream_answers_in_order_whatever_is_first_ready() -> None:
 async def test_an_error_in_a_stream_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def sometimes(text: str, context: Context) -> str:
         if text in ("bad", "fault"):
-            raise InvalidInput.of("no mask") if text == "bad" else ValueError("secret")
+            raise InvalidInput("", "a mask token") if text == "bad" else ValueError("secret")
         return text
 
-    wrong, limit = request("x", id="4"), "--grpc_max_send_message_length allows 2000"
+    wrong, limit = request("x", id="4"), "at most 2000 bytes (--grpc_max_send_message_length)"
     wrong.inputs[0].datatype = "FP8"
     cases = (
-        (request("bad", id="1"), "no mask"),
+        (request("bad", id="1"), "expected a mask token"),
         (request("x", id="2", model="other"), "'other'"),
         (request("fault", id="3"), "internal error; the log has it under 3"),
         (wrong, "'FP8'"),
