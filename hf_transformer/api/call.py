@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_transformer.api.body import JSON_TYPES, to_utf8
-from hf_transformer.api.errors import invalid_input
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
 from hf_transformer.protocol.tensors import Malformed
@@ -59,7 +58,7 @@ class Call:
         try:
             return parse_json(body, self.limits)
         except Malformed as error:
-            raise invalid_input(error) from None
+            raise InvalidInput(*error.args) from None
 
 
 def context_of(request: Request) -> Context:

@@ -11,7 +11,6 @@ import orjson
 from hf_transformer.api.responses import JSON
 from hf_transformer.errors import FieldError, InvalidInput, RequestError, TooLarge, describe
 from hf_transformer.observability.logging import names_of
-from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
@@ -44,11 +43,6 @@ def to_request_error(error: Exception, context: Context) -> RequestError:
     names = names_of(context.request_id, context.headers.get("traceparent"))
     logger.error("request %s failed by a fault of the service", context.request_id, extra=names, exc_info=error)
     return RequestError(f"internal error; the log has it under {context.request_id}")
-
-
-def invalid_input(error: Malformed) -> InvalidInput:
-    """The error of a body that breaks the protocol."""
-    return InvalidInput.of(str(error))
 
 
 def expect(value: Json, kind: type | UnionType, path: str, expected: str) -> Json:

@@ -34,7 +34,7 @@ from hf_transformer.api.streaming import STREAM, TextStream, event, not_streamed
 from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
-from hf_transformer.protocol.json_text import SMALL
+from hf_transformer.protocol.json_text import SMALL_BYTES
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
@@ -204,8 +204,8 @@ def _take_sampling(top_level: dict[str, Json], nested: dict[str, Json]) -> dict[
 def json_parameters(value: Json, path: str) -> dict[str, Json]:
     """Parameters in an object or in JSON text. Raises InvalidInput or TooLarge about the field ``path``."""
     if isinstance(value, str):
-        if len(value) > SMALL:
-            raise TooLarge(path, f"at most {SMALL} characters of JSON text", str(len(value)))
+        if len(value) > SMALL_BYTES:
+            raise TooLarge(path, f"at most {SMALL_BYTES} characters of JSON text", str(len(value)))
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:

@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 from hf_transformer.api.call import Call, new_request_id, without_clients_own
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json, invalid_input, require_few
+from hf_transformer.api.errors import error_json, require_few
 from hf_transformer.api.readiness import readiness
 from hf_transformer.api.responses import JSON, JsonResponse, json_route, reply
 from hf_transformer.api.service import Model, Service, generating_task
@@ -154,7 +154,7 @@ def _decode(data: Json, call: Call) -> Json:
     try:
         return parse_json(text, call.limits)
     except Malformed as error:
-        raise invalid_input(error) from None
+        raise InvalidInput(*error.args) from None
 
 
 def render(answers: Answers) -> bytes:

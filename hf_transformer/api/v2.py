@@ -30,7 +30,7 @@ from hf_transformer import __version__
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, without_clients_own
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json, invalid_input
+from hf_transformer.api.errors import error_json
 from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.readiness import find_not_ready, readiness
 from hf_transformer.api.responses import JsonResponse, json_route, reply
@@ -223,4 +223,4 @@ def _parse(call: Call, max_texts: int) -> InferRequest:
             return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts)
         return decode_infer_request(call.body, parse_header_length(length), max_texts)
     except Malformed as error:
-        raise invalid_input(error) from error
+        raise InvalidInput(*error.args) from error

@@ -18,7 +18,7 @@ from hf_transformer.commands.bench.report import errors, html, speeds, times, tr
 from hf_transformer.commands.bench.requests import made_up, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Settings, Setup, shown, sweep, triton_means
 from hf_transformer.errors import ConfigError, LoadError
-from tests.predictor.fault_server import Connection, nobody, scripted
+from tests.predictor.fault_server import Connection, scripted, unused_address
 
 Script = Callable[[Connection], Awaitable[None]]
 
@@ -88,7 +88,7 @@ async def test_failures_are_counted_by_reason(answer: bytes, says: str) -> None:
 
 
 async def test_nobody_listens() -> None:
-    server = Target.at(nobody())
+    server = Target.at(unused_address())
     found = await send(server, [server.request("/")], 1, 0.3)
     assert found.errors and all(why.startswith("no answer: ") for why in found.errors)
 
@@ -247,7 +247,7 @@ def test_addresses_that_are_none(url: str) -> None:
 
 
 def test_a_service_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", f"--url=http://{nobody()}"]) == 1
+    assert cli.main(["bench", f"--url=http://{unused_address()}"]) == 1
     assert re.search(r"does not answer: .*\(see hf-transformer bench --help\)$", capsys.readouterr().err.strip())
 
 

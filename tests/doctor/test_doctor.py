@@ -30,7 +30,7 @@ from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, Tensor, TensorSpec
-from tests.predictor.fault_server import nobody
+from tests.predictor.fault_server import unused_address
 from tests.triton_repository import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_help_and_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_predictor(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--predictor_host={nobody()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
+    flags = [f"--predictor_host={unused_address()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
     handlers = list(logging.getLogger("hf_transformer").handlers)
     assert command.run(flags, {}) == 2
     table = capsys.readouterr()

@@ -31,7 +31,7 @@ from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
-from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_depth, check_size
+from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -147,7 +147,7 @@ def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     messages = [_read_message(message, f"messages[{index}]", functions) for index, message in enumerate(value)]
     check_depth("messages", [message.get("tool_calls") for message in messages], limits)
     texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
-    if sum(map(len, texts)) > SMALL:
+    if sum(map(len, texts)) > SMALL_BYTES:
         # In the order of parsing: an unclosed quote hides only text after the syntax error.
         check_size(" ".join(texts).encode(), limits)
     for path, function in functions.items():

@@ -25,7 +25,7 @@ from hf_transformer.predictor.base import ModelCall, Transport
 from hf_transformer.predictor.shared_memory import (
     ADVICE_TO_ALLOW,
     FOLDER,
-    MARGIN,
+    RESERVED_BYTES,
     Region,
     aligned,
     free_bytes,
@@ -212,10 +212,10 @@ async def shared_memory(subject: Subject) -> list[Finding]:
         there = free_bytes(FOLDER)
     except OSError as exc:
         return warning(f"{FOLDER}: {exc.strerror}", f"mount an emptyDir with medium: Memory there, {INLINE}")
-    if there < config.predictor_shared_memory_bytes + MARGIN:
+    if there < config.predictor_shared_memory_bytes + RESERVED_BYTES:
         return warning(
             f"{FOLDER} has {there // MIB} MiB left, --predictor_shared_memory_bytes asks for "
-            f"{config.predictor_shared_memory_bytes // MIB} MiB and {MARGIN // MIB} MiB have to stay free",
+            f"{config.predictor_shared_memory_bytes // MIB} MiB and {RESERVED_BYTES // MIB} MiB have to stay free",
             f"enlarge {FOLDER} (sizeLimit of the emptyDir, --shm-size), lower the flag, {INLINE}",
         )
     packed = form_of(pair).pack([sample(pair)])

@@ -16,7 +16,7 @@ from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.credentials import KeyPair
 from hf_transformer.predictor.base import Address, parse_address
-from hf_transformer.predictor.tls import own_certificate, ssl_context
+from hf_transformer.predictor.tls import client_certificate, ssl_context
 
 SECONDS = 5.0  # for a name to be found, and for a connection to open
 PROBE_SECONDS = 3.0  # for a probe's connection, its handshake, and each part of the answer
@@ -109,7 +109,7 @@ async def protocol(subject: Subject) -> list[Finding]:
     It verifies no certificate: the check of TLS does that.
     """
     where, wanted = subject.address, subject.config.predictor_protocol
-    own = own_certificate(predictor_settings(subject.config))
+    own = client_certificate(predictor_settings(subject.config))
     answers = []
     for tls in (where.use_ssl, not where.use_ssl):
         for spoken in sorted(WIRES, key=lambda one: one != wanted):  # what the flags say comes first

@@ -142,11 +142,11 @@ class Server(Client):
     @property
     def works(self) -> bool:
         """Whether a call is at work."""
-        return self._running.calls.open > 0
+        return self._running.calls.active > 0
 
     async def over(self) -> None:
         """Waits until no call is at work."""
-        await self._running.calls.over()
+        await self._running.calls.wait_until_idle()
 
     async def end(self) -> None:
         """Ends it before its context does."""

@@ -337,7 +337,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"model_name": "7"}, "inputs: expected 'text_input' and its parameters, got 'model_name'"),
     ({"image": "aGk="}, "image: "),
     ({"text_input": 3}, "text_input: expected a string, got a number"),
-    ({"text_input": b"\xff"}, "inputs: element 0 of 'text_input' is not UTF-8"),
+    ({"text_input": b"\xff"}, "inputs[0].data[0]: expected text in UTF-8"),
 )
 
 

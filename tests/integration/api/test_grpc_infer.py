@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.api.grpc.stream import STREAM_IN_FLIGHT
+from hf_transformer.api.grpc.stream import MAX_STREAM_REQUESTS
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooManyRequests
 from hf_transformer.generation.types import Prompt, Sampling, Step
@@ -124,11 +124,11 @@ async def test_any_bytes_as_an_id(method: str) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "says", "status", "retry"),
     [
-        (InvalidInput("", "a mask token"), StatusCode.INVALID_ARGUMENT, "no mask", 400, None),
+        (InvalidInput("", "a mask token"), StatusCode.INVALID_ARGUMENT, "expected a mask token", 400, None),
         (
-            InvalidInput.of("ü" * 100_000 + "\ud800"),
+            InvalidInput("", "ü" * 100_000 + "\ud800"),
             StatusCode.INVALID_ARGUMENT,
-            "ü" * 1000,
+            "expected " + "ü" * 995,
             400,
             None,
         ),  # fits a header
@@ -331,12 +331,12 @@ async def test_an_error_in_a_stream_ends_its_request_alone(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize(
-    ("size", "at_once"), [(1, STREAM_IN_FLIGHT), (1000, 3)], ids=["as many requests", "as many bytes"]
+    ("size", "at_once"), [(1, MAX_STREAM_REQUESTS), (1000, 3)], ids=["as many requests", "as many bytes"]
 )
 async def test_a_stream_reads_no_further_than_it_works(
     size: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_transformer.api.grpc.stream.STREAM_BYTES", 5000)
+    monkeypatch.setattr("hf_transformer.api.grpc.stream.MAX_STREAM_BYTES", 5000)
     texts = [f"{number:02}" * size for number in range(at_once + 8)]
     async with serving(gate := Gate(), max_receive=3000) as server:
         stream = server.stream()
@@ -401,7 +401,7 @@ async def test_who_takes_no_answer_is_given_up_and_told_so_when_it_reads_on() ->
         assert server.metric(IN_FLIGHT) == 0
         found = await failure(read_all(stream))
         assert found.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert found.details() == "an answer was not taken within 0.2 s (--client_timeout_seconds)"
+        assert found.details() == "the client did not read a response within 0.2 s (--client_timeout_seconds)"
         metadata: Any = found.trailing_metadata()
         assert dict(metadata)["x-request-id"] == "caller-1"
         assert text_of(await server.infer(request("b"))) == "b" * 1_000_000, "the connection is as good as before"

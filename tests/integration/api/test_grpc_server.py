@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hf_transformer import __version__
-from hf_transformer.api.grpc.server import STREAMS
+from hf_transformer.api.grpc.server import MAX_CONCURRENT_STREAMS
 from hf_transformer.app.application import grpc_server
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.commands.serve import grpc_port_reserved
@@ -145,7 +145,7 @@ async def test_the_flags_reach_the_server() -> None:
     async with server, channel_to(port) as channel:
         client = Client(channel)
         assert text_of(await client.infer(request("a" * 500))) == "a" * 500
-        for length, says in ((1500, "--grpc_max_send_message_length allows 1000"), (2500, "larger than max")):
+        for length, says in ((1500, "at most 1000 bytes (--grpc_max_send_message_length)"), (2500, "larger than max")):
             code, message = await told(client.infer(request("a" * length)))
             assert code is StatusCode.RESOURCE_EXHAUSTED
             assert says in message
@@ -209,7 +209,10 @@ async def test_a_handshake_that_does_not_end_is_broken_off() -> None:
 
 async def test_more_calls_at_once_than_a_connection_may_have_are_all_answered() -> None:
     async with serving(concurrent=10_000) as server, asyncio.timeout(3 * SECONDS):
-        for number in (4 * STREAMS, 8 * STREAMS):  # on a new connection, and on one that has been used
+        for number in (
+            4 * MAX_CONCURRENT_STREAMS,
+            8 * MAX_CONCURRENT_STREAMS,
+        ):  # on a new connection, and on one that has been used
             texts = list(map(str, range(number)))
             answers = await asyncio.gather(*[server.infer(request(text)) for text in texts])
             assert [text_of(answer) for answer in answers] == texts
@@ -252,7 +255,7 @@ async def test_the_end_does_not_wait_for_ever() -> None:
 async def test_the_end_does_not_wait_for_who_does_not_read_or_only_stays(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hf_transformer.api.grpc.calls.PATIENCE", 0.1)
+    monkeypatch.setattr("hf_transformer.api.grpc.calls.CLOSING_WRITE_SECONDS", 0.1)
     caplog.set_level(logging.WARNING)
     async with asyncio.timeout(SECONDS), serving(long_answer, grace=3600) as server:
         if method == "reflection":
@@ -275,7 +278,7 @@ async def test_calls_that_cross_with_the_end_are_answered_or_unavailable(
 ) -> None:
     """Clients that go on asking do not hold it up."""
     if go_on:
-        monkeypatch.setattr("hf_transformer.api.grpc.server.REFUSING", 0.3)
+        monkeypatch.setattr("hf_transformer.api.grpc.server.MAX_REFUSING_SECONDS", 0.3)
     codes: set[grpc.StatusCode] = set()
     answered = asyncio.Semaphore(0)
 

@@ -17,7 +17,7 @@ from hf_transformer.commands.doctor import network
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import results_of, troubles
-from tests.predictor.fault_server import Connection, nobody, scripted
+from tests.predictor.fault_server import Connection, scripted, unused_address
 from tests.service import flags_for
 from tests.triton_repository import DEMO_MODEL
 
@@ -55,7 +55,13 @@ def assert_only(found: dict[str, str], name: str, *parts: str) -> None:
 
 
 LEADING_ELSEWHERE = {
-    "nobody": (lambda triton, protocol: nobody(), "", "connection", "connect", "8000 for REST, on 8001 for gRPC"),
+    "nobody": (
+        lambda triton, protocol: unused_address(),
+        "",
+        "connection",
+        "connect",
+        "8000 for REST, on 8001 for gRPC",
+    ),
     "no port": (lambda triton, protocol: "127.0.0.1", "", "connection", "no port is set, so it is 80"),
     "no such name": (lambda triton, protocol: "triton.invalid:8000", "", "address", "triton.invalid can't be found"),
     "the other protocol": (
