@@ -31,7 +31,7 @@ async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
     return found
 
 
-async def test_what_triton_s_own_clients_send(made: Bench) -> None:
+async def test_requests_of_triton_s_clients_are_understood(made: Bench) -> None:
     assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
     assert made.requests("generate", 200) == 1
     for body in (
@@ -45,15 +45,15 @@ async def test_what_triton_s_own_clients_send(made: Bench) -> None:
     made.generator.asked.clear()
     # vLLM's and TensorRT-LLM's documents.
     await generate(made, parameters={"stream": False, "temperature": 0})
-    found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
-    assert found["text_output"] == " paris."
+    answer = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
+    assert answer["text_output"] == " paris."
     assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
-    found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
-    assert found == {"id": "17", **HEAD, "text_output": " p"}
+    answer = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
+    assert answer == {"id": "17", **HEAD, "text_output": " p"}
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
-async def test_the_names_of_tensorrt_llm(made: Bench, inside: bool) -> None:
+async def test_tensorrt_llm_s_names_are_aliases(made: Bench, inside: bool) -> None:
 
     async def sampling(**given: Any) -> Any:
         await generate(made, **({"parameters": given} if inside else given))
@@ -69,7 +69,7 @@ async def test_the_names_of_tensorrt_llm(made: Bench, inside: bool) -> None:
     assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
 
 
-async def test_sampling_parameters_as_the_vllm_backend_has_them(made: Bench) -> None:
+async def test_sampling_parameters_are_read_as_in_vllm_s_backend(made: Bench) -> None:
     fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
     await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
     [(_, sampling)] = made.generator.asked
@@ -78,55 +78,55 @@ async def test_sampling_parameters_as_the_vllm_backend_has_them(made: Bench) -> 
     assert made.generator.asked[1][1].top_k == 7
 
 
-async def test_what_is_told_beside_the_text(made: Bench) -> None:
-    found = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
-    assert found == {
+async def test_extra_outputs_of_a_whole_response(made: Bench) -> None:
+    answer = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
+    assert answer == {
         **HEAD,
         "text_output": " paris",
         "finish_reason": "length",
         "num_input_tokens": len(made.tokenizer.encode([PROMPT])[0].ids),
         "num_output_tokens": 2,
     }
-    found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
-    assert (found["finish_reason"], found["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
+    answer = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
+    assert (answer["finish_reason"], answer["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
     assert "finish_reason" not in await generate(made, return_finish_reason=False)
 
 
-async def test_what_is_told_beside_a_stream(made: Bench) -> None:
+async def test_extra_outputs_of_a_stream_add_up(made: Bench) -> None:
     [whole] = await stream(made, **SWITCHES, stream=False)
-    *before, last = found = await stream(made, **SWITCHES)
-    assert last["finish_reason"] == "stop" and {one["finish_reason"] for one in before} == {"None"}
-    assert {one["num_input_tokens"] for one in found} == {whole["num_input_tokens"]}
-    assert sum(one["num_output_tokens"] for one in found) == whole["num_output_tokens"] > 0
-    found = await stream(made, **SWITCHES, n=2, temperature=0.5)
+    *before, last = events = await stream(made, **SWITCHES)
+    assert last["finish_reason"] == "stop" and {event["finish_reason"] for event in before} == {"None"}
+    assert {event["num_input_tokens"] for event in events} == {whole["num_input_tokens"]}
+    assert sum(event["num_output_tokens"] for event in events) == whole["num_output_tokens"] > 0
+    events = await stream(made, **SWITCHES, n=2, temperature=0.5)
     for choice in (0, 1):
-        own = [one for one in found if one["choice"] == choice]
-        assert "".join(one["text_output"] for one in own) == " paris."
-        assert sum(one["num_output_tokens"] for one in own) == whole["num_output_tokens"]
-        assert own[-1]["finish_reason"] == "stop"
+        of_choice = [event for event in events if event["choice"] == choice]
+        assert "".join(event["text_output"] for event in of_choice) == " paris."
+        assert sum(event["num_output_tokens"] for event in of_choice) == whole["num_output_tokens"]
+        assert of_choice[-1]["finish_reason"] == "stop"
 
 
-async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event(made: Bench) -> None:
+async def test_a_stream_has_new_text_and_at_least_one_event_per_text(made: Bench) -> None:
     for extra in ({}, {"stream": True}, {"parameters": {"stream": True}}):
-        found = await stream(made, **extra)
-        assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
-        assert "".join(one["text_output"] for one in found) == " paris."
-    found = await stream(made, exclude_input_in_output=False)
-    assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
+        events = await stream(made, **extra)
+        assert len(events) > 1 and all(event.keys() == {*HEAD, "text_output"} for event in events)
+        assert "".join(event["text_output"] for event in events) == " paris."
+    events = await stream(made, exclude_input_in_output=False)
+    assert "".join(event["text_output"] for event in events) == f"{PROMPT} paris."
     assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
     for stop, whole in (("ris", None), (" par", False)):
-        found = await stream(made, stop=stop, exclude_input_in_output=whole)
-        assert found and all(one["text_output"] for one in found), "no event is empty beside others"
+        events = await stream(made, stop=stop, exclude_input_in_output=whole)
+        assert events and all(event["text_output"] for event in events), "no event is empty beside others"
     empty = {**HEAD, "text_output": ""}
     assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]
-    found = await stream(made, stop=" par", n=2, temperature=0.5)
-    assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
+    events = await stream(made, stop=" par", n=2, temperature=0.5)
+    assert sorted(events, key=lambda event: event["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
     async with bench(fails=PredictorError("it broke"), after=1) as made:
         assert (await stream(made))[-1] == {"error": "it broke"}
         assert await generate(made, status=502) == "it broke"
 
 
-async def test_a_prompt_in_a_list_of_one(made: Bench) -> None:
+async def test_a_list_of_one_prompt_is_a_prompt(made: Bench) -> None:
     assert await generate(made, text_input=[PROMPT]) == await generate(made)
     assert await stream(made, text_input=[PROMPT]) == await stream(made)
 
@@ -185,14 +185,14 @@ async def test_errors_begin_with_the_client_s_path(made: Bench) -> None:
     assert message.startswith("stop_words: ") and "at most 16" in message, "counted before the elements are read"
 
 
-async def test_models_and_versions(made: Bench) -> None:
+async def test_unknown_models_and_versions_are_404(made: Bench) -> None:
     assert (await generate(made, ROUTES[1]))["model_version"] == "1"
     message = await generate(made, f"{ROUTES[0]}/versions/2", 404)
     assert message == "expected version '1' of model 'gpt2', got version '2'"
     assert await generate(made, "/v2/models/bert", 404) == "expected a served model (gpt2), got 'bert'"
 
 
-async def test_the_limit_of_new_tokens() -> None:
+async def test_new_tokens_are_limited() -> None:
     async with bench(settings=GenerationSettings(max_length=20, max_new_tokens=8)) as made:
         await generate(made)
         assert made.generator.asked[0][1].max_tokens == 8
@@ -220,17 +220,17 @@ async def predict(made: Bench, *instances: Any, status: int = 200, **parameters:
     return found["error"] if status != 200 else found
 
 
-async def test_the_form_of_the_runtime_guide(made: Bench) -> None:
-    found = await predict(made, max_length=50, temperature=0.7, do_sample=True)
-    assert found == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
+async def test_predict_has_the_form_of_kserve_s_runtime_guide(made: Bench) -> None:
+    answer = await predict(made, max_length=50, temperature=0.7, do_sample=True)
+    assert answer == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
     [(prompt, sampling)] = made.generator.asked
     assert (sampling.greedy, sampling.temperature, sampling.top_k) == (False, 0.7, 50)
     assert sampling.max_tokens == 50 - len(prompt.ids)
-    found = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
-    assert found["predictions"] == [[{"generated_text": f"{one} paris."}] * 2 for one in "AB"]
+    answer = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
+    assert answer["predictions"] == [[{"generated_text": f"{letter} paris."}] * 2 for letter in "AB"]
 
 
-async def test_the_service_s_defaults() -> None:
+async def test_requests_override_the_service_s_generation_defaults() -> None:
     settings = GenerationSettings(max_length=30, do_sample=True, temperature=0.5, top_k=3, top_p=0.9)
     async with bench(settings=settings) as made:
         await predict(made)
@@ -241,7 +241,7 @@ async def test_the_service_s_defaults() -> None:
         assert second.greedy and (second.temperature, second.top_k, second.top_p) == (1.0, 0, 1.0)
 
 
-async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_limited(made: Bench) -> None:
+async def test_sampling_parameters_imply_do_sample_and_limits_exclude_each_other(made: Bench) -> None:
     for parameters, greedy in (
         ({}, True),
         ({"temperature": 0.7}, False),
@@ -258,7 +258,7 @@ async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_l
         assert message.startswith("parameters.max_length: ") and name in message
 
 
-async def test_the_prompt_may_be_left_out() -> None:
+async def test_return_full_text_excludes_the_prompt() -> None:
     without = {"predictions": [[{"generated_text": " paris."}]]}
     async with bench() as made:
         assert await predict(made, return_full_text=False) == without
@@ -325,7 +325,7 @@ async def test_a_stream_is_a_line_per_piece(made: Bench) -> None:
     assert made.requests("v1", 200) == 1
 
 
-async def test_lines_say_which_text_they_belong_to(made: Bench) -> None:
+async def test_lines_have_the_index_of_their_text(made: Bench) -> None:
     found = await lines(made, "A", "B", num_return_sequences=2, do_sample=True)
     texts: dict[tuple[int, int], str] = {}
     for line in found:
@@ -336,7 +336,7 @@ async def test_lines_say_which_text_they_belong_to(made: Bench) -> None:
     assert texts == {(0, 0): "A paris.", (0, 1): "A paris.", (1, 0): "B paris.", (1, 1): "B paris."}
 
 
-async def test_errors_of_a_stream() -> None:
+async def test_an_error_in_a_stream_is_its_last_line() -> None:
     async with bench(fails=PredictorUnavailable("it is down")) as made:
         assert await predict(made, status=503, stream=True) == "it is down"
     async with bench(fails=PredictorError("it broke"), after=1) as made:
@@ -345,7 +345,7 @@ async def test_errors_of_a_stream() -> None:
         assert made.requests("v1", 502) == 1
 
 
-async def test_v2_gives_the_texts_as_a_tensor_and_no_stream(made: Bench) -> None:
+async def test_v2_returns_texts_as_a_tensor_and_refuses_streams(made: Bench) -> None:
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["A", "B"]}]
     for parameters, shape in (({}, [2]), ({"num_return_sequences": 2, "do_sample": True}, [2, 2])):
         [output] = (await answer_of(made, INFER, {"inputs": inputs, "parameters": parameters}))["outputs"]

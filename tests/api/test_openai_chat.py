@@ -36,7 +36,7 @@ def asked(made: Bench) -> str:
 
 
 def logprobs_of(chunks: list[Any]) -> list[Any]:
-    """Those of the first choices that have any."""
+    """The logprobs of the first choice in all chunks with any."""
     return [one for chunk in chunks if (one := chunk["choices"][0]["logprobs"])]
 
 
@@ -44,10 +44,10 @@ def deltas(chunks: list[Any], index: int = 0) -> list[Any]:
     return [one["delta"] for chunk in chunks for one in chunk["choices"] if one["index"] == index]
 
 
-async def test_the_shape_is_that_of_kserve_s_example() -> None:
+async def test_the_response_has_the_form_of_kserve_s_example() -> None:
     async with bench(text="Paris.") as made:
-        found = await chat(made)
-        created, used = found.pop("created"), found.pop("usage")
+        answer = await chat(made)
+        created, used = answer.pop("created"), answer.pop("usage")
         assert isinstance(created, int)
         [(sent, sampling)] = made.generator.asked
         assert sent.text == template_of(tokenizer_of()).render(MESSAGES) and not sent.special_tokens
@@ -55,7 +55,7 @@ async def test_the_shape_is_that_of_kserve_s_example() -> None:
         prompt, new = len(sent.ids), len(made.tokenizer.encode(["Paris."])[0].ids)
         assert used == {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         message = {"content": "Paris.", "role": "assistant", "refusal": None}
-        assert found == {
+        assert answer == {
             "id": "chatcmpl-7",
             "object": "chat.completion",
             "model": "gpt2",
@@ -78,7 +78,7 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("continuous", [False, None, True])
-async def test_the_usage_of_each_chunk(continuous: bool | None) -> None:
+async def test_usage_is_in_the_last_chunk_or_in_all(continuous: bool | None) -> None:
     async with bench(text="Paris is large.") as made:
         options = {"include_usage": True, "continuous_usage_stats": continuous}
         *chunks, last, done = await chat(made, stream=True, stream_options=options)
@@ -96,7 +96,7 @@ async def test_the_usage_of_each_chunk(continuous: bool | None) -> None:
             assert one["total_tokens"] == one["prompt_tokens"] + one["completion_tokens"]
 
 
-async def test_all_choices_have_a_role_of_their_own() -> None:
+async def test_each_choice_begins_with_a_role() -> None:
     async with bench(text="Paris.") as made:
         *chunks, _ = await chat(made, n=3, stream=True)
         for index in range(3):
@@ -106,7 +106,7 @@ async def test_all_choices_have_a_role_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "--max_new_tokens"])
-async def test_the_limit_of_new_tokens(name: str) -> None:
+async def test_new_tokens_are_limited(name: str) -> None:
     flag = name.startswith("--")
     async with bench(text="Paris is large.", settings=GenerationSettings(max_new_tokens=2 if flag else None)) as made:
         found = await chat(made, **({} if flag else {name: 2}))
@@ -117,14 +117,16 @@ async def test_the_limit_of_new_tokens(name: str) -> None:
 async def test_logprobs(stream: bool) -> None:
     async with bench(text="Paré.") as made:
         for top, fields in ((2, {"top_logprobs": 2}), (0, {})):
-            found = await chat(made, logprobs=True, stream=stream, **fields)
-            chunks = found[:-1] if stream else [found]
-            told = [one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
-            assert bytes(byte for one in told for byte in one["bytes"]).decode() == "Paré."
-            assert {one["logprob"] for one in told} == {-0.5}
-            assert all(one["refusal"] is None for one in logprobs_of(chunks))
-            assert all(len(one["top_logprobs"]) == top for one in told)
-            assert not top or all(one["top_logprobs"][0]["bytes"] == one["bytes"] for one in told)
+            answer = await chat(made, logprobs=True, stream=stream, **fields)
+            chunks = answer[:-1] if stream else [answer]
+            tokens = [
+                token for chunk in chunks for token in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+            ]
+            assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == "Paré."
+            assert {token["logprob"] for token in tokens} == {-0.5}
+            assert all(token["refusal"] is None for token in logprobs_of(chunks))
+            assert all(len(token["top_logprobs"]) == top for token in tokens)
+            assert not top or all(token["top_logprobs"][0]["bytes"] == token["bytes"] for token in tokens)
 
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -148,7 +150,7 @@ NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "to
     ],
     ids="parts developer name nulls empty_lists refusal refused no_refusal no_calls cache_control".split(),
 )
-async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None:
+async def test_messages_are_rendered_from_all_their_forms(message: dict[str, Any], rendered: str) -> None:
     seen = "{{ m.role }}{{ ' ' + m.name if m.name else '' }}: {{ m.content }}"
     unseen = "{{ '!' if 'tool_calls' in m or 'annotations' in m or 'refusal' in m else '' }}"
     async with bench(template=f"{{% set m = messages[0] %}}{seen}{unseen}") as made:
@@ -156,7 +158,7 @@ async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None
         assert asked(made) == rendered
 
 
-async def test_tools_are_rendered_and_calls_come_back() -> None:
+async def test_tools_are_rendered_and_calls_are_parsed() -> None:
     async with bench(text=f"Let me see.\n{CALL}") as made:
         [choice] = (await chat(made, tools=[{**one, **MARK} for one in TOOLS]))["choices"]
         assert "cache_control" not in asked(made)
@@ -168,7 +170,7 @@ async def test_tools_are_rendered_and_calls_come_back() -> None:
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
-async def test_calls_in_a_stream_come_whole() -> None:
+async def test_a_stream_has_complete_tool_calls() -> None:
     async with bench(text=f"{CALL}\n{CALL}") as made:
         *chunks, _ = await chat(made, tools=TOOLS, tool_choice="auto", stream=True)
         calls = [call for delta in deltas(chunks) for call in delta.get("tool_calls", ())]
@@ -180,13 +182,13 @@ async def test_calls_in_a_stream_come_whole() -> None:
 
 
 @either_way
-async def test_one_call_is_given_where_several_are_not_wanted(stream: bool) -> None:
+async def test_parallel_tool_calls_false_returns_one_call(stream: bool) -> None:
     async with bench(text=f"{CALL}{CALL}") as made:
-        found = await chat(made, tools=TOOLS, parallel_tool_calls=False, stream=stream)
+        answer = await chat(made, tools=TOOLS, parallel_tool_calls=False, stream=stream)
         if stream:
-            calls = [call for delta in deltas(found[:-1]) for call in delta.get("tool_calls", ())]
+            calls = [call for delta in deltas(answer[:-1]) for call in delta.get("tool_calls", ())]
         else:
-            calls = found["choices"][0]["message"]["tool_calls"]
+            calls = answer["choices"][0]["message"]["tool_calls"]
         assert len(calls) == 1
 
 
@@ -196,7 +198,7 @@ def history(arguments: Any, calls: int = 1) -> list[Any]:
     return [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call] * calls}, answer]
 
 
-async def test_calls_in_a_conversation() -> None:
+async def test_tool_calls_in_messages_are_parsed_within_the_limits() -> None:
     where = "messages[1].tool_calls[0].function.arguments"
     async with bench() as made:
         await chat(made, messages=history('{"city": "Paris"}'), tools=TOOLS)
@@ -220,7 +222,7 @@ async def test_calls_in_a_conversation() -> None:
             assert "weather" not in asked(made)
 
 
-async def test_the_template_gets_more_variables() -> None:
+async def test_the_template_gets_variables_and_its_limits_are_errors() -> None:
     async with bench(template="{{ messages[0].content }}{% if shout %}!{% endif %}") as made:
         await chat(made, chat_template_kwargs={"shout": True})
         assert asked(made) == f"{MESSAGES[0]['content']}!"
@@ -323,7 +325,7 @@ async def test_errors_name_the_field(made: Bench) -> None:
     assert made.generator.asked == []
 
 
-async def test_what_asks_for_nothing_is_taken() -> None:
+async def test_values_without_effect_are_accepted() -> None:
     async with bench(supported_fields=()) as made:
         for fields in (
             {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
@@ -369,29 +371,31 @@ WHOLE = "{{ messages | tojson }}{{ tools | tojson }}{{ style }}{{ vendor is defi
 
 
 def nulls(value: Any, schema: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places in ``value`` of all fields that it may have and does not, by its schema; and of an unknown one where
-    any are taken. A schema or arguments within it are the client's own."""
+    """The paths in ``value`` of all fields that its schema allows and it does not have, unknown ones included.
+
+    It skips JSON schemas and arguments, whose nulls are the client's.
+    """
     while "$ref" in schema:
         schema = SCHEMAS[schema["$ref"].rsplit("/", 1)[1]]
-    for one in schema.get("anyOf", ()):
-        yield from nulls(value, one, where)
+    for member in schema.get("anyOf", ()):
+        yield from nulls(value, member, where)
     if isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from nulls(one, schema.get("items", {}), (*where, index))
+        for index, member in enumerate(value):
+            yield from nulls(member, schema.get("items", {}), (*where, index))
     if not isinstance(value, dict) or "object" not in (schema.get("type") or ()) or where[-1:] == ("parameters",):
         return
     properties = schema.get("properties", {})
     unknown = ["vendor"] if schema.get("additionalProperties", True) else []
     yield from ((*where, name) for name in (*properties, *unknown) if name not in value)
-    for name, one in value.items():
-        yield from nulls(one, properties.get(name, {}), (*where, name))
+    for name, member in value.items():
+        yield from nulls(member, properties.get(name, {}), (*where, name))
 
 
-PLACES = list(nulls({"model": "gpt2", **FULL}, SCHEMAS["ChatRequest"]))
+PATHS = list(nulls({"model": "gpt2", **FULL}, SCHEMAS["ChatRequest"]))
 
 
-def test_the_places_of_nulls_are_all_there() -> None:
-    shown = {".".join(map(str, place)) for place in PLACES}
+def test_the_paths_of_nulls_cover_all_fields() -> None:
+    paths = {".".join(map(str, path)) for path in PATHS}
     assert {
         "tools.0.function.strict",
         "tools.0.vendor",
@@ -401,32 +405,32 @@ def test_the_places_of_nulls_are_all_there() -> None:
         "stream_options.include_usage",
         "chat_template_kwargs.vendor",
         "top_logprobs",
-    } <= shown
+    } <= paths
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
-async def test_null_is_not_given_wherever_it_is(place: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
+async def test_a_null_field_does_not_change_the_prompt(path: tuple[Any, ...]) -> None:
     async with bench(template=WHOLE) as made:
         await chat(made, **FULL)
         before = asked(made)
         fields: Any = copy.deepcopy(FULL)
         within = fields
-        for name in place[:-1]:
+        for name in path[:-1]:
             within = within[name]
-        within[place[-1]] = None
+        within[path[-1]] = None
         await chat(made, **fields)
         assert asked(made) == before
-        assert before.count("null") == 2, "those of a schema and of arguments are the client's"
+        assert before.count("null") == 2, "the nulls of the schema and of the arguments stay"
 
 
-async def test_a_tool_that_is_not_strict_is_rendered_as_without_the_word() -> None:
+async def test_strict_false_is_not_rendered() -> None:
     async with bench(template=WHOLE) as made:
         for tool in TOOLS[0]["function"], {**TOOLS[0]["function"], "strict": False}:  # type: ignore[dict-item]
             await chat(made, tools=[{"type": "function", "function": tool}])
         assert made.generator.asked[-1][0].text == made.generator.asked[-2][0].text
 
 
-async def test_depth_is_bounded() -> None:
+async def test_nesting_is_limited() -> None:
     def deep(levels: int) -> dict[str, Any]:
         value: dict[str, Any] = {}
         for _ in range(levels - 1):

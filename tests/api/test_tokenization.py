@@ -1,4 +1,4 @@
-"""How the tokenize and detokenize routes read requests and put answers together; tests/integration has the rest."""
+"""Requests and responses of the tokenize and detokenize routes; tests/integration has the routes themselves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def rendered(tokenizer: Tokenizer, texts: Sequence[PreparedText]) -> Any:
         ("a", {"prompt": "a"}, r"parameters\.prompt: unknown"),
     ],
 )
-def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, says: str) -> None:
+def test_invalid_tokenize_requests_name_the_field(
+    tokenizer: Tokenizer, instance: Any, parameters: Any, says: str
+) -> None:
     with pytest.raises(InvalidInput, match=says):
         read(tokenizer, "a", instance, **parameters)
 
@@ -66,14 +68,14 @@ def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, sa
         ([2, 3.0], r"instances\[3\]: token 1 is a number, expected a whole number"),
     ],
 )
-def test_wrong_ids(tokenizer: Tokenizer, instance: Any, says: str) -> None:
+def test_invalid_ids_are_named(tokenizer: Tokenizer, instance: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         texts = read_lists(Query([[2], {"token_ids": [tokenizer.vocab_size - 1]}, [], instance], {}))
         check_ids(texts, "instances", tokenizer)
 
 
-def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some vocabularies have numbers that are left out."""
+def test_unused_ids_of_a_vocabulary_are_refused(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some vocabularies have gaps."""
     monkeypatch.setattr(tokenizer, "id_to_token", {2: "[CLS]", 4: "[MASK]"}.get)
     with pytest.raises(InvalidInput, match=r"^instances\[0\]\[2\]: expected the id of a token, got 3$"):
         check_ids([TokenIds((2, 4, 3))], "instances", tokenizer)
@@ -82,22 +84,22 @@ def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest
 @pytest.mark.parametrize("lower_case", [False, True])
 @pytest.mark.parametrize("text", ["Paris is the capital", TURKISH, ""])
 @pytest.mark.parametrize("prompt", ["Query: ", "\u0130\u0130 ", ""])
-def test_offsets_are_in_the_clients_own_text(tokenizer: Tokenizer, text: str, prompt: str, lower_case: bool) -> None:
-    """The prompt's tokens have none; the others have those that the text has without the prompt."""
+def test_offsets_are_in_the_client_s_text(tokenizer: Tokenizer, text: str, prompt: str, lower_case: bool) -> None:
+    """A prompt's tokens have the offset (0, 0); others have the offsets of the text without the prompt."""
     files = SentenceTransformers(prompts={"query": prompt}, default_prompt_name="query", lower_case=lower_case)
     texts, _ = read(tokenizer, text, files=files)
     whole = prompt + text
     assert texts[0].prepared == (whole.lower() if lower_case else whole)
-    [found], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [PreparedText(text, text)])
-    front = found["count"] - plain["count"]
-    assert found["ids"][1 + front :] == plain["ids"][1:]
-    assert found["offsets"][1 + front :] == plain["offsets"][1:]
-    assert found["offsets"][: 1 + front] == [[0, 0]] * (1 + front)
+    [with_prompt], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [PreparedText(text, text)])
+    front = with_prompt["count"] - plain["count"]
+    assert with_prompt["ids"][1 + front :] == plain["ids"][1:]
+    assert with_prompt["offsets"][1 + front :] == plain["offsets"][1:]
+    assert with_prompt["offsets"][: 1 + front] == [[0, 0]] * (1 + front)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("text", ["a b \u0130 c d", "a b c d"])
-def test_what_is_cut_off_behind_a_prompt(tokenizer: Tokenizer, text: str, name: str) -> None:
+def test_truncated_text_is_in_the_client_s_text(tokenizer: Tokenizer, text: str, name: str) -> None:
     texts, _ = read(tokenizer, text, files=SentenceTransformers(prompts=PROMPTS, lower_case=True), prompt_name=name)
     front = len(tokenizer.encode([PROMPTS[name].lower()])[0]) - 2
     [found] = rendered(tokenizer.with_max_length(2 + front + 2), texts)
