@@ -17,7 +17,7 @@ from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
-"""Headers that may hold a key. The service removes them from every request."""
+"""Headers that may hold a key. With --api_keys_file the service removes them from every request."""
 _BEARER = b"bearer "
 API = "keys"
 """The metrics' API label of requests without a key, over HTTP and gRPC."""

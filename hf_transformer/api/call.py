@@ -22,7 +22,9 @@ B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"
 FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
 """Headers forwarded to the predictor in addition to the request id, for traces and permissions."""
 TIMEOUT: Final = "timeout"
-CLIENTS_OWN = frozenset((TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output"))
+TRITON_PARAMETERS = frozenset(
+    (TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
+)
 """Parameters that clients of Triton send with any request. All except ``timeout`` have no effect here."""
 IGNORED: Final = "x-ignored-parameters"
 """The response header, over gRPC the trailing metadata, with the names in a request that the service ignored."""
@@ -70,13 +72,13 @@ def context_of(request: Request) -> Context:
     return Context(request.id, headers)
 
 
-def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Mapping[str, Json]:
-    """A request's parameters without CLIENTS_OWN; ``timeout``, in microseconds, sets the deadline.
+def apply_triton_parameters(parameters: Mapping[str, Json], context: Context) -> Mapping[str, Json]:
+    """Removes TRITON_PARAMETERS from a request's parameters; ``timeout``, in microseconds, sets the deadline.
 
     Raises InvalidInput for an invalid timeout. Sources: extension_schedule_policy.md and extension_sequence.md in
     https://github.com/triton-inference-server/server/tree/main/docs/protocol
     """
-    if CLIENTS_OWN.isdisjoint(parameters):
+    if TRITON_PARAMETERS.isdisjoint(parameters):
         return parameters
     timeout = parameters.get(TIMEOUT)
     if timeout is not None and (type(timeout) is not int or timeout < 0):
@@ -84,12 +86,7 @@ def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Map
     if timeout:  # 0 means none, as in Triton
         deadline = asyncio.get_running_loop().time() + timeout / 1e6
         context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
-    return {name: value for name, value in parameters.items() if name not in CLIENTS_OWN}
-
-
-def ignored_names(context: Context) -> str:
-    """The value of the header IGNORED."""
-    return ", ".join(context.ignored)
+    return {name: value for name, value in parameters.items() if name not in TRITON_PARAMETERS}
 
 
 def new_request_id() -> str:

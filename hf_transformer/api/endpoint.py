@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hf_transformer.api.body import read_body
-from hf_transformer.api.call import IGNORED, Call, context_of, ignored_names
+from hf_transformer.api.call import IGNORED, Call, context_of
 from hf_transformer.api.errors import RenderError, error_response, to_request_error
 from hf_transformer.api.service import Service
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
@@ -74,7 +74,7 @@ class Endpoint:
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
         if context.ignored:
-            answer.headers.append((IGNORED.encode(), ignored_names(context).encode()))
+            answer.headers.append((IGNORED.encode(), ", ".join(context.ignored).encode()))
         if answer.status == 200 and service.server_timing and context.predict > 0:
             answer.headers.append((b"server-timing", server_timing(context)))
         return answer

@@ -282,7 +282,7 @@ def _take_flag(parameters: dict[str, Json], name: str) -> bool | None:
 
 
 def _outputs(texts: Sequence[Piece], prompt_tokens: int, extra: Collection[str]) -> Outputs:
-    """The outputs of some choices."""
+    """The outputs of choices with these texts."""
     outputs: Outputs = {ANSWER: [text.text for text in texts]}
     if FINISH in extra:
         outputs[FINISH] = [str(text.finish) for text in texts]  # "None" for an unfinished text, as in vLLM's backend

@@ -96,7 +96,7 @@ class Service:
 
 
 def generating_task(model: Model, route: str) -> TextGeneration:
-    """The task of a generative model. Raises InvalidInput for another model, with ``route``, which needs this one."""
+    """The task of a generative model. Raises InvalidInput for another model; the message names ``route``."""
     task = model.task
     if not isinstance(task, TextGeneration):
         expected = f"a model for text_generation or text2text_generation, which {route} needs"

@@ -32,11 +32,10 @@ import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from hf_transformer.api.call import Call, new_request_id, without_clients_own
+from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json, require_few
-from hf_transformer.api.readiness import readiness
-from hf_transformer.api.responses import JSON, JsonResponse, json_route, reply
+from hf_transformer.api.responses import JSON, JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Model, Service, generating_task
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput, RequestError, UnsupportedEncoding, describe
@@ -61,7 +60,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         model = models[call.path["model"]]
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
         query = parse_event(call) if structured else parse(call.json())
-        query.parameters = without_clients_own(query.parameters, call.context)
+        query.parameters = apply_triton_parameters(query.parameters, call.context)
         if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
             require_few(query.name, query.instances, service.max_texts)  # generation parses before checking the count
         if query.parameters and wants_stream(model.task, query.parameters):

@@ -28,12 +28,11 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.body import to_utf8
-from hf_transformer.api.call import V2_PATHS, Call, without_clients_own
+from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.openai.fields import GENERATION
-from hf_transformer.api.readiness import find_not_ready, readiness
-from hf_transformer.api.responses import JsonResponse, json_route, reply
+from hf_transformer.api.responses import JsonResponse, find_not_ready, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady, describe
@@ -66,7 +65,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         model = service.models.find(**call.path)
         request = _parse(call, service.max_texts)
         note_unknown(request.ignored, (), call.context.ignored)
-        request.parameters = without_clients_own(request.parameters, call.context)
+        request.parameters = apply_triton_parameters(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)

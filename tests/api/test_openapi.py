@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api import openapi, pages
-from hf_transformer.api.call import CLIENTS_OWN
+from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
@@ -184,7 +184,7 @@ def test_the_document_has_the_parameters_and_inputs_of_the_task(kind: Any, suffi
     module = generation_task if generates else importlib.import_module(f"hf_transformer.tasks.{kind.name}")
     schemas = described(kind.name)[1]["components"]["schemas"]
     [form] = schemas["Parameters"]["anyOf"]
-    known = set(module.PARAMETERS) | CLIENTS_OWN
+    known = set(module.PARAMETERS) | TRITON_PARAMETERS
     assert set(form["properties"]) == known
     form, *of_backends = schemas["V2Parameters"]["anyOf"]
     assert set(form["properties"]) == known | {"parameters"}

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.call import FORWARDED, IGNORED, ignored_names, new_request_id
+from hf_transformer.api.call import FORWARDED, IGNORED, new_request_id
 from hf_transformer.api.endpoint import server_timing
 from hf_transformer.api.errors import to_request_error
 from hf_transformer.errors import RequestError
@@ -104,7 +104,7 @@ def trailing_metadata(context: Context) -> list[tuple[str, str]]:
     """The trailing metadata of every call: the request id, and the names of ignored parameters if any."""
     metadata = [(REQUEST_ID, ensure_request_id(context))]
     if context.ignored:
-        metadata.append((IGNORED, ignored_names(context)))
+        metadata.append((IGNORED, ", ".join(context.ignored)))
     return metadata
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.call import without_clients_own
+from hf_transformer.api.call import apply_triton_parameters
 from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import ensure_request_id
@@ -89,7 +89,7 @@ class Inference:
         ensure_request_id(context, request.id)
         context.ticket = ticket
         note_unknown(request.ignored, (), context.ignored)
-        request.parameters = without_clients_own(request.parameters, context)
+        request.parameters = apply_triton_parameters(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 
     def fits(self, message: bytes) -> bool:

@@ -22,7 +22,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
-from hf_transformer.api.readiness import find_not_ready
+from hf_transformer.api.responses import find_not_ready
 from hf_transformer.api.service import Models, Service
 from hf_transformer.api.v2 import SERVER_METADATA, configuration, metadata, ready_models, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
