@@ -60,11 +60,11 @@ ROUTES = [
     ("GET", "/v1/models/bert:detokenize", 405, "expected POST"),
     ("POST", "/v1/models/other:tokenize", 404, "'other'"),
     ("POST", "/v1/models/other:detokenize", 404, "'other'"),
-    ("GET", "/v1/models/other/info", 404, "not served here"),
+    ("GET", "/v1/models/other/info", 404, "expected a served model"),
     ("POST", "/info", 405, "expected GET, HEAD"),
     *(
-        (method, f"/v2/models/{model}{route}", 404, f"not served here; served: {served}")
-        for model, served in (("other", "bert"), ("bert/versions/2", "1"))
+        (method, f"/v2/models/{model}{route}", 404, f"expected {expected}")
+        for model, expected in (("other", "a served model (bert)"), ("bert/versions/2", "version '1' of model 'bert'"))
         for method, route in (("POST", "/infer"), ("GET", ""), ("GET", "/ready"))
     ),
     ("GET", "/v2/other", 404, "/v2/other"),
@@ -86,7 +86,7 @@ def test_routes_and_models_that_are_not_there(serve: Serve) -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    (b"", "not JSON"),
+    (b"", "expected JSON in UTF-8"),
     ([TEXT], "got a list"),
     ({"texts": [TEXT]}, "the keys texts"),
     ({"instances": [TEXT], "inputs": [TEXT]}, "got both"),
@@ -104,7 +104,7 @@ BAD: list[tuple[Any, str]] = [
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
 RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
 BAD_TENSORS: list[tuple[Any, str]] = [
-    (b"{", "body: not JSON"),
+    (b"{", "body: expected JSON in UTF-8"),
     ({"instances": [TEXT]}, "inputs: expected a list of tensors, got null"),
     ({"inputs": []}, "inputs: 'text' is missing"),
     ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),

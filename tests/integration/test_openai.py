@@ -184,7 +184,7 @@ def test_wrong_requests(serve: Serve) -> None:
 
 UNKNOWN = {"param": "model", "code": "model_not_found"}
 ELSEWHERE: list[tuple[str, str, Any, int, dict[str, Any], str]] = [
-    ("POST", "embeddings", b"{", 400, {"param": None}, "body: not JSON"),
+    ("POST", "embeddings", b"{", 400, {"param": None}, "body: expected JSON in UTF-8"),
     ("POST", "embeddings", [1], 400, {"param": None}, "body: expected an object, got a list"),
     ("POST", "embeddings", dict.fromkeys("abcdefgh", 1), 400, {"param": None}, "'d', 'e' and 3 more"),
     ("GET", "embeddings", None, 405, {"param": None, "code": "method_not_supported"}, "GET /openai/v1/embeddings: "),
