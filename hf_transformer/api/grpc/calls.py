@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.call import FORWARDED, IGNORED, ignored_names, new_request_id
+from hf_transformer.api.call import FORWARDED, IGNORED, new_request_id
 from hf_transformer.api.endpoint import server_timing
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.errors import RequestError
 from hf_transformer.types.request import Context
 
@@ -86,7 +86,8 @@ class ActiveCalls:
                 with self:
                     response = await method(body, context)
             except Exception as error:
-                failure = without_traceback(as_request_error(error, ensure_request_id(context)))
+                ensure_request_id(context)
+                failure = without_traceback(to_request_error(error, context))
             if failure is not None:
                 del body  # gRPC keeps the frames of an aborted call until the next garbage collection
                 await abort(rpc, failure, context)
@@ -103,7 +104,7 @@ def trailing_metadata(context: Context) -> list[tuple[str, str]]:
     """The trailing metadata of every call: the request id, and the names of ignored parameters if any."""
     metadata = [(REQUEST_ID, ensure_request_id(context))]
     if context.ignored:
-        metadata.append((IGNORED, ignored_names(context)))
+        metadata.append((IGNORED, ", ".join(context.ignored)))
     return metadata
 
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.call import without_clients_own
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.call import apply_triton_parameters
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import ensure_request_id
 from hf_transformer.api.open_streams import shutting_down
@@ -49,7 +49,8 @@ def measured(service: Service, context: Context, method: str) -> Iterator[None]:
         status, code = CLIENT_CLOSED, grpc.StatusCode.CANCELLED
         raise
     except Exception as error:
-        raise as_request_error(error, ensure_request_id(context), context.headers.get("traceparent")) from None
+        ensure_request_id(context)
+        raise to_request_error(error, context) from None
     finally:
         service.metrics.count_request("grpc", status, context.arrived)
         if trace is not None and tracing is not None:
@@ -88,7 +89,7 @@ class Inference:
         ensure_request_id(context, request.id)
         context.ticket = ticket
         note_unknown(request.ignored, (), context.ignored)
-        request.parameters = without_clients_own(request.parameters, context)
+        request.parameters = apply_triton_parameters(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 
     def fits(self, message: bytes) -> bool:
@@ -114,7 +115,7 @@ class StreamedPieces(TextStream):
     piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
     """
 
-    __slots__ = ("_generate_request", "_infer_request", "_outputs", "_version")
+    __slots__ = ("_infer_request", "_outputs", "_version")
 
     def __init__(
         self,
@@ -126,7 +127,6 @@ class StreamedPieces(TextStream):
     ) -> None:
         super().__init__(model, generate_request.request, context)
         self._infer_request = infer_request
-        self._generate_request = generate_request
         self._outputs = outputs
         self._version = model.describe().version
 
@@ -152,9 +152,6 @@ class StreamedPieces(TextStream):
             codec.encode_infer_response(response, self._infer_request, final=final, parameters=parameters)
         )
 
-    def as_sent(self, message: str) -> str:
-        return self._generate_request.as_sent(message)
-
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
     """The pieces of a generated text, None for a request that wants one response. Raises RequestError."""
@@ -168,5 +165,5 @@ def pieces_of(model: Model, request: InferRequest, context: Context) -> Streamed
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
     query = to_query(model.task, request, context)
-    generate_request = GenerateRequest(model.task.request(query), stream=True, further=(), as_sent=str)
+    generate_request = GenerateRequest(model.task.request(query), stream=True, extra=())
     return StreamedPieces(model, request, context, generate_request, None)

@@ -22,9 +22,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
-from hf_transformer.api.readiness import find_not_ready
+from hf_transformer.api.responses import find_not_ready
 from hf_transformer.api.service import Models, Service
-from hf_transformer.api.v2 import ABOUT_SERVER, configuration, found_models, metadata, repository_index, statistics
+from hf_transformer.api.v2 import SERVER_METADATA, configuration, metadata, ready_models, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
@@ -61,7 +61,7 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
             return {"ready": False}
 
     def model_statistics(request: pb.ModelStatisticsRequest) -> Json:
-        descriptions = [describe(request)] if request.name else found_models(models)
+        descriptions = [describe(request)] if request.name else ready_models(models)
         return statistics(descriptions, service.metrics.totals())
 
     async def index(request: pb.RepositoryIndexRequest) -> Json:
@@ -71,7 +71,7 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
         "ServerLive": lambda request: {"live": True},
         "ServerReady": server_ready,
         "ModelReady": model_ready,
-        "ServerMetadata": lambda request: ABOUT_SERVER,
+        "ServerMetadata": lambda request: SERVER_METADATA,
         "ModelMetadata": lambda request: metadata(describe(request)),
         "ModelConfig": lambda request: {"config": configuration(describe(request), service.max_instances)},
         "ModelStatistics": model_statistics,

@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 import grpc
 import grpc.aio
 
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.grpc import calls as grpc_calls
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc, abort, error_details, trailing_metadata
 from hf_transformer.api.grpc.infer import Inference, measured, pieces_of
@@ -221,9 +222,10 @@ class InferStream:
                                 await self._write(inference.checked_size(message))
                     return inference.checked_size(message)
         except RequestError as error:
-            failure = codec.encode_stream_error(error_details(error), codec.request_id(body))
+            details = error_details(to_request_error(error, context))
+            failure = codec.encode_stream_error(details, codec.request_id(body))
             # The id is the client's, and may be as long as a message.
-            return failure if inference.fits(failure) else codec.encode_stream_error(error_details(error), "")
+            return failure if inference.fits(failure) else codec.encode_stream_error(details, "")
 
     async def _write(self, message: bytes) -> None:
         """Writes one message at a time. If the client does not read it in time, cancels the stream and raises
