@@ -16,7 +16,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import PROMPT, Bench, answer_of, application, bench, post
 from tests.configuring import config
-from tests.integration.api.grpc_model import ScriptedModel, raising, service_of, serving, told
+from tests.integration.api.grpc_model import ScriptedModel, raising, service_of, serving, status_of
 from tests.integration.api.grpc_model import request as grpc_request
 from tests.triton_repository import task_model_folder
 
@@ -163,5 +163,5 @@ async def test_grpc_names_the_field_whatever_the_message(wording: str, made: Ben
     message = grpc_request(PROMPT, model="gpt2")
     message.parameters["parameters"].string_param = json.dumps({"top_k": "x"})
     async with serving(made.service) as server:
-        _, details = await told(server.infer(message))
+        _, details = await status_of(server.infer(message))
     assert details.startswith("parameters.top_k: ")
