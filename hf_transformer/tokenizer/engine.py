@@ -221,11 +221,11 @@ class RustEngine(Engine):
         text = tokens_of(whole, 1 if pair and options.only_second else 0)
         room = limit - (len(whole) - len(text))
         if room <= 0:
-            uncut = "second text (the hypothesis with the label)" if options.only_first else "first text (the question)"
+            uncut, cut = ("second", "first") if options.only_first else ("first", "second")
             raise InvalidInput(
                 "",
-                f"a pair of texts whose {uncut} leaves room for the other one within {limit} tokens, since only that "
-                "may be truncated",
+                f"a pair of texts whose {uncut} one leaves room for the {cut} one within {limit} tokens",
+                hint=f"only the {cut} one may be truncated",
             )
         if not options.windows:
             return 1, [self._outside(text, 0, room)]

@@ -70,7 +70,7 @@ def test_a_stride_that_leaves_no_room(squad: Service) -> None:
 def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
     question = "what is it " * 25
     assert "answer" in squad.predict([PARIS | {"question": question}])[0]
-    refused(squad, [LONG | {"question": question * 3}], {}, "first text (the question) leaves room")
+    refused(squad, [LONG | {"question": question * 3}], {}, "whose first one leaves room for the second one")
     mixed = squad.predict([PARIS | {"question": question}, LONG])
     assert mixed[1] == squad.predict([LONG])[0]
 
