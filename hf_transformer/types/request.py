@@ -58,7 +58,7 @@ class Context:
         field_names: maps the canonical path of a field to its name in the API, for errors; None keeps all paths.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None without limits.
-        instances, tokens: their numbers; 0 until they are known.
+        instances, tokens: the numbers of instances and tokens; 0 until they are known.
         batch_traceparent: the traceparent of the request whose headers the batch carried; empty if it was this one.
         arrived: the time (time.perf_counter) at which the whole body had arrived.
         parse: duration of parsing the body, until its texts are known.

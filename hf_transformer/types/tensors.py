@@ -37,7 +37,7 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
 class Tensor:
     """A named tensor. ``datatype`` is the protocol's name of its type, such as ``INT64``, ``FP32`` or ``BYTES``.
 
-    ``data`` has the tensor's shape. BF16 is widened to float32, which numpy lacks; BYTES is an object array.
+    ``data`` has the tensor's shape. BF16 is widened to float32, since numpy has no bfloat16; BYTES is an object array.
     """
 
     name: str

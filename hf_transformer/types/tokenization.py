@@ -42,7 +42,7 @@ class Encoding:
 
     Attributes:
         type_ids: 0 for the first text, 1 for the second, as some models expect.
-        truncated: whether text was cut off that no other window contains.
+        truncated: whether truncation removed text that no other window contains.
         offsets: (start, end) in characters of the client's string, or of the word for ``Words``.
         special_mask: 1 for special tokens that the tokenizer added.
         word_ids: the number of each token's word; None for special tokens.
