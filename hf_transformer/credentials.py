@@ -1,8 +1,8 @@
 """Certificates, keys, and files that are reloaded while the service runs.
 
-cert-manager and Kubernetes replace files, or the links to them. The service polls every few seconds: a mounted Secret
-changes through a link two folders above the file, which inotify on the file does not report, and four stat calls cost
-about ten microseconds.
+cert-manager and Kubernetes replace files, or the links to them. The service polls every few seconds. A mounted Secret
+changes through a link two folders above the file, which inotify on the file does not report. Four stat calls take about
+ten microseconds.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ class ReloadableFile(Generic[T]):
     change.
 
     Args:
-        what: the name of the value in the log.
+        name: the name of the value in the log.
         paths: the files; links are followed.
-        read: loads the value; raises ConfigError, without secrets in its message, for unusable content. The
-            constructor raises it too.
+        read: loads the value. Raises ConfigError for unusable content, as the constructor then does, without secrets in
+            its message.
     """
 
-    def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
-        self.what = what
+    def __init__(self, name: str, paths: Sequence[str], read: Callable[[], T]) -> None:
+        self.name = name
         self._paths = paths
         self._read = read
-        self._lock = threading.Lock()  # gRPC reads it from its own threads
+        self._lock = threading.Lock()  # gRPC renews from its own threads
         self._refused: tuple[list[Identity | None], str] | None = None
-        self._seen = self._look()  # taken before reading, so that a change during the read is noticed
+        self._seen = self._look()  # before reading, to detect a change during the read
         self.value = read()
 
     def renew(self) -> bool:
-        """Reload changed files; returns whether ``value`` is new. Retries unusable files each time, since the cause may
-        lie outside the files."""
+        """Reload changed files; returns whether ``value`` is new. Always retries unusable files, since the cause may be
+        outside them."""
         with self._lock:
-            found = self._look()
-            if found == self._seen:
+            current = self._look()
+            if current == self._seen:
                 self._refused = None
                 return False
             try:
                 self.value = self._read()
             except ConfigError as error:
-                if self._refused != (found, str(error)):
-                    self._refused = found, str(error)
-                    logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.what, error)
+                if self._refused != (current, str(error)):
+                    self._refused = current, str(error)
+                    logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.name, error)
                 return False
-            self._seen, self._refused = found, None
-            logger.info("%s: renewed", self.what)
+            self._seen, self._refused = current, None
+            logger.info("%s: renewed", self.name)
             return True
 
     def _look(self) -> list[Identity | None]:
@@ -78,15 +78,15 @@ def identity(path: str) -> Identity | None:
     The change time is included because tools that unpack or copy files set the modification time.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD) -> None:
-    """Check the files until cancelled, and pass each new value to ``use``. A failure is logged, once in a row, and
-    retried with the next check."""
+    """Check the files until cancelled, and pass each new value to ``use``. Retries a failure at each check, and logs
+    only the first of consecutive failures."""
     pending = failed = False
     while True:
         await asyncio.sleep(period)
@@ -95,9 +95,9 @@ async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], 
             if pending:
                 use(renewable.value)
             pending = failed = False
-        except Exception:  # any error of a library: without this nothing would be renewed again
+        except Exception:  # any library error; without this, renewal would stop
             if not failed:
-                logger.exception("%s: could not be renewed", renewable.what)
+                logger.exception("%s: could not be renewed", renewable.name)
             failed = True
 
 
@@ -111,30 +111,26 @@ class KeyPair:
     def load_into(self, context: ssl.SSLContext) -> None:
         """Load both into an SSL context, also one in use; open connections keep their certificate.
 
-        OpenSSL reads files only; these are in memory, so that it gets exactly the bytes that were checked. A context
-        with a new certificate and an old key would be broken.
+        OpenSSL reads only files, so memory files hold exactly the validated bytes. A new certificate with an old key
+        would break the context.
 
         Raises ssl.SSLError for bytes that are not PEM, or a key of another certificate.
         """
         with _file_of(self.chain) as chain, _file_of(self.key) as key:
-            # Without a password OpenSSL would prompt for that of an encrypted key.
+            # Without a password, OpenSSL would prompt for one if the key is encrypted.
             context.load_cert_chain(chain, key, password="")
 
 
 def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_certfile", "ssl_keyfile")) -> KeyPair:
-    """Read a certificate and its key, and check that they match.
-
-    Args:
-        certificate: the PEM file of the certificate chain.
-        key: the PEM file of its private key.
-        flags: the flags of the two files, for messages.
+    """Read a certificate chain and its private key from PEM files, and check that they match. ``flags`` are for
+    messages.
 
     Raises ConfigError for an unreadable file, one that is not PEM, or a key of another certificate.
     """
     try:
         pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())
         pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # or ssl.SSLError
         raise ConfigError(
             f"--{flags[0]}={certificate}, --{flags[1]}={key}: can't be used: {error.strerror or error}; expected a "
             "certificate and its key as PEM files"
@@ -144,7 +140,7 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_cer
 
 @contextmanager
 def _file_of(content: bytes) -> Iterator[str]:
-    """The path of a memory file with this content."""
+    """The path of an in-memory file with this content."""
     file = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(file, content)

@@ -1,4 +1,4 @@
-"""The command line: the only place that reads sys.argv and os.environ."""
+"""The command line: the only module that reads sys.argv and os.environ."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns the exit code.
 
-    2 stands for a bad flag or variable, 1 for any other known error. Both print one line on stderr that ends with a
-    pointer to help. 130 stands for Ctrl-C, 141 for a closed output pipe.
+    The code is 2 for a bad flag or variable, 1 for any other known error. Both print one line on stderr that ends with
+    a pointer to help. It is 130 for Ctrl-C, 141 for a closed output pipe.
     """
     open_streams()
     # Silences gRPC's core, which writes to stderr, such as a line for each failed TLS handshake with the predictor.
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             code = run(words, os.environ)
-        except SystemExit as exc:  # after a signal
+        except SystemExit as exc:  # from a signal handler
             code = exc.code if isinstance(exc.code, int) else 1
             raise
         except TransformerError as exc:
@@ -53,13 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(end="", flush=True)  # Python's own flush at exit can't handle errors
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has closed the pipe, as head does
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         discard_output()
         return 128 + signal.SIGPIPE
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        if code is None or command_of(words) != "serve":  # serve prints nothing but its log
+        if code is None or command_of(words) != "serve":  # serve prints only its log
             with suppress(OSError):
                 print(f"hf-transformer: error: can't write the output: {exc.strerror}", file=sys.stderr, flush=True)
             code = code or 1
@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_streams() -> None:
-    """Opens /dev/null for closed standard streams, whose descriptors later files or sockets would get otherwise."""
+    """Opens /dev/null for closed standard streams, whose descriptors later files or sockets would otherwise reuse."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # has the lowest free number
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
@@ -110,7 +110,7 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
         if topic is not None:  # other commands print their own help
             print_help(topic, environ)
             return 0
-        handle_signals()  # before slow imports
+        handle_signals()  # before the slow imports
     with unwinding_signals() if name != "serve" else nullcontext():
         code: int = import_module(f"hf_transformer.commands.{COMMANDS[name][0]}").run(argv, environ)
     return code
@@ -123,7 +123,7 @@ def unwinding_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    # nohup ignores SIGHUP, and commands keep that.
+    # nohup ignores SIGHUP, and commands preserve that.
     numbers = [sig for sig in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(sig) is not signal.SIG_IGN]
     former = {number: signal.signal(number, end) for number in numbers}
     try:
@@ -160,7 +160,7 @@ def print_help(topic: str, environ: Mapping[str, str]) -> None:
 
 
 def where_to_look(error: TransformerError, message: str, command: str) -> str:
-    """The pointer that ends an error message: help on the flag in it, or a command that finds the cause."""
+    """The pointer at the end of an error message: help on the flag in it, or a command that finds the cause."""
     if command not in COMMANDS:
         return " (see hf-transformer help)"
     if command not in ("serve", "doctor"):

@@ -1,7 +1,7 @@
 """``hf-transformer demo``: a real Triton with a demo model, the service in front of it, and one request.
 
 Exit codes: 0 for an end after the answer (Ctrl-C, SIGTERM, --once), 1 for a failure, 2 for a bad flag, 130 for an
-interruption before the answer. The demo leaves no process and no file in /dev/shm, however it ends.
+interruption before the answer. The demo always removes its processes and its files in /dev/shm.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hf_transformer.tasks import find_task
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-say = partial(print, flush=True)  # also into a pipe
+say = partial(print, flush=True)  # even for a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model of the repository, a request to it, and the model's flags of the service."""
+    """A model of the repository, a request to it, and the service's flags for the model."""
 
     model: str
     instance: str | Mapping[str, str | Sequence[str]]
@@ -80,11 +80,11 @@ EXAMPLES: Mapping[str, Example] = {
     "text_generation": Example("gpt2", "The capital of france is"),
     "text2text_generation": Example("t5", "capital of france"),
 }
-"""For each task a request that its demo model answers well."""
+"""For each task, a request with a good answer from its demo model."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the demo with the arguments that follow ``demo`` and return the exit code. Call it in the main thread."""
+    """Run the demo and return the exit code. Call it in the main thread."""
     settings = parse(argv, environ)
     with signals_noted() as interrupted, tempfile.TemporaryDirectory(prefix="hf-transformer-demo-") as folder:
         try:
@@ -157,9 +157,9 @@ def default_model_repository() -> Path:
 
 @contextmanager
 def signals_noted() -> Iterator[Callable[[], bool]]:
-    """Note SIGINT, SIGTERM and SIGHUP; yield a function that returns whether one has arrived.
+    """Record SIGINT, SIGTERM and SIGHUP; yield a function that returns whether one has arrived.
 
-    Exceptions from signal handlers could leave a process that has just started unknown, or interrupt the cleanup.
+    Exceptions from signal handlers could hide a newly started process, or interrupt the cleanup.
     """
     arrived: list[int] = []
 
@@ -179,8 +179,8 @@ def demonstrate(
 ) -> None:
     """Start Triton and the service, send the request and print the answer; without ``once`` serve until a signal.
 
-    ``folder`` gets the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the service
-    does not start, does not answer or ends by itself.
+    ``folder`` is for the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the
+    service does not start, does not answer or exits.
     """
     example = EXAMPLES[settings.task]
     say("Starting Triton ...")
@@ -230,7 +230,7 @@ def demonstrate(
 
 
 def free_port(wanted: int) -> int:
-    """``wanted`` or the next free port above it; any free port for 0. Raises LoadError if there is none."""
+    """``wanted``, or the next free port above it; any free port for 0. Raises LoadError if there is none."""
     if wanted == 0:
         return free_ports(1)[0]
     for port in range(wanted, min(wanted + 100, 65536)):

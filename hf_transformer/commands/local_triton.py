@@ -41,7 +41,7 @@ HINTS = {
     "version `GLIBC_": "This tritonserver needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04).",
     "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
 }
-"""A text in Triton's log -> the remedy."""
+"""The remedy for each text in Triton's log."""
 ADVICE = (
     "Install it with: pip install 'hf-transformer[demo]', or in an environment of its own: "
     "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
@@ -76,24 +76,24 @@ os.execvp(sys.argv[2], sys.argv[2:])
 class LocalTriton:
     """One tritonserver on free ports of 127.0.0.1: a context manager, or call ``start`` and ``stop``.
 
-    ``restart`` keeps the ports. Names of its files in /dev/shm begin with ``prefix``, so that ``stop`` removes these
-    files only.
+    ``restart`` keeps the ports. ``prefix`` starts the names of its files in /dev/shm, so that ``stop`` removes only
+    these files.
     """
 
     model_repository: Path
     _: KW_ONLY
     environment: Path | None = None
-    """Folder of a virtual environment with nvidia-pytriton; None: see ``find_triton``."""
+    """Folder of a virtual environment with nvidia-pytriton; see ``find_triton`` for None."""
     models: Sequence[str] | None = None
-    """Models to load and wait for; None: all of the repository."""
+    """Models to load and wait for; None for the whole repository."""
     config_name: str | None = "python"
-    """Use ``<model>/configs/<config_name>.pbtxt`` if it exists, with a Triton that has the Python backend only."""
+    """Use ``<model>/configs/<config_name>.pbtxt`` if it exists and Triton has only the Python backend."""
     options: Sequence[str] = ()
-    """More options for tritonserver. They come last, so they override ours."""
+    """More options for tritonserver, after the default ones, which they override."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables for Triton and its models, PATH included."""
     log: Path | None = None
-    """File for Triton's output; None: a temporary file, which ``stop`` removes."""
+    """File for Triton's output; None for a temporary file, which ``stop`` removes."""
     timeout_seconds: float = START_SECONDS
     any_numpy: bool = False
     """Accept numpy 2 in the environment, for models that exchange tensors as DLPack."""
@@ -101,7 +101,7 @@ class LocalTriton:
     """Polled while Triton starts; True ends the wait with an InterruptedError."""
 
     description: str = field(default="", init=False)
-    """The program or environment of the tritonserver, for people."""
+    """The program or environment of the tritonserver, for output."""
     http_port: int = field(default=0, init=False)
     grpc_port: int = field(default=0, init=False)
     metrics_port: int = field(default=0, init=False)
@@ -133,9 +133,9 @@ class LocalTriton:
     def start(self) -> None:
         """Start and wait until the models are ready.
 
-        Raises InterruptedError when ``interrupted`` returns True, LoadError if there is no Triton, if it ends early or
-        is not ready in time, or if a model does not load. The message has the end of Triton's log. After an error no
-        process and no file stays.
+        Raises InterruptedError when ``interrupted`` returns True, LoadError if Triton is missing, exits, is not ready
+        in time, or can't load a model. The message has the end of Triton's log. After an error no process and no file
+        remains.
         """
         installation = find_triton(self.environment, self.environ, any_numpy=self.any_numpy)
         if not self.model_repository.is_dir():
@@ -205,7 +205,7 @@ class LocalTriton:
                     raise
 
     def _flags(self, stub: Path | None, folder: Path) -> list[str]:
-        """The options except ports. With a stub, assembles the Python backend in ``folder``."""
+        """The options except ports. With a stub, also assembles the Python backend in ``folder``."""
         flags = [
             f"--model-repository={self.model_repository.absolute()}",
             *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
@@ -245,7 +245,7 @@ def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_num
     """Find a tritonserver in ``environment``; without it in the running environment, else on PATH.
 
     ``environment`` is the folder of a virtual environment with nvidia-pytriton and, without ``any_numpy``, numpy below
-    2. ``environ`` are variables for Triton, which gets none of PYTHONPATH and the like.
+    2. ``environ`` are variables for Triton, without PYTHONPATH and the like.
 
     Raises LoadError if there is none, or it can't work; the message says what to install.
     """
@@ -302,8 +302,8 @@ class ChildProcess:
     """A program in its own session, with its output in a log file.
 
     Ctrl-C in the terminal does not reach that session, so the parent chooses the order of shutdown. The session also
-    identifies the child's own processes after the child was killed. When the thread that started it ends, the kernel
-    sends the child SIGTERM, so start it from the main thread.
+    identifies the child's own processes after its death. When the thread that started it ends, the kernel sends the
+    child SIGTERM, so start it from the main thread.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -327,7 +327,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; -n after an end by signal n."""
+        """None while the process runs, -n after it ended by signal n."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> bool:
@@ -369,7 +369,7 @@ class ChildProcess:
         """Send SIGTERM, and SIGKILL after ``grace_seconds``; then end the rest of its session."""
         try:
             self._process.terminate()
-            self.resume()  # a suspended child handles no SIGTERM
+            self.resume()  # a suspended child does not handle SIGTERM
             self.wait(grace_seconds)
         finally:
             self.kill()
@@ -384,7 +384,7 @@ class ChildProcess:
         """Send SIGKILL to the processes of its session; returns whether there were none."""
         members = session_members(self.pid)
         for pid in members:
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # the process has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
         return not members
 
@@ -415,7 +415,7 @@ def service_running(
     grpc_port: int,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[ChildProcess]:
-    """``hf-transformer serve`` on these ports of HOST, ready when the block begins, ended with the block.
+    """Runs ``hf-transformer serve`` on these ports of HOST. The block begins when it is ready.
 
     Raises LoadError if it ends early, its model does not fit, or it is not ready in time; InterruptedError when
     ``interrupted`` returns True.
@@ -448,7 +448,8 @@ def session_members(session: int) -> list[int]:
 
 
 def _stat_fields(folder: Path) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on (state, parent, group, session); empty for no such process."""
+    """The fields of /proc/<pid>/stat from the third on (state, parent, group, session); empty if the process does not
+    exist."""
     try:
         text = (folder / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -458,7 +459,7 @@ def _stat_fields(folder: Path) -> list[str]:
 
 
 def poll(condition: Callable[[], bool], seconds: float) -> bool:
-    """Call ``condition`` until it holds or ``seconds`` are over; return its last result."""
+    """Call ``condition`` until it is true or ``seconds`` have passed; return its last result."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)

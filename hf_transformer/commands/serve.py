@@ -30,9 +30,9 @@ from hf_transformer.server.workers import Supervisor
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-"""Connections that wait in the kernel for accept, see listen(2)."""
+"""The listen(2) backlog: connections that the kernel queues for accept."""
 MIN_DESCRIPTORS = 64
-"""File descriptors of a service with hardly any connections."""
+"""File descriptors of a service with few connections."""
 OTHER_DESCRIPTORS = 512
 """File descriptors beyond HTTP connections: gRPC, the predictor, files."""
 
@@ -90,8 +90,8 @@ def set_up_logging(config: Config) -> None:
 def allow_descriptors(connections: int) -> None:
     """Raises the soft limit of open files for ``connections``, and warns if the hard limit is lower.
 
-    Connections over the limit wait until others close. Raises ConfigError below MIN_DESCRIPTORS, because gRPC then
-    ends the process without a message.
+    Connections over the limit wait until others close. Raises ConfigError below MIN_DESCRIPTORS, because gRPC then ends
+    the process without a message.
     """
     wanted = connections + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -126,8 +126,8 @@ def listen(config: Config) -> socket.socket:
 def grpc_port_reserved(config: Config) -> Iterator[int]:
     """Reserves a port for the gRPC servers of all workers and yields its number.
 
-    gRPC binds its own sockets with SO_REUSEPORT. This socket is bound to the same port and never listens, so the kernel
-    hands it no connections. Raises ConfigError if the port is not available.
+    gRPC binds its own sockets with SO_REUSEPORT. This socket uses the same port but never listens, so the kernel
+    assigns it no connections. Raises ConfigError if the port is not available.
     """
     with socket.socket(_family(config)) as reserved:
         try:
@@ -152,7 +152,7 @@ def _family(config: Config) -> socket.AddressFamily:
 
 
 def server_config(config: Config, make: Callable[[], AsgiApplication]) -> ServerConfig:
-    """The settings of the HTTP server, whose application ``make`` builds."""
+    """The settings of the HTTP server. ``make`` builds its application."""
     files = (config.ssl_certfile, config.ssl_keyfile)
     return ServerConfig(
         make,

@@ -1,4 +1,4 @@
-"""Output for people: colours, tables and progress lines. Files and pipes get plain text."""
+"""Formatted output: colours, tables and progress lines. Files and pipes receive plain text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 STYLES: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
-"""SGR parameters of ECMA-48, which every terminal understands."""
+"""SGR parameters of ECMA-48, which every terminal supports."""
 
 
 class Terminal:
-    """A stream, stdout by default, that may be a terminal.
+    """A stream, stdout by default, possibly a terminal.
 
     ``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` in ``environ`` switch colours off.
     """

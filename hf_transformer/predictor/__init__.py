@@ -9,7 +9,7 @@ from hf_transformer.predictor.shared_memory import SharedMemory
 
 
 def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
-    """The transport of a --predictor_protocol, to be entered with ``async with``. Raises ConfigError."""
+    """The transport for a --predictor_protocol, an async context manager. Raises ConfigError."""
     # Only the transport in use is imported: gRPC's import costs 3 MB and 18 ms.
     if protocol == "v2":
         from hf_transformer.predictor.rest import RestPredictor
@@ -29,7 +29,7 @@ def open_predictor(
     retry_budget: float = 0.1,
     circuit_failures: int = 0,
 ) -> Predictor:
-    """The predictor of a --predictor_protocol, to be entered with ``async with``.
+    """The predictor for a --predictor_protocol, an async context manager.
 
     Its layers, from the inside: the transport, SharedMemory if configured, and Resilience, which takes the keyword
     arguments. Raises ConfigError for invalid settings.

@@ -1,4 +1,4 @@
-"""Interfaces of predictors and transports, their settings, and the headers that are forwarded."""
+"""Interfaces of predictors and transports, their settings, and forwarded headers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Outputs = Mapping[str, Tensor]
 class Reply:
     """The outputs of one call.
 
-    ``tensors`` may be views into a buffer that later calls reuse, so decode them before ``release``, and let no thread
-    read them afterwards. Repeated calls of ``release`` do nothing.
+    ``tensors`` may be views into a buffer that later calls reuse. Decode them before ``release``, and read them in no
+    thread afterwards. Repeated calls of ``release`` do nothing.
     """
 
     __slots__ = ("_release", "tensors")
@@ -42,12 +42,12 @@ class ModelCall:
     """One inference.
 
     Attributes:
-        inputs: tensors in the datatypes that the model declares. They stay unchanged, also after the call.
-        outputs: names of the requested outputs; none for all of them.
-        headers: headers to forward to the predictor. Names are lower-case.
-        sizes: the exact size in bytes of each output whose size is known. Only these can use shared memory.
-        wanted: whether a caller still waits for the reply; once it returns False, no retry starts. None means always.
-        cancellable: whether a cancellation is forwarded to the predictor, if the transport can.
+        inputs: tensors in the model's datatypes. Nothing changes them, even after the call.
+        outputs: names of the requested outputs; empty for all.
+        headers: headers to forward to the predictor, with lower-case names.
+        sizes: exact sizes of outputs in bytes, where known. Only these outputs can use shared memory.
+        wanted: whether a caller still waits for the reply; no retry starts once it returns False. None: always.
+        cancellable: whether to forward a cancellation to the predictor, if the transport can.
     """
 
     inputs: Sequence[Tensor]
@@ -59,7 +59,7 @@ class ModelCall:
 
 
 class Predictor(ABC):
-    """One model on one predictor. An async context manager: connections live inside it.
+    """One model on one predictor, an async context manager that owns the connections.
 
     Every method raises only PredictorUnavailable, PredictorTimeout, PredictorError and asyncio.CancelledError. Leaving
     the context ends open calls, which raise PredictorUnavailable.
@@ -104,8 +104,8 @@ class Predictor(ABC):
     def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Runs the model once and yields its responses as they arrive, any number for a decoupled model.
 
-        A response is its outputs by name, in arrays that stay valid. It may lack requested outputs, but has no others.
-        The caller checks dtypes and shapes. The request is sent on the first iteration, and a slow caller delays the
+        A response is a mapping from output names to arrays that stay valid. It may lack requested outputs, but has no
+        others. The caller checks dtypes and shapes. The first iteration sends the request, and a slow caller delays the
         model. Closing early (``aclose``) or cancelling ends the call at the predictor.
 
         Over gRPC the tensors have the model's shapes and datatypes. Over REST (Triton's generate_stream), JSON leaves
@@ -118,7 +118,7 @@ class Predictor(ABC):
 
 
 class UnknownRegion(PredictorUnavailable):
-    """The predictor does not know the shared-memory region, so it has restarted. The model did not run."""
+    """The predictor has restarted and does not know the shared-memory region. The model did not run."""
 
 
 class StaleConnection(PredictorUnavailable):
@@ -130,9 +130,9 @@ class StaleConnection(PredictorUnavailable):
 class Destination:
     """The shared memory for the outputs of one call.
 
-    ``region`` is the region of all ``placements``. The transport sets ``settled`` once the predictor certainly writes
-    no more: it has reported the end of the call, or the request was never sent. After a lost connection or a timeout
-    the call may still run at the predictor.
+    ``region`` contains all ``placements``. The transport sets ``settled`` once the predictor certainly writes no more,
+    because it has reported the call's end or never received the request. After a lost connection or a timeout, the call
+    may still run.
     """
 
     region: str
@@ -141,24 +141,23 @@ class Destination:
 
 
 class Transport(Predictor):
-    """A predictor behind a connection, with the V2 protocol's shared-memory extension and its server metadata."""
+    """A predictor behind a connection, with server metadata and the V2 protocol's shared-memory extension."""
 
     @abstractmethod
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         """Runs the model once. Outputs with a placement in ``destination`` are views of shared memory.
 
-        Also raises UnknownRegion and StaleConnection. Without a destination, the transport itself sends the request
-        again after a stale connection.
+        Also raises UnknownRegion and StaleConnection. Without a destination, the transport retries a stale connection
+        itself.
         """
 
     @abstractmethod
     async def register_region(self, name: str, byte_size: int) -> None:
-        """Makes the predictor map the file /dev/shm/``name`` of ``byte_size`` bytes as a region of the same, new
-        name."""
+        """Makes the predictor map the file /dev/shm/``name`` as a region of that new name."""
 
     @abstractmethod
     async def unregister_region(self, name: str) -> None:
-        """Makes the predictor unmap a region. An unknown name is no error.
+        """Makes the predictor unmap a region, if it exists.
 
         While a request writes to the region, Triton 24.09 and newer refuse (PredictorError) or wait, and earlier
         versions crash.
@@ -191,15 +190,14 @@ class PredictorSettings:
 
     Attributes:
         model_name: the model's name at the predictor.
-        host: ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port``. The default port is 80, with ``use_ssl`` 443.
-        use_ssl: whether connections use TLS.
+        host: ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port``. The default port is 80, or 443 with TLS.
         timeout: the limit of one call in seconds.
         ca_file, ca_path: a bundle and a folder of CA certificates, which replace the system's.
         cert_file, key_file: the client certificate and its key; both or neither.
         max_send_message_length, max_receive_message_length: gRPC's message limits in bytes, -1 for none.
         max_response_bytes: the largest response in bytes, for both transports.
         shared_memory_bytes: the size of the shared memory for outputs, 0 for none.
-        shared_memory_min_bytes: the total size of a call's outputs from which it uses shared memory.
+        shared_memory_min_bytes: the smallest total size of a call's outputs that uses shared memory.
         shared_memory_warns: whether this worker logs warnings about shared memory; true in one worker.
     """
 
@@ -276,8 +274,8 @@ _TRANSPORT_HEADERS = frozenset(
 def forwarded(headers: Mapping[str, str]) -> list[str]:
     """The headers to forward, as lines of an HTTP/1.1 head.
 
-    Leaves out headers of the connection and its framing. Also leaves out names that are no tokens, values with control
-    characters, and headers beyond MAX_HEADER_CHARACTERS: the libraries would refuse the whole call for them.
+    Leaves out headers of the connection and its framing. Also leaves out invalid names, values with control characters,
+    and headers beyond MAX_HEADER_CHARACTERS, for which the libraries would refuse the whole call.
     """
     remaining = MAX_HEADER_CHARACTERS
     lines = []

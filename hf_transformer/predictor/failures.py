@@ -1,14 +1,14 @@
 """Failure codes of calls to a predictor, and error messages and checks for all transports.
 
-The code is the label ``kind`` of the metrics. It decides about a retry, and about the circuit breaker.
+Metrics have the code as the label ``kind``. Retries and the circuit breaker depend on it.
 
     connection      no connection could be opened, so nothing was sent
     no_answer       the connection ended before the first byte of the response
-    lost            the connection or the call (a 502 of a proxy) ended later than that
+    lost            the connection or the call (a proxy's 502) ended after that
     unavailable     the predictor is unavailable or lacks the model: 503, 404, UNAVAILABLE
     busy            the predictor is overloaded: 429, a full queue
     circuit_open    nothing was sent, since the circuit breaker is open
-    timeout         no response came in time
+    timeout         no response arrived in time
     error           the predictor's own error, or a response that breaks the protocol, contradicts the model's metadata
                     or can't be decoded (NaN)
 """
@@ -51,7 +51,7 @@ TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
 
 def kind_of(error: RequestError) -> str:
-    """The failure code of an error that a predictor raised."""
+    """The failure code of a predictor's error."""
     return error.kind if isinstance(error, PredictorUnavailable | PredictorTimeout) else ERROR
 
 
@@ -88,7 +88,8 @@ def quoted(message: str) -> str:
 def verified(requested: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:
     """The same outputs. Raises PredictorError for a missing output, and for one that was not requested.
 
-    No ``requested`` names allow all; ``some`` allows missing outputs. Triton does not check the outputs of a model.
+    An empty ``requested`` allows every output; ``some`` allows missing outputs. Triton does not check a model's
+    outputs.
     """
     if outputs.keys() == set(requested):
         return outputs
@@ -106,7 +107,7 @@ _UNAVAILABLE_WORDS = (*BUSY_WORDS, "unknown model", "is not ready", "is unavaila
 
 
 def error_from_message(error: str, address: str) -> RequestError:
-    """The error for a message without a status, as in the middle of a stream."""
+    """The error for a message without a status, such as one in a stream."""
     message = f"the predictor at {address} answered: {quoted(error)}"
     if any(words in error for words in _UNAVAILABLE_WORDS):
         return PredictorUnavailable(message, refusal_kind(error))

@@ -1,16 +1,16 @@
-"""The V2 protocol over gRPC (grpc.aio), tensors as raw contents.
+"""The V2 protocol over gRPC (grpc.aio), with raw tensor contents.
 
-**Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash a Triton before
-25.06 (its issues 7368 and 8034). After a cancelled ``infer``, its call ends by itself, and the result is dropped. Once
-more than MAX_ABANDONED such calls are open, new calls use another channel, and the old one closes after the timeout.
-Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
-that are closed early.
+**Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash Triton before 25.06
+(issues 7368 and 8034). After a cancelled ``infer``, its call continues, and the result is dropped. Once more than
+MAX_ABANDONED such calls are open, new calls use another channel, and the old one closes after the timeout. There are
+two exceptions: calls of generations (``cancellable``) are cancelled after LINGER_SECONDS, and streams when they are
+closed early.
 
 A channel has one TCP connection at a time. A second one is no faster with 32 small calls in flight.
 
-After SILENT_SECONDS without a response, a channel is probed with ServerLive, and replaced if there is no response.
-After a malformed frame from a proxy, gRPC can mistake all later responses for the rest of that frame. Its keepalive
-does not notice, since bytes keep arriving.
+After SILENT_SECONDS without a response, ServerLive probes a channel, and without a response another channel replaces
+it. After a malformed frame from a proxy, gRPC can mistake all later responses for the rest of that frame. Its keepalive
+does not detect that, since bytes keep arriving.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ CONNECT_SECONDS: Final = 10.0
 """The time limit for opening a connection, TLS included."""
 
 MAX_ABANDONED: Final = 64
-"""Abandoned calls of one channel beyond which new calls use another channel."""
+"""The most abandoned calls of one channel. Beyond it, new calls use another channel."""
 
 LINGER_SECONDS = 1.0
-"""The delay before a ``cancellable`` call is cancelled on the wire; docs/reliability.md has measurements."""
+"""The delay before a ``cancellable`` call is cancelled on the wire; see docs/reliability.md for measurements."""
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
-"""The interval of keepalive pings during a call, and the timeout of one."""
+"""The interval of keepalive pings during a call, and the timeout of a ping."""
 
 MAX_UNANSWERED: Final = 3
 SILENT_SECONDS = PING_SECONDS + PONG_SECONDS
-"""A channel counts as silent if MAX_UNANSWERED calls have had no response for this time, or for the timeout of calls if
-that is shorter."""
+"""A channel counts as silent if MAX_UNANSWERED calls have had no response for this time, or for the calls' timeout if
+shorter."""
 
 _IDLE_SECONDS = 240.0
 """The idle time before a connection is closed. A firewall or NAT drops idle connections silently."""
@@ -255,7 +255,7 @@ class GrpcPredictor(Transport):
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled():
-            task.exception()  # or asyncio would log an exception that was never retrieved
+            task.exception()  # otherwise asyncio would log an exception that was never retrieved
 
     def _current_channel(self) -> _Channel:
         """The channel for new calls. Raises PredictorUnavailable after ``close``."""
@@ -331,7 +331,8 @@ class GrpcPredictor(Transport):
 
 
 class _Connection:
-    """The identity of a channel's present connection, which gRPC hides. All calls between two losses share it."""
+    """An identifier of a channel's present connection, which gRPC does not expose. A new one follows each lost
+    connection."""
 
 
 class _Channel:
@@ -417,7 +418,7 @@ def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
 _ERRORS: Mapping[StatusCode, type[RequestError]] = {
     StatusCode.UNAVAILABLE: PredictorUnavailable,
     StatusCode.NOT_FOUND: PredictorUnavailable,
-    StatusCode.CANCELLED: PredictorUnavailable,  # by a server that shuts down
+    StatusCode.CANCELLED: PredictorUnavailable,  # by a server that is shutting down
     StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
     StatusCode.PERMISSION_DENIED: PredictorDenied,
     StatusCode.UNAUTHENTICATED: PredictorDenied,
@@ -440,14 +441,14 @@ _LOST = (
     _BROKEN_FRAMES,
 )
 _NOT_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
-"""Parts of gRPC's messages with the status UNAVAILABLE: without a connection, after broken HTTP/2 frames (UNKNOWN too),
-after a lost connection, and from a server of another protocol."""
+"""Parts of gRPC's UNAVAILABLE messages without a connection, after a lost one, from a server of another protocol, and
+after broken HTTP/2 frames (UNKNOWN too)."""
 
 _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
-"""Parts of messages with the status INTERNAL about a lost connection. A failed model of Triton is INTERNAL, too."""
+"""Parts of INTERNAL messages about a lost connection. Triton also reports a failed model as INTERNAL."""
 
 _REFUSALS = (*failures.BUSY_WORDS, "stopped accepting", "unknown model")
-"""Parts of Triton's messages with the status UNAVAILABLE. A proxy's messages are about lost connections."""
+"""Parts of Triton's UNAVAILABLE messages. A proxy's messages are about lost connections."""
 
 _ENDED = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.ALREADY_EXISTS, StatusCode.UNIMPLEMENTED}

@@ -6,7 +6,7 @@ connection.
     HttpError
     ├── NotHttp             the first bytes are not HTTP/1
     ├── MalformedAnswer     invalid HTTP/1.1, or over a limit on its framing
-    ├── AnswerTooLarge      the body is larger than allowed
+    ├── AnswerTooLarge      the body exceeds the limit
     ├── ConnectTimeout      no connection could be opened in time
     └── Disconnected        the connection ended, or was closed here, before the end of the answer
         ├── NoAnswer            and before the first byte of the answer
@@ -32,7 +32,7 @@ CONNECT_SECONDS: Final = 10.0
 """The time limit for opening a connection. A host that drops packets would use up the whole timeout of a call."""
 
 MAX_FRAMING_BYTES: Final = 2**16
-"""Bytes that may arrive without a byte of the body: the head, interim answers, chunk sizes, trailers."""
+"""The most consecutive bytes outside the body: the head, interim answers (1xx), chunk sizes, trailers."""
 
 _SWEEP_SECONDS = 15.0
 _SWEEPS = 4
@@ -44,14 +44,14 @@ _BUFFER_BYTES = 2**14
 """The size of the read buffer for heads and small bodies. ``AllocateBody`` provides the memory of larger bodies."""
 
 _MAX_UNREAD_BYTES: Final = 2**17
-"""Received bytes of a streamed body beyond which the connection pauses reading."""
+"""The most received, unread bytes of a streamed body. Beyond it, the connection pauses reading."""
 
 _STALE_STATUSES: Final = frozenset({400, 408})
 """Statuses with which servers and proxies close an idle connection: 408 by RFC 9110 (15.5.9), 400 in practice."""
 
 AllocateBody = Callable[[int, Mapping[bytes, bytes]], memoryview]
-"""Allocates memory for a body, from its size in bytes and the answer's headers. The caller of the request gets its
-errors."""
+"""Allocates memory for a body, from its size in bytes and the answer's headers. Its errors reach the caller of the
+request."""
 
 
 class HttpError(Exception):
@@ -67,7 +67,7 @@ class MalformedAnswer(HttpError):
 
 
 class AnswerTooLarge(HttpError):
-    """The body has more bytes than allowed."""
+    """The body exceeds the limit."""
 
 
 class ConnectTimeout(HttpError):
@@ -99,8 +99,8 @@ class Client:
     """A pool of connections to one server, with one connection per concurrent call.
 
     The most recently used idle connection is reused first, so that the others age and are closed. If a reused
-    connection ends before an answer, the request is sent again on a new connection. The same holds for an answer with a
-    status of ``_STALE_STATUSES`` that ends the connection: for a bad request, the second answer is the same.
+    connection ends before an answer, the client sends the request again on a new connection. It does the same after a
+    status of ``_STALE_STATUSES`` that ends the connection; a bad request gets the same answer again.
 
     Without ``tls`` connections are plain TCP. An answer of more than ``max_body`` bytes raises AnswerTooLarge; streamed
     bodies have no such limit.
@@ -187,10 +187,10 @@ class Client:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection: one call at a time, from ``begin`` to ``answer`` or ``leave``.
+    """A connection for one call at a time, from ``begin`` to ``answer`` or ``leave``.
 
     The parser reads heads, chunked bodies, and the bytes that arrive with a head. The rest of a body of known length is
-    received into its final memory.
+    received directly into its final memory.
 
     Attributes:
         open: whether the connection can send and receive.
@@ -328,7 +328,7 @@ class Connection(asyncio.BufferedProtocol):
             self._wake()
 
     def eof_received(self) -> None:
-        """The server has closed its side. Returning None lets the transport close the other one."""
+        """The server has closed its side. Returning None makes the transport close the other side."""
         until_end = self.status and not self.headers.keys() & {b"content-length", b"transfer-encoding"}
         if until_end and self.open and not self._complete:
             self._complete = True
@@ -390,7 +390,8 @@ class Connection(asyncio.BufferedProtocol):
         self._complete = self.status != 0  # else it was an interim answer
 
     def _check_progress(self) -> None:
-        """Allocates a body of known length after its head. Raises MalformedAnswer and AnswerTooLarge over a limit."""
+        """Checks the limits of framing and body, and allocates a body of known length. Raises MalformedAnswer and
+        AnswerTooLarge."""
         if self._framing > MAX_FRAMING_BYTES:
             raise MalformedAnswer(f"its head has more than {MAX_FRAMING_BYTES} bytes")
         if self.status and self._whole and b"content-length" in self.headers:

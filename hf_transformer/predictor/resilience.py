@@ -1,14 +1,14 @@
 """Timeout, retries, circuit breaker and error counts for calls to a predictor.
 
-**Timeout.** All attempts of one call together, pauses included, have ``timeout`` seconds. A stream has them for its
-first response, and again for each following one.
+**Timeout.** ``timeout`` limits all attempts of one call together, pauses included. For a stream, it applies to the
+first response, and again to each following one.
 
-**Retries.** A call is retried if it certainly had no response (failures.RETRIED). The pause before retry n is random
-between 0 and min(0.05 * 2**n, 2) seconds, which spreads concurrent retries. A budget limits retries: each call adds
-``retry_budget``, each second adds 1, and each retry takes 1.
+**Retries.** Only calls that certainly had no response are retried (failures.RETRIED). The pause before retry n is
+random between 0 and min(0.05 * 2**n, 2) seconds, which spreads concurrent retries. A budget limits retries: each call
+adds ``retry_budget``, each second adds 1, and each retry costs 1.
 
 **Circuit breaker.** After ``circuit_failures`` consecutive calls with an unavailable predictor (failures.DEAD), calls
-fail at once with the last reason, and a background probe asks for the model's readiness until it is ready. Calls in
+fail at once with the last reason. A background probe then checks the model's readiness until it is ready. Calls in
 flight continue. Any response resets the count, even a model's error or a full queue. Timeouts count less, since a model
 that is slow for some requests answers others: MAX_UNANSWERED timeouts without a response in between count as one
 failure. Cancelled calls don't count. The end of a shared connection counts once.
@@ -46,7 +46,7 @@ PROBE_TIMEOUT_SECONDS = 5.0
 """The timeout of one readiness probe."""
 
 MIN_PROBE_SECONDS, MAX_PROBE_SECONDS = 0.1, 2.0
-"""The pause before the first probe, which doubles up to the maximum. A successful call resets it."""
+"""The pause between probes, which doubles from the minimum to the maximum. A successful call resets it."""
 
 MAX_UNANSWERED = 3
 """Consecutive timeouts that count as one failure of the circuit breaker. Only calls started after the last such failure
@@ -54,14 +54,15 @@ count, so concurrent calls count once."""
 
 
 class Resilience(Predictor):
-    """Wraps a predictor's ``infer`` and ``stream`` with a timeout, retries and a circuit breaker, as described above.
+    """Wraps a predictor's ``infer`` and ``stream`` with a timeout, retries and a circuit breaker (see the module's
+    docstring).
 
     Args:
-        inner: the predictor, entered and left with this one.
+        inner: the predictor, whose context is entered and left with this one.
         address: the predictor's address, for messages.
         timeout: seconds for one call.
         retries: the most retries of one call.
-        retry_budget: the part of a retry that each call adds to the budget.
+        retry_budget: the fraction of a retry that each call adds to the budget.
         circuit_failures: consecutive failures that open the circuit; 0 for no circuit breaker.
         sleep, jitter, clock: replaced in tests. ``jitter`` is random from 0 to 1, ``clock`` is in seconds.
     """
@@ -104,7 +105,7 @@ class Resilience(Predictor):
         self._ended_connections = WeakSet[object]()
         """Connections whose end has counted as a failure."""
         self._generation = 0
-        """The number of recoveries so far. Failures of calls from before the last recovery do not count."""
+        """The number of recoveries. Failures of calls from before the last recovery do not count."""
         self._probe: asyncio.Task[None] | None = None
         self._probe_pause = MIN_PROBE_SECONDS
         self._closed = False

@@ -42,19 +42,19 @@ _UNAVAILABLE: Final[Mapping[int, str]] = {404: failures.UNAVAILABLE, 429: failur
 Proxies send 429 and 502."""
 
 _ERRORS: Final = {401: PredictorDenied, 403: PredictorDenied, 504: PredictorTimeout}
-"""The errors for other statuses; PredictorError for all the rest."""
+"""The errors for other statuses; PredictorError is the default."""
 
 _PROXY_STATUSES: Final = frozenset({408, 429, 502, 504})
 """Statuses that a proxy sends while the call may still run at the predictor."""
 
 _MAX_JOINED_BYTES: Final = 2**16
-"""The largest request that is joined before sending. Joining 100 MB of keys and values takes 50 ms."""
+"""The largest request whose parts are joined before sending. Joining 100 MB of keys and values takes 50 ms."""
 
 _ALIGNMENT_BYTES, _MIN_ALIGNED_BYTES = 64, 2**14
 """The alignment of tensors, and the smallest body for which it saves more time than it costs."""
 
 _MAX_ERROR_BYTES: Final = 2**16
-"""The longest part of an error's body that is used."""
+"""The longest part of an error's body that is read."""
 
 _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 
@@ -161,7 +161,7 @@ class RestPredictor(Transport):
             raise _mapped(exc, self._address) from exc
 
     async def _check_stream(self, connection: http.Connection) -> None:
-        """Raises the predictor's error, or PredictorError for an answer that is no event stream."""
+        """Raises the predictor's error, or PredictorError for an answer other than an event stream."""
         headers = connection.headers
         if connection.status != 200 or b"content-encoding" in headers:
             body = b""
@@ -222,7 +222,7 @@ class RestPredictor(Transport):
             raise _mapped(exc, self._address) from exc
 
     def _raise_for_status(self, answer: http.Answer, destination: Destination | None = None) -> None:
-        """Raises the error for an answer with another status than 200, or with a content encoding."""
+        """Raises the error for an answer with a status other than 200, or with a content encoding."""
         status = answer.status
         encoding = answer.headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if status == 200 and encoding == "identity":
@@ -275,7 +275,7 @@ def _allocate_body(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
 
 
 def _mapped(exc: OSError | http.HttpError | Malformed, address: Address) -> RequestError:
-    """The service's error for one of the HTTP client or the codec. ``address`` is the predictor's."""
+    """The service's error for an error of the HTTP client or the codec. ``address`` is the predictor's."""
     if isinstance(exc, Malformed):
         return failures.codec_error(exc)
     predictor, why = f"the predictor at {address}", _reason(exc)
@@ -299,7 +299,7 @@ def _mapped(exc: OSError | http.HttpError | Malformed, address: Address) -> Requ
 
 
 def _reason(exc: OSError | http.HttpError) -> str:
-    """The message of a connection's failure; for a failure in TLS, with the flags that enable TLS."""
+    """The message for a failed connection; for a TLS failure, with the flags that enable TLS."""
     # Triton without TLS closes the connection in the handshake. Only then does the error have no arguments.
     handshake = isinstance(exc, ConnectionResetError) and not exc.args
     message = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
@@ -309,7 +309,7 @@ def _reason(exc: OSError | http.HttpError) -> str:
 
 
 def _json_object_in(body: bytes | memoryview) -> dict[str, Any]:
-    """The JSON object in a body; an empty one for a body of another form or over the limits."""
+    """The JSON object in a body; empty for a body of another form or over the limits."""
     try:
         value = parse_answer(body)
     except Malformed:

@@ -5,8 +5,8 @@ Without free shared memory, outputs are inline, in the response. No request fail
 Triton may write to a slot after its call has failed: neither a closed connection nor a cancelled call certainly stops a
 model. So a slot whose call had no response from the predictor is quarantined for the life of its region.
 
-A live owner locks its file (flock), so a file without a lock is the leftover of a killed process. Process ids would not
-do: containers that share /dev/shm have separate process namespaces.
+A live owner locks its file (flock), so a file without a lock is the leftover of a killed process. Process ids can't
+identify the owner: containers that share /dev/shm have separate process namespaces.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ ALIGNMENT_BYTES = 64
 """The alignment of slots and of the outputs in them: a cache line, and more than any element."""
 
 RESERVED_BYTES = 16 * 2**20
-"""Free space in /dev/shm that regions leave. Triton's Python backend puts a model's outputs there, so its requests fail
-without free space. This is twice the default of ``--max_batch_output_bytes``."""
+"""The free space that regions leave in /dev/shm, twice the default of ``--max_batch_output_bytes``. Triton's Python
+backend stores outputs there, and its requests fail without free space."""
 
 _REGISTER_SECONDS, _SHUTDOWN_SECONDS = 5.0, 1.0
-"""Timeouts of the predictor: for registering a region, and for unregistering all regions at the end of the service."""
+"""Timeouts for registering a region, and for unregistering all regions at the end of the service."""
 
 ALLOW_FLAG = "--allow-client-shm=true"
 """The flag of tritonserver that Triton 26.04 and newer need for regions; their error message names it. Older versions
@@ -64,7 +64,7 @@ don't start with it."""
 ADVICE_TO_ALLOW = f"start Triton with {ALLOW_FLAG}, which 26.04 and newer need"
 
 _MAX_LOST_REGIONS = 2
-"""Abandoned regions at the predictor beyond which no new one is registered until one is unmapped."""
+"""The most abandoned regions at the predictor. Beyond it, no new region is registered until one is unmapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class SharedMemory(Predictor):
     """A transport with outputs in shared memory, where their sizes are known. Other outputs are inline.
 
     Args:
-        transport: the transport, entered and left with this object.
+        transport: the transport, whose context is entered and left with this one.
         size: the size of the shared memory in bytes.
-        min_bytes: the total size of a call's outputs from which it uses shared memory. Smaller responses are as fast.
-        warns: whether problems are logged as warnings; true in one worker.
+        min_bytes: the smallest total size of a call's outputs that uses shared memory. It saves no time below.
+        warns: whether to log problems as warnings; true in one worker.
         folder, pauses: replaced in tests.
     """
 
@@ -161,7 +161,7 @@ class SharedMemory(Predictor):
         return size >= self._min_bytes and region is not None and region.free_list.fits(aligned(size))
 
     def use(self) -> SharedMemoryUse:
-        """The present use of shared memory, and counts of batches with large outputs."""
+        """The present use of shared memory, and the counts of batches with large outputs."""
         current = self.registration.region
         regions = self.registration.retired | ({current} if current else set())
         return SharedMemoryUse(
@@ -179,7 +179,7 @@ class SharedMemory(Predictor):
         )
 
     def _take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> Slot | None:
-        """A slot for the outputs whose sizes are known, None if all are inline."""
+        """A slot for the outputs of known size, None if all are inline."""
         lengths = {name: sizes[name] for name in outputs if name in sizes}
         if sum(lengths.values()) < self._min_bytes:
             return None
@@ -208,9 +208,9 @@ def min_output_bytes(spec: ModelSpec) -> int:
 class Registration:
     """Registers one region in the background. No call waits for it.
 
-    The region is created when it is first needed: at the start if all outputs are large, else for the first large ones.
-    A new region, with a new name, replaces it after a restart of the predictor, and when more than half of its bytes
-    are quarantined. The arguments are SharedMemory's.
+    The region is created at the start if all outputs are large, else for the first large ones. A new region, with a new
+    name, replaces it after a restart of the predictor, and when more than half of its bytes are quarantined. The
+    arguments are SharedMemory's.
     """
 
     def __init__(self, transport: Transport, size: int, *, warns: bool, folder: Path, pauses: Pauses) -> None:
@@ -236,10 +236,10 @@ class Registration:
         self._no_space = False
         self._failure_logged = False
         self._stopped = False
-        """Whether no further region is registered."""
+        """Whether the registration of regions has ended permanently."""
 
     def usable(self) -> Region | None:
-        """The region for a new call. Without one, returns None and starts a registration."""
+        """The region for a new call. If there is none, returns None and starts a registration."""
         if self.region is not None and not self.region.is_whole:
             logger.warning("the shared memory %s was cut by another process; it is replaced", self.region.path)
             self._retire(self.region, self._lost)
@@ -248,7 +248,7 @@ class Registration:
         return self.region
 
     def want(self) -> None:
-        """Starts a registration, unless one is running or a pause has not ended."""
+        """Starts a registration, except during another registration or a pause."""
         if self.region is not None or self._registering is not None or self._stopped:
             return
         now = asyncio.get_running_loop().time()
@@ -334,8 +334,8 @@ class Registration:
     async def _new_region(self) -> Region:
         """Creates a region, registers it and allocates its memory.
 
-        Registration comes first: if the predictor finds the file, both see the same /dev/shm. Then a region without a
-        file belongs to a dead process, and unregistering it may free the space that is missing here.
+        The registration precedes the allocation: if the predictor finds the file, both share one /dev/shm. A region
+        without a file then belongs to a dead process, and unregistering it may free the missing space.
         """
         remove_leftovers(self._folder)
         region = Region(self._size, self._folder)
@@ -375,7 +375,7 @@ class Registration:
                 self.unregister(region.name)
 
     async def _unregister_when_unused(self, name: str, pause: float) -> None:
-        """Unregisters a region, again and again while Triton (24.09 and newer) refuses because of running calls."""
+        """Unregisters a region. Repeats it while Triton (24.09 and newer) refuses because of running calls."""
         while True:
             await asyncio.sleep(pause)
             pause = self._pauses.lost
@@ -384,7 +384,7 @@ class Registration:
                     await self._transport.unregister_region(name)
                 break
             except (RequestError, TimeoutError) as error:
-                if is_disallowed(error):  # then it has no regions at all
+                if is_disallowed(error):  # the predictor then has no regions
                     break
         del self._unregistering[name]
         self._lost.discard(name)
@@ -396,7 +396,7 @@ class Registration:
 
 
 def is_disallowed(error: Exception) -> bool:
-    """Whether an error says that the predictor refuses all regions of clients (501 or UNIMPLEMENTED)."""
+    """Whether an error means that the predictor refuses all regions of clients (501 or UNIMPLEMENTED)."""
     return isinstance(error, RequestError) and ALLOW_FLAG in str(error)
 
 
@@ -475,11 +475,11 @@ class Region:
     """One file in /dev/shm and its slots. It is registered at most once, under its own random name.
 
     A sparse file is enough for the registration, so a predictor on another machine costs no memory. ``fill`` allocates
-    the pages before the first slot is taken: a missing page would kill the predictor (SIGBUS).
+    the pages before the first slot is allocated: a missing page would kill the predictor (SIGBUS).
     """
 
     def __init__(self, size: int, folder: Path = FOLDER) -> None:
-        """Creates the file. Raises OSError if ``folder`` is missing, not writable, or too small even when empty
+        """Creates the file. Raises OSError if ``folder`` is missing, not writable, or smaller than ``size``
         (ENOSPC)."""
         if size + RESERVED_BYTES > shutil.disk_usage(folder).total:
             raise _no_space_error(size, folder)
@@ -504,14 +504,15 @@ class Region:
         if free_bytes(folder) < self.size + RESERVED_BYTES:
             raise _no_space_error(self.size, folder)
         os.posix_fallocate(self._file, 0, self.size)
-        if free_bytes(folder) < RESERVED_BYTES:  # another worker has allocated its own meanwhile
+        if free_bytes(folder) < RESERVED_BYTES:  # another worker has allocated its memory meanwhile
             raise _no_space_error(self.size, folder)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or the first use of each page is a page fault
+        # otherwise, the first use of each page is a page fault
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self._memory = memoryview(mmap.mmap(self._file, self.size, flags, mmap.PROT_READ))
         self.free_list = FreeList(self.size)
 
     def take(self, lengths: Mapping[str, int]) -> Slot | None:
-        """A slot for outputs of these lengths in bytes, None if no free range fits."""
+        """Allocates a slot for outputs of these lengths in bytes; None if no free range fits."""
         size = sum([aligned(length) for length in lengths.values()])
         offset = self.free_list.take(size)
         if offset is None:
@@ -537,7 +538,7 @@ class Region:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file has its full size. Other users of /dev/shm can write to it, and so truncate it."""
+        """Whether the file has its full size. Other users of /dev/shm can truncate it."""
         return os.fstat(self._file).st_size >= self.size
 
     def close(self) -> None:
@@ -577,7 +578,7 @@ def remove_leftovers(folder: Path = FOLDER) -> list[str]:
 
 
 def remove_own_and_leftovers(folder: Path = FOLDER) -> None:
-    """Removes the files of dead processes and of this one, for an end by os._exit."""
+    """Removes the files of dead processes and of this one, before os._exit."""
     with suppress(OSError):
         for file in os.listdir("/proc/self/fd"):
             with suppress(OSError):  # the listing's own descriptor, or closed meanwhile

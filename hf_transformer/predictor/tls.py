@@ -18,13 +18,13 @@ def root_certificates(settings: PredictorSettings) -> str | None:
     """PEM text of ``ca_file`` and of the files in ``ca_path``; None for the system's certificates if neither is set.
 
     Files in the folder may have any names: a mounted ConfigMap lacks the hashed names that OpenSSL needs. Raises
-    ConfigError if a file can't be read, or one of the two has no certificate.
+    ConfigError for an unreadable file, or if one of the two has no certificate.
     """
     return _certificates(settings.ca_file, settings.ca_path)
 
 
 def system_certificates() -> str | None:
-    """PEM text of the certificates that OpenSSL trusts by default; None where there are none."""
+    """PEM text of the certificates that OpenSSL trusts by default; None if there are none."""
     paths = ssl.get_default_verify_paths()
     with suppress(ConfigError):
         return _certificates(paths.cafile, None if paths.cafile else paths.capath)

@@ -17,9 +17,9 @@ _AnyMessage = TypeVar("_AnyMessage", bound=Message)
 
 
 def from_json(kind: type[_AnyMessage], value: Json) -> _AnyMessage:
-    """The message in protobuf's JSON form. Unknown keys are ignored.
+    """The message in protobuf's JSON form, without unknown keys.
 
-    Raises Malformed for a value that is no object, and for a key whose value has another type than the field.
+    Raises Malformed unless the value is an object, and for a value whose type differs from the field's.
     """
     try:
         return ParseDict(json_object(value), kind(), ignore_unknown_fields=True)
@@ -83,7 +83,7 @@ _DATATYPES = {data_type(datatype): datatype for datatype in DATATYPES}
 
 
 def _datatype(name: str, number: pb.DataType) -> str:
-    """The protocol's datatype for a number of the enumeration. Raises Malformed for one that is unknown here."""
+    """The protocol's datatype for a number of protobuf's enumeration. Raises Malformed for an unknown one."""
     known = pb.DataType.DESCRIPTOR.values_by_number.get(number)
     if known is None or known.name not in _DATATYPES:
         raise Malformed(f"config.{name}.data_type", "a known datatype", str(number) if known is None else known.name)

@@ -22,7 +22,7 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor
 
 _MAX_EVENT_LINES = 10_000
-"""The most data lines of one event. Each takes 40 bytes of overhead; Triton's events have one line."""
+"""The maximum number of data lines in one event. Each takes 40 bytes of overhead; Triton's events have one line."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -44,10 +44,10 @@ def _json(tensor: Tensor) -> Json:
 
 
 def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str, dict[str, Tensor]]:
-    """The response's error, empty if there is none, and the tensors of ``outputs`` in it; no ``outputs`` means all.
+    """The response's error, empty without one, and the tensors of ``outputs``; an empty ``outputs`` means all.
 
-    Every tensor has one axis, and the datatype INT64, FP64, BOOL or BYTES, since JSON loses the model's own. Raises
-    Malformed for a response of another form.
+    Every tensor has one axis, and the datatype INT64, FP64, BOOL or BYTES, since JSON does not carry the model's.
+    Raises Malformed for a response of another form.
     """
     response = json_object(parse_answer(body))
     if "error" in response and "error" not in outputs:
@@ -74,7 +74,7 @@ def _tensor(name: str, value: Json) -> Tensor:
 
 
 class EventReader:
-    """Parses one stream of server-sent events (WHATWG HTML, 9.2.6), which arrives in pieces of any size.
+    """Parses one stream of server-sent events (WHATWG HTML, 9.2.6), in pieces of any size.
 
     Each event has at most ``limit`` bytes of data. Names, ids and comments are skipped. A byte order mark, which Triton
     never sends, is not removed.

@@ -32,7 +32,7 @@ from hf_transformer.types.tensors import Array, Tensor
 SERVICE = "inference.GRPCInferenceService"
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""The request parameter that asks for a final response even if the model has nothing more to send."""
+"""The request parameter for an empty final response after the model's last one."""
 FINAL_RESPONSE = "triton_final_response"
 """The response parameter that marks the last response of a request."""
 TYPED_CONTENTS = {
@@ -86,8 +86,10 @@ def encode_infer_request(
 def decode_infer_response(
     body: bytes | memoryview, placements: Mapping[str, Placement] = NO_PLACEMENTS
 ) -> dict[str, Tensor]:
-    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their placements. Raises
-    Malformed if the message breaks the protocol."""
+    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their placements.
+
+    Raises Malformed if the message breaks the protocol.
+    """
     message = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -102,7 +104,7 @@ def decode_infer_response(
 def decode_stream_response(body: bytes) -> tuple[str, dict[str, Tensor], bool]:
     """The error in a serialized ModelStreamInferResponse (or empty), its tensors, and whether it is the last response.
 
-    The tensors are views of memory of their own. Raises Malformed if the message breaks the protocol.
+    The tensors do not refer to ``body``. Raises Malformed if the message breaks the protocol.
     """
     message = decode(pb.ModelStreamInferResponse, body)  # through protobuf's classes, since such a message is small
     if message.error_message:
@@ -118,7 +120,7 @@ def _tensors(
     raw: Sequence[memoryview],
     placements: Mapping[str, Placement],
 ) -> dict[str, Tensor]:
-    """Tensors from their descriptions and their raw contents, or from typed contents where none are raw.
+    """Tensors from their descriptions and their raw contents, or from typed contents if none are raw.
 
     The raw contents of a tensor in shared memory are empty or missing.
     """
@@ -148,8 +150,8 @@ def _tensors(
 
 
 def decode_typed(datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
-    """The array in the datatype's field of typed contents. Raises Malformed as from_elements does, and for a datatype
-    that has no such field."""
+    """The array in the datatype's field of typed contents. Raises the errors of from_elements, and Malformed for a
+    datatype without such a field."""
     if datatype in TYPED_CONTENTS:
         return from_elements(datatype, shape, getattr(contents, TYPED_CONTENTS[datatype]))
     if math.prod(shape) == 0:
@@ -188,7 +190,7 @@ _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER <<
 
 
 def bytes_field_head(number: int, size: int) -> bytes:
-    """The key and the size that precede the ``size`` bytes of a field. The field's number is below 16."""
+    """The key and the size that precede a field of ``size`` bytes. ``number`` must be below 16."""
     head = bytearray((number << 3 | DELIMITED,))
     while size >= 0x80:
         head.append(size & 0x7F | 0x80)
@@ -200,7 +202,7 @@ def bytes_field_head(number: int, size: int) -> bytes:
 def fields(message: memoryview, limit: int | None = None, path: str = "body") -> Iterator[tuple[int, int, int, int]]:
     """The fields of a serialized message in order: key, start of the field, start of the value, end of both.
 
-    Raises Malformed if the bytes are not a message, or it has more than ``limit`` fields; ``path`` is the message's.
+    Raises Malformed for invalid bytes and for more than ``limit`` fields; ``path`` is the message's.
     """
     position, length, count = 0, len(message), 0
     while position < length:
@@ -229,7 +231,7 @@ def fields(message: memoryview, limit: int | None = None, path: str = "body") ->
 
 
 def _varint(message: memoryview, position: int, path: str) -> tuple[int, int]:
-    """The number at ``position``, at most 64 bits in ten bytes, and the position behind it."""
+    """The number at ``position``, at most 64 bits in ten bytes, and the position after it."""
     if position < len(message) and message[position] < 0x80:  # the usual case: keys, and the lengths of names
         return message[position], position + 1
     number = shift = 0

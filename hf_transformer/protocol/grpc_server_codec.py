@@ -1,7 +1,7 @@
 """The server's side of the V2 protocol over gRPC: serialized requests -> tensors -> serialized responses. No sockets.
 
-Unknown parameters are ignored, as KServe and Triton do, and their names are noted in the request. Each request is
-checked field by field before protobuf parses it, since protobuf may need a hundred times the bytes of a message.
+Unknown parameters are ignored, as KServe and Triton do, and the request lists their names. Each request is checked
+field by field before protobuf parses it, since protobuf may need a hundred times the bytes of a message.
 
 Source: protos/open_inference_grpc.proto, and for streams and parameters
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_parameters.md
@@ -52,9 +52,9 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Tensor, Texts
 
 MAX_FIELDS = 1000
-"""The most fields of a message, and of each of its inputs and outputs."""
+"""The maximum number of fields in a message, and in each of its inputs and outputs."""
 MAX_SHAPE_BYTES = 320
-"""The longest shape: the 32 axes that checked_shape allows, of ten bytes each."""
+"""The longest encoded shape: checked_shape allows 32 axes, and each takes up to ten bytes."""
 
 _Input: TypeAlias = pb.ModelInferRequest.InferInputTensor
 _ID = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | DELIMITED
@@ -71,12 +71,12 @@ def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
 
     Raises:
         Malformed: the message breaks the protocol, needs an unsupported extension, or has BYTES that are not UTF-8.
-        TooLarge: a tensor that is read element by element (BYTES, typed contents) has more than ``max_elements``.
+        TooLarge: a tensor that is parsed element by element (BYTES, typed contents) has more than ``max_elements``.
     """
     rest, raw = _split_raw(memoryview(body), max_elements)
     message = decode(pb.ModelInferRequest, rest)
     parameters = _parameters(message.parameters)
-    parameters.pop(EMPTY_FINAL_RESPONSE, None)  # needless: no response here is empty
+    parameters.pop(EMPTY_FINAL_RESPONSE, None)  # irrelevant: this server sends no empty response
     binary = read_flag(BINARY_DATA_OUTPUT_PATH, parameters.pop(BINARY_DATA_OUTPUT, None))
     ignored: list[str] = []
     return InferRequest(
@@ -92,7 +92,7 @@ def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
 
 
 def request_id(body: bytes) -> str:
-    """The id in a serialized ModelInferRequest that may be malformed; empty if there is none."""
+    """The id in a serialized, possibly malformed ModelInferRequest; empty if there is none."""
     encoded = b""
     try:
         for key, _, value, end in fields(memoryview(body), MAX_FIELDS):
@@ -112,8 +112,8 @@ def encode_infer_response(
     """A serialized ModelInferResponse.
 
     All outputs are raw if the request wants any output raw, or a datatype has no typed contents; else all are typed.
-    ``final`` marks the last response of a stream's request. With ``parameters``, which one of several responses has,
-    triton_final_response is sent in every response, true or false.
+    ``final`` marks the last response of a stream's request. Give ``parameters`` for one of several responses; it then
+    always has triton_final_response, true or false.
     """
     name, version = response.model_name, response.model_version
     message = pb.ModelInferResponse(model_name=name, model_version=version, id=response.id)
@@ -202,7 +202,7 @@ def _inputs(
             parameters = _parameters(entry.parameters)
             check_input_parameters(parameters, ignored)
             size = 0 if contents is None else len(contents)
-            if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, as over REST
+            if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, also over REST
                 raise Malformed(f"parameters.{BINARY_DATA_SIZE}", f"the {size} bytes of the raw contents")
             tensors[name] = _input(name, entry, contents, max_elements)
     except (Malformed, TooLarge) as error:

@@ -1,9 +1,8 @@
-"""JSON of clients and of the predictor, with limits that are checked before it is parsed.
+"""Parses JSON of clients and of the predictor, after checking it against limits.
 
-A list of two bytes, ``[]``, becomes an object of 56 bytes that Python's garbage collector tracks. A key becomes a
-string and an entry of a hash table. 16 MB of these take a second and a gigabyte, and block every other request: orjson
-holds the interpreter's lock, so a thread would not help. No sensible request has many of them, so they are counted
-first, outside strings.
+The two bytes ``[]`` become an object of 56 bytes that Python's garbage collector tracks. A key becomes a string and an
+entry of a hash table. 16 MB of these take a second and a gigabyte. They block all other requests, even from a thread,
+since orjson holds the interpreter's lock. Ordinary requests have few, so a count outside strings precedes parsing.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from hf_transformer.types.tensors import Array
 SMALL_BYTES = 64 * 1024
 """The largest text that is parsed without counting, which takes a few milliseconds at worst."""
 _CHUNK_BYTES = 256 * 1024
-"""The size of a step in counting. The step and its arrays fit into a processor's cache."""
+"""The size of a step in counting. The step and its arrays fit into the CPU's cache."""
 _PARTS_PER_TEXT, _EXTRA_PARTS = 16, 10_000
-"""Lists, objects and keys allowed for each text of a request, and in addition. A text needs about four: an object, two
-keys, and a list of words or labels."""
+"""Lists, objects and keys allowed for each text of a request, and a constant in addition. A text needs about four: an
+object, two keys, and a list of words or labels."""
 _BYTES_PER_VALUE = 8
-"""Bytes of the largest allowed body for each allowed value, such as a word or a token id with its comma."""
+"""Bytes of the body limit for each allowed value. A word or a token id with its comma takes about as many."""
 _QUOTE, _COMMA, _COLON, _BRACKET = b'",:['
 _BRACKET_MASK = 0xDF
 """The bits that the two opening brackets, ``[`` and ``{``, have in common."""
 
 
-@dataclass(slots=True)  # each V2 request makes one; a frozen one takes three times as long to make
+@dataclass(slots=True)  # each V2 request creates one; creating a frozen one takes three times as long
 class JsonLimits:
     """Limits of a JSON text.
 
     Attributes:
-        parts: the most lists, objects and keys.
-        values: the most values between commas.
-        depth: the deepest nesting of lists and objects in a value that a chat template writes.
+        parts: the maximum number of lists, objects and keys.
+        values: the maximum number of comma-separated values.
+        depth: the maximum nesting depth of a value for a chat template.
     """
 
     parts: int
@@ -62,22 +61,22 @@ class JsonLimits:
 
 ANSWER_LIMITS = JsonLimits(parts=100_000, values=4_000_000)
 """Limits of the predictor's JSON: some lists for each token of a batch, and the numbers of 16 MB of outputs. Triton's
-own JSON has a few hundred bytes, since its tensors are binary."""
+own JSON takes a few hundred bytes, since its tensors are binary."""
 MAX_ANSWER_BYTES = 2**27
 """The largest JSON of the predictor. Counting a gigabyte would block the event loop for seconds."""
 
 
 def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
-    """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits, and Malformed
-    unless it is JSON in UTF-8."""
+    """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits, and Malformed for
+    invalid JSON or UTF-8."""
     if len(text) > SMALL_BYTES:
         check_size(bytes(text), limits)
     return _parse(text)
 
 
 def parse_answer(text: bytes | memoryview) -> Json:
-    """The value in the predictor's JSON text. Raises Malformed, before parsing, for a text over ANSWER_LIMITS or
-    MAX_ANSWER_BYTES, and unless it is JSON in UTF-8."""
+    """The value in the predictor's JSON text. Raises Malformed for invalid JSON or UTF-8, and before parsing for a text
+    over ANSWER_LIMITS or MAX_ANSWER_BYTES."""
     if len(text) > MAX_ANSWER_BYTES:
         raise Malformed("body", f"at most {MAX_ANSWER_BYTES} bytes of JSON", str(len(text)))
     if len(text) > SMALL_BYTES and (excess := excess_of(bytes(text), ANSWER_LIMITS)):
@@ -86,8 +85,8 @@ def parse_answer(text: bytes | memoryview) -> Json:
 
 
 def _parse(text: bytes | memoryview) -> Json:
-    """Parses with the garbage collector disabled where the text is large: its passes take three times as long as the
-    rest. Several threads may do so at once."""
+    """Parses JSON, with the garbage collector disabled for a large text: its passes take three times as long as the
+    rest. Thread-safe."""
     pauses = len(text) > SMALL_BYTES and gc.isenabled()
     if pauses:
         gc.disable()
@@ -115,8 +114,7 @@ def check_size(text: bytes, limits: JsonLimits) -> None:
 
 
 def check_depth(path: str, value: Json, limits: JsonLimits) -> None:
-    """Raises TooLarge for a value whose lists and objects are nested too deeply. Indented JSON of a value grows with
-    its depth."""
+    """Raises TooLarge for too deeply nested lists and objects, because a value's indented JSON grows with its depth."""
     level = [value]
     for _ in range(limits.depth + 1):
         level = [
@@ -134,7 +132,7 @@ def check_depth(path: str, value: Json, limits: JsonLimits) -> None:
 def excess_of(text: bytes, limits: JsonLimits) -> tuple[str, str] | None:
     """The exceeded limit and the text's count, in words; None for a text within the limits.
 
-    In a text that is not JSON the count is right up to the first mistake, where parsers stop.
+    For invalid JSON, the count is exact up to the first error, where parsers stop.
     """
     parts, values = sum(map(text.count, (b"[", b"{", b":"))), text.count(b",")
     if parts > limits.parts or values > limits.values:  # some may be in strings, such as a prompt with code in it

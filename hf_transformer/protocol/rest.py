@@ -43,9 +43,9 @@ def encode_infer_request(
 ) -> tuple[bytes, list[bytes | memoryview]]:
     """The body of a request: its JSON header, and the raw elements of each input.
 
-    Large inputs may be views of the tensors' memory, so that memory must not change before the answer comes. The
-    predictor writes outputs in ``placements`` to shared memory and sends the others in binary; without ``outputs`` it
-    sends all. Raises Unwritable if data doesn't fit its datatype.
+    Large inputs may be views of the tensors' memory, so it must not change before the response arrives. The predictor
+    writes outputs in ``placements`` to shared memory and sends the others in binary; without ``outputs`` it sends all.
+    Raises Unwritable if data doesn't fit its datatype.
     """
     entries: list[Json] = []
     chunks: list[bytes | memoryview] = []
@@ -68,8 +68,8 @@ def decode_infer_response(
 ) -> dict[str, Tensor]:
     """The tensors of a response by name: views of ``body`` or, for outputs in shared memory, of their placements.
 
-    The JSON has ``header_length`` bytes, None where it is the whole body. Raises Malformed if the body breaks the
-    protocol, PredictorError if it holds an error despite the status 200.
+    The JSON has ``header_length`` bytes, or is the whole body if that is None. Raises Malformed if the body breaks the
+    protocol, PredictorError if it contains an error despite the status 200.
     """
     text, raw = split_body(body, header_length)
     header = json_object(parse_answer(text))
@@ -111,7 +111,7 @@ def decode_infer_response(
 
 
 def binary_size(parameters: Mapping[str, Json], remaining: int) -> int | None:
-    """The size of a tensor's binary elements, None for a tensor without any.
+    """The size of a tensor's binary elements, None if it has none.
 
     Raises Malformed unless it is a number of bytes up to ``remaining``.
     """
@@ -131,7 +131,7 @@ def parse_header_length(value: bytes) -> int:
 
 
 def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:
-    """The JSON header and the bytes behind it. Raises Malformed for a body shorter than ``header_length``."""
+    """The JSON header and the bytes after it. Raises Malformed for a body shorter than ``header_length``."""
     if header_length is None:
         return body, body[:0]
     if header_length > len(body):

@@ -1,7 +1,7 @@
 """The server's side of the V2 protocol over HTTP: bodies of requests -> tensors -> bodies of responses. No sockets.
 
-Bodies are framed as in rest.py. Unknown keys and parameters are ignored, as KServe and Triton do, and their names are
-noted in the request.
+rest.py describes the bodies. Unknown keys and parameters are ignored, as KServe and Triton do, and the request lists
+their names.
 
 Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -49,12 +49,12 @@ NOTHING = memoryview(b"")
 
 
 def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
-    """The request in a body. Its JSON has ``header_length`` bytes, None where it is the whole body.
+    """The request in a body. Its JSON has ``header_length`` bytes, or is the whole body if that is None.
 
     Raises:
         Malformed: the body breaks the protocol, needs an unsupported extension, or has BYTES that are not UTF-8.
-        TooLarge: a tensor that is read element by element (BYTES, anything in JSON) has more than ``max_elements``, or
-            the JSON has more parts than such tensors have.
+        TooLarge: a tensor that is parsed element by element (BYTES, anything in JSON) has more than ``max_elements``,
+            or the JSON has more parts than such tensors have.
     """
     text, raw = (body, NOTHING) if header_length is None else split_body(memoryview(body), header_length)
     header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
@@ -78,7 +78,7 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
 def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON if raw elements follow, else None.
 
-    BYTES elements must be UTF-8 where the request wants them in JSON.
+    BYTES elements must be UTF-8 if the request wants them in JSON.
     """
     chunks: list[bytes | memoryview] = []
     outputs = []
@@ -105,7 +105,7 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
 def _inputs(
     entries: Json, raw: memoryview, capacity: int, max_elements: int, ignored: list[str]
 ) -> dict[str, Tensor | Texts]:
-    """The input tensors by name; the JSON holds at most ``capacity`` elements."""
+    """The input tensors by name; the JSON has at most ``capacity`` elements."""
     tensors: dict[str, Tensor | Texts] = {}
     position = 0
     _check_entries("inputs", entries)
@@ -154,14 +154,14 @@ def _outputs(entries: Json, ignored: list[str]) -> dict[str, bool | None]:
 
 
 def _check_entries(path: str, entries: Json) -> None:
-    """Raises Malformed unless ``entries`` is a list with no more tensors than any task has."""
+    """Raises Malformed unless ``entries`` is a list of at most MAX_TENSORS tensors."""
     if not isinstance(entries, list):
         raise Malformed(path, "a list of tensors", describe(entries))
     check_tensor_count(path, len(entries))
 
 
 def _name(entry: Json, keys: Sequence[str], ignored: list[str]) -> str:
-    """The name of one input or output, an object with these keys. Notes all other keys."""
+    """The name of an input or output, an object with these keys. Notes all unknown keys."""
     if not isinstance(entry, dict):
         raise Malformed("", "an object with a name", describe(entry))
     note_unknown(entry, keys, ignored)

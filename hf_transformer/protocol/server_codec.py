@@ -1,4 +1,4 @@
-"""Inference requests and responses as a server has them over REST and over gRPC: shapes, names, parameters, limits."""
+"""Inference requests and responses of a server, common to REST and gRPC: shapes, names, parameters, limits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Tensor, Texts
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make
+@dataclass(slots=True)  # creating a frozen one takes three times as long
 class InferRequest:
     """A client's request; immutable by convention.
 
     Attributes:
         inputs: the tensors by name.
-        outputs: the requested outputs by name, none for all. The value says whether the output is sent raw; None
-            leaves that to ``binary``.
+        outputs: the requested outputs by name, empty for all. The value says whether the output is raw; None for the
+            default in ``binary``.
         parameters: the request's parameters, without ``binary_data_output``.
         id: the id in the body, or empty.
         binary: whether outputs are raw by default (``binary_data_output``).
@@ -45,7 +45,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """The answer to a request; ``id`` is the request's, empty if it had none."""
+    """The response to a request; ``id`` is the request's, or empty."""
 
     model_name: str
     model_version: str
@@ -56,28 +56,28 @@ class InferResponse:
 BINARY_DATA, BINARY_DATA_OUTPUT = "binary_data", "binary_data_output"
 BINARY_DATA_PATH, BINARY_DATA_OUTPUT_PATH = f"parameters.{BINARY_DATA}", f"parameters.{BINARY_DATA_OUTPUT}"
 CONTENT_TYPE, TEXT = "content_type", "str"
-"""The parameter with which clients of MLServer and Seldon declare the content of a BYTES input, and its value for UTF-8
-text, the only one that is supported here."""
+"""The parameter by which clients of MLServer and Seldon declare a BYTES input's content, and the only supported value,
+UTF-8 text."""
 
 UNSUPPORTED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification")
-"""Parameters of Triton's extensions that move a tensor's data or change its meaning. Ignoring them would give the
-client a wrong answer, so they are refused."""
+"""Parameters of Triton's extensions that move a tensor's data or change its meaning. The service refuses them, because
+ignoring them would produce a wrong answer."""
 MAX_IGNORED_NAMES, MAX_IGNORED_CHARACTERS = 10, 40
-"""Limits of the header with the ignored names: their number, and the length of each."""
+"""Limits of the header with ignored names: their number, and the length of each."""
 _NON_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
-"""Characters outside an HTTP token (RFC 9110, 5.6.2), which gRPC metadata can't have either."""
+"""Characters that an HTTP token (RFC 9110, 5.6.2) and gRPC metadata can't contain."""
 MAX_TENSORS = 16
-"""Inputs, or outputs, of a request: more than any task has."""
+"""The maximum number of inputs, or outputs, of a request: more than any task has."""
 
 
 def check_tensor_count(path: str, count: int) -> None:
-    """Raises Malformed for more tensors than any task has."""
+    """Raises Malformed for more than MAX_TENSORS tensors."""
     if count > MAX_TENSORS:
         raise Malformed(path, f"at most {MAX_TENSORS} tensors", str(count))
 
 
 def note_ignored(name: str, ignored: list[str]) -> None:
-    """Adds the name of an unknown, ignored parameter to ``ignored``, made safe for a header."""
+    """Adds the name of an unknown parameter to ``ignored``, in a form that is valid in a header."""
     if len(ignored) < MAX_IGNORED_NAMES:
         token = _NON_TOKEN.sub("_", name[:MAX_IGNORED_CHARACTERS]) or "_"
         if token not in ignored:
@@ -115,7 +115,8 @@ def check_input_parameters(parameters: Mapping[str, Json], ignored: list[str]) -
 
 
 def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> Texts:
-    """The BYTES tensor with these elements, as many as the shape takes. Raises Malformed unless they are UTF-8."""
+    """The BYTES tensor with these elements. Raises Malformed if their number contradicts the shape or they are not
+    UTF-8."""
     texts = []
     for index, element in enumerate(elements):
         try:
@@ -126,7 +127,7 @@ def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> 
 
 
 def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, max_elements: int) -> Tensor | Texts:
-    """The input with these raw elements. Raises Malformed and TooLarge as the decoders of requests do."""
+    """The input with these raw elements. Raises Malformed and TooLarge like the decoders of requests."""
     if datatype != "BYTES":
         return Tensor(name, datatype, decode_raw(datatype, shape, raw))
     check_extent(shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
@@ -134,9 +135,9 @@ def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, 
 
 
 def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]], ignored: list[str]) -> dict[str, bool | None]:
-    """The outputs of a request, as InferRequest has them, from their checked names and their parameters.
+    """The outputs of a request in InferRequest's form, from their checked names and their parameters.
 
-    Raises Malformed for a repeated name, a parameter of UNSUPPORTED, and a ``binary_data`` that is no boolean.
+    Raises Malformed for a repeated name, a parameter of UNSUPPORTED, and a ``binary_data`` that is not a boolean.
     """
     outputs: dict[str, bool | None] = {}
     try:

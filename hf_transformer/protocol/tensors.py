@@ -1,11 +1,10 @@
 """Tensor elements as bytes, as JSON and as numpy arrays, for both forms of the V2 protocol.
 
-Sizes are validated before memory is allocated: a shape counts only as far as there are bytes for it. Any violation
-raises Malformed, whose path is relative to the tensor. The transports to the predictor raise PredictorError for it,
-the APIs InvalidInput.
+Sizes are validated against the available bytes before memory is allocated. Any violation raises Malformed, whose path
+is relative to the tensor. The transports to the predictor turn it into PredictorError, the APIs into InvalidInput.
 
-Layout (the protocol's binary tensor data extension): elements little-endian and row-major without gaps; BOOL one byte;
-BF16 the upper half of a float32; BYTES each element behind its length as an unsigned 32-bit integer.
+Layout (the protocol's binary tensor data extension): elements are little-endian and row-major, without gaps. BOOL is
+one byte, BF16 the upper half of a float32. Each BYTES element follows its length, an unsigned 32-bit integer.
 """
 
 from __future__ import annotations
@@ -32,17 +31,18 @@ _WIRE_DTYPES = {**NUMPY_DTYPES, "BF16": np.dtype("<u2")}
 DATATYPES = frozenset(_VALUE_DTYPES) | {"BYTES"}
 
 _MAX_RANK = 32
-"""The most axes of a tensor: more than any model has, and the limit of numpy 1."""
+"""The maximum number of axes: more than any model has, and the limit of numpy 1."""
 _MAX_ELEMENTS = 2**48
-"""The most elements of a tensor, far above any message. An index times an element's size can't overflow."""
+"""The maximum number of elements, far more than in any message. It prevents overflows of an index times an element's
+size."""
 _MAX_NAME_CHARACTERS = 200
-"""The longest name of a tensor. Messages repeat it."""
+"""The maximum length of a tensor's name, since messages repeat it."""
 _MIN_VIEW_BYTES = 4096
-"""The size of a tensor from which a view is faster than a copy."""
+"""The minimum size of a tensor for which a view is faster than a copy."""
 _LENGTH = struct.Struct("<I")
 _SHORT = Repr()
 _SHORT.maxlist = _MAX_RANK
-"""Reads only the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
+"""Formats only the outermost levels and the first elements, since JSON may be nested too deeply for ``repr``."""
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """The Python types of JSON values that each kind of numpy dtype accepts."""
 
@@ -52,7 +52,7 @@ class Malformed(FieldDetails, ValueError):
 
 
 class Unwritable(Malformed):
-    """A tensor's data can't be written as its datatype."""
+    """A tensor's data does not fit its datatype."""
 
 
 # Names, shapes and datatypes
@@ -66,7 +66,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_shape(shape: Json) -> tuple[int, ...]:
-    """The shape as a tuple. Raises Malformed for a shape that no array can have."""
+    """The shape as a tuple. Raises Malformed for a shape that is impossible for an array."""
     if not isinstance(shape, list):
         raise Malformed("shape", "a list of integers", describe(shape))
     if len(shape) > _MAX_RANK:
@@ -79,7 +79,7 @@ def checked_shape(shape: Json) -> tuple[int, ...]:
 
 
 def checked_datatype(datatype: Json) -> str:
-    """The same datatype. Raises Malformed for a datatype that the protocol does not have."""
+    """The same datatype. Raises Malformed for one that the protocol does not define."""
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise Malformed("datatype", f"one of {', '.join(sorted(DATATYPES))}", describe(datatype, quote=True))
     return datatype
@@ -89,15 +89,15 @@ def checked_datatype(datatype: Json) -> str:
 
 
 def extent_of(shape: Sequence[int]) -> int:
-    """The product of the axes, where an empty axis counts as one element: empty rows cost memory, too."""
+    """The product of the axes, with an empty axis as one element, because empty rows cost memory, too."""
     return math.prod(shape) or math.prod([size or 1 for size in shape])
 
 
 def check_extent(shape: Sequence[int], capacity: int, limit: int) -> None:
-    """Checks a client's shape before any element is read.
+    """Checks a client's shape before any element is parsed.
 
-    ``capacity`` is the most elements that the tensor's bytes can hold. Raises TooLarge for more than ``limit``
-    elements, and Malformed instead if the bytes can't hold so many or the rows are empty.
+    ``capacity`` is the maximum number of elements in the tensor's bytes. A shape over ``limit`` raises TooLarge, or
+    Malformed if it exceeds ``capacity`` too or its rows are empty.
     """
     extent = extent_of(shape)
     if extent <= limit:
@@ -121,8 +121,9 @@ def check_element_count(shape: Sequence[int], count: int) -> None:
 def decode_raw(datatype: str, shape: Sequence[int], data: memoryview) -> Array:
     """An array over ``data``, without a copy except for BOOL, BF16 and BYTES.
 
-    ``datatype`` and ``shape`` come from checked_datatype and checked_shape. BF16 is widened to float32, BYTES gives an
-    object array of bytes. The array is read-only where ``data`` is. Raises Malformed unless the bytes fit the shape.
+    ``datatype`` and ``shape`` are results of checked_datatype and checked_shape. BF16 is widened to float32, BYTES
+    becomes an object array of bytes. The array is read-only if ``data`` is. Raises Malformed unless the bytes fit the
+    shape.
     """
     dtype = _WIRE_DTYPES.get(datatype)
     if dtype is None:
@@ -139,7 +140,7 @@ def decode_raw(datatype: str, shape: Sequence[int], data: memoryview) -> Array:
 
 
 def raw_elements(shape: Sequence[int], data: memoryview) -> list[bytes]:
-    """The elements of a raw BYTES tensor. Raises Malformed unless their number is that of the shape."""
+    """The elements of a raw BYTES tensor. Raises Malformed if their number contradicts the shape."""
     count = math.prod(shape)
     if count * _LENGTH.size > len(data):
         raise _bad_elements(count, f"{len(data)} bytes in all")
@@ -163,10 +164,10 @@ def _bad_elements(count: int, got: str) -> Malformed:
 
 
 def raw_view(tensor: Tensor) -> bytes | memoryview:
-    """The elements as bytes; a view of the tensor's own memory where that is large and laid out like the bytes.
+    """The elements as bytes; a view of the tensor's memory if that is large and has the protocol's layout.
 
-    Integers are cast to the datatype's width, but floats are never cut to integers. Raises Unwritable for data that
-    can't be written as the datatype.
+    Integers are cast to the datatype's width; floats never become integers. Raises Unwritable for data that does not
+    fit the datatype.
     """
     data = tensor.data
     if data.dtype is not NUMPY_DTYPES.get(tensor.datatype):
@@ -184,7 +185,7 @@ def raw_view(tensor: Tensor) -> bytes | memoryview:
 
 
 def _with_lengths(elements: Array) -> bytes:
-    """The elements of a BYTES tensor, each behind its length."""
+    """The elements of a BYTES tensor, each after its length."""
     chunks: list[bytes] = []
     for value in elements.flat:
         element = value.encode() if isinstance(value, str) else bytes(value)
@@ -205,9 +206,9 @@ def _round_to_bfloat16(data: Array) -> Array:
 
 
 def decode_json(datatype: str, shape: Sequence[int], data: Json) -> Array:
-    """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES.
+    """The array in a JSON list, flat or nested, row-major. Strings become UTF-8 elements of BYTES.
 
-    Raises Malformed for elements of another datatype, or if the shape takes more or fewer of them.
+    Raises Malformed for elements of another datatype, or if their number contradicts the shape.
     """
     if datatype == "BYTES":
         return _object_array(shape, [element.encode() for element in json_strings(shape, data)])
@@ -217,7 +218,8 @@ def decode_json(datatype: str, shape: Sequence[int], data: Json) -> Array:
 
 
 def json_strings(shape: Sequence[int], data: Json) -> list[str]:
-    """The elements of a BYTES tensor in JSON. Raises Malformed unless all are strings, as many as the shape takes."""
+    """The elements of a BYTES tensor in JSON. Raises Malformed unless all are strings and their number fits the
+    shape."""
     elements, kinds = _flatten(shape, data)
     _check_types(kinds, {str}, "strings, which BYTES are in JSON")
     return elements
@@ -231,7 +233,7 @@ def _check_types(kinds: set[type], allowed: set[type], expected: str) -> None:
 def from_elements(datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
     """The array of a flat list of Python values; BYTES elements are bytes.
 
-    Raises Malformed for a number that doesn't fit the datatype, or if the shape takes more or fewer elements.
+    Raises Malformed for a number that doesn't fit the datatype, or if the number of elements contradicts the shape.
     """
     values = list(elements)
     check_element_count(shape, len(values))
@@ -256,9 +258,10 @@ def _object_array(shape: Sequence[int], values: Sequence[bytes]) -> Array:
 
 
 def _flatten(shape: Sequence[int], data: Json) -> tuple[list[Any], set[type]]:
-    """The elements of nested lists of one depth, as many as the shape takes, and their types.
+    """The elements of a flat list, or of lists nested to a uniform depth, and the set of their types.
 
-    A level that is larger than the shape, or deeper than it by more than one, is refused before it is read.
+    Raises Malformed if their number contradicts the shape. Stops at a level with too many elements, or deeper than the
+    shape by more than one.
     """
     if not isinstance(data, list):
         raise Malformed("data", "a list", describe(data))
@@ -280,7 +283,7 @@ def _flatten(shape: Sequence[int], data: Json) -> tuple[list[Any], set[type]]:
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """A value as text for a message: at most ``limit`` characters, control characters as escapes."""
+    """A value as text for a message: at most ``limit`` characters, with control characters escaped."""
     text = value if isinstance(value, str) else _SHORT.repr(value)
     return (text if len(text) <= limit else text[:limit] + "...").translate(ESCAPES)
 
@@ -288,24 +291,24 @@ def shorten(value: object, limit: int = 80) -> str:
 # Outputs in shared memory
 
 MAX_COPIED_BYTES = 2**18
-"""The largest output in shared memory that is copied. That takes 18 us; reading the file's size instead takes 1. A copy
-four times as large takes 80 us, one 16 times as large 2 ms."""
+"""The largest output in shared memory that is copied, which takes 18 us. Checking the file's size instead takes 1 us. A
+copy of 1 MiB takes 80 us, one of 4 MiB 2 ms."""
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The location in shared memory to which the predictor writes one output, instead of into its response.
+    """The location in shared memory to which the predictor writes one output, instead of its response.
 
-    Three parameters of the requested output name the location. The response then has the output's name, datatype and
-    shape, and nothing else.
+    Three parameters of the requested output name the location. The response then has only the output's name, datatype
+    and shape.
 
     Attributes:
         region: the name of the region at the predictor.
         offset: the position in the region, in bytes.
-        memory: the part of the region, from ``offset`` on, that belongs to the output.
-        file: the descriptor of the region's file. Another process can truncate that file, and reading mapped memory
-            behind its end would end this process (SIGBUS).
+        memory: the output's part of the region, from ``offset`` on.
+        file: the descriptor of the region's file. Another process can truncate that file; reading mapped memory after
+            its end would then end this process (SIGBUS).
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
     """
@@ -341,7 +344,7 @@ NO_PLACEMENTS: Mapping[str, Placement] = {}
 
 
 def placed_tensor(name: str, datatype: str, shape: Sequence[int], placement: Placement) -> Tensor:
-    """A tensor over the bytes that the predictor has written, which may be fewer than the placement holds.
+    """A tensor over the bytes that the predictor has written, which may be fewer than the placement's.
 
     Raises Malformed for a tensor that is larger than its placement, and for BYTES, which have no fixed size.
     """

@@ -1,1 +1,1 @@
-"""The shapes that the whole service shares."""
+"""Types shared by the whole service."""

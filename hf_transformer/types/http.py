@@ -9,28 +9,25 @@ from typing import Any, Final, Protocol, TypeAlias
 
 
 class ClientGone(Exception):
-    """The client has closed its connection: there is nobody to answer."""
+    """The client has closed its connection."""
 
 
 NO_PARAMS: Final[Mapping[str, str]] = {}
 
 
 class Request(ABC):
-    """One HTTP request whose head is there, however it came in. ``read`` gives its body.
+    """An HTTP request whose head has arrived. ``read`` returns its body.
 
     Attributes:
-        method: in capitals, as sent.
-        path: percent-decoded, without the query.
-        raw_path, query: as sent; the query without its question mark.
-        fields: the header lines in their order, names in lower case.
-        headers: the same by name; of a name that comes twice the last one counts.
-        version: ``1.1`` or ``1.0``.
-        scheme: http or https.
-        id: what logs and the response call it; set by the function around every request.
-        route: the template of the path, once it is known.
-        params: what the path names, such as the model.
-        log: what the access log keeps of it, None without one.
-        at_end: whether ``read`` has given all of the body.
+        path: the percent-decoded path, without the query.
+        raw_path, query: the encoded path, and the query without its question mark.
+        fields: the header lines in their order, with lower-case names.
+        headers: the fields by name; the last value of a repeated name counts.
+        id: the request id for logs and the response.
+        route: the template of the path, empty before routing.
+        params: the path parameters, such as the model.
+        log: the record for the access log, None if it is disabled.
+        at_end: whether ``read`` has returned the whole body.
     """
 
     __slots__ = (
@@ -74,20 +71,20 @@ class Request(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """The next bytes of the body, as soon as there are any; none at its end. Raises ClientGone."""
+        """Returns the next bytes of the body as soon as they arrive, or empty bytes at its end. Raises ClientGone."""
 
     @property
     @abstractmethod
     def client(self) -> tuple[str, int] | None:
-        """The address that the request came from."""
+        """The client's address."""
 
     @property
     @abstractmethod
     def server(self) -> tuple[str, int] | None:
-        """The address that it came to."""
+        """The server's address for this connection."""
 
     def scope(self) -> dict[str, Any]:
-        """The request as ASGI has it. Source: https://asgi.readthedocs.io/en/latest/specs/www.html"""
+        """The ASGI scope of the request. Source: https://asgi.readthedocs.io/en/latest/specs/www.html"""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -105,12 +102,12 @@ class Request(ABC):
 
 
 HeaderLines: TypeAlias = list[tuple[bytes, bytes]]
-"""Header lines in their order, names in lower case."""
+"""Header lines in their order, with lower-case names."""
 
 
 @dataclass(slots=True)
 class Response:
-    """A whole response. Whoever sends it adds Content-Length, Date and Connection."""
+    """A complete response. The server adds Content-Length, Date and Connection."""
 
     status: int
     body: bytes
@@ -119,8 +116,8 @@ class Response:
 
 @dataclass(slots=True)
 class Stream:
-    """A response whose body is sent as it comes: ``first`` with the head, then ``parts``, each when the client has
-    read what came before. Whoever sends it closes ``parts`` in the end, whatever happens."""
+    """A streamed response: ``first`` is sent with the head, then each of ``parts`` once the client has read the
+    previous one. The server always closes ``parts`` at the end."""
 
     status: int
     first: bytes
@@ -129,14 +126,13 @@ class Stream:
 
 
 class Application(Protocol):
-    """What a server of HTTP needs to know of the service."""
+    """The service's interface to an HTTP server."""
 
     async def handle(self, request: Request) -> Response | Stream:
-        """Answers one request; cancelled when its client leaves."""
+        """Answers one request. The server cancels it when the client disconnects."""
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
-        """The answer to a request that the server can't take. If its head could not be read, it has no fields."""
+        """The response to a request that the server can't accept. A request with an unreadable head has no fields."""
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """Notes the end of a request whose ``log`` is set. ``answer`` is None if its client has left; ``sent`` is in
-        bytes of the body."""
+        """Logs a request. ``answer`` is None if the client has disconnected; ``sent`` is in bytes of the body."""

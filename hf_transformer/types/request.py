@@ -1,4 +1,4 @@
-"""One request on its way through the service: query, context and answers, whichever API it came through."""
+"""A request inside the service, independent of its API: query, context and answers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Protocol, TypeAlias
 from hf_transformer.types.tensors import Tensor
 
 Json: TypeAlias = Any
-"""What a JSON parser gives or a JSON writer takes."""
+"""A JSON value."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """What one request is answered with: a prediction per instance, and tensors beside them where a task has any.
+    """The results of one request: one prediction per instance, and for some tasks further tensors.
 
-    ``tokens`` is how many tokens the model has read, special ones included and padding left out. ``tensor`` holds the
-    predictions as one tensor, where ``Query.tensors`` asks for it.
+    ``tokens`` is the number of tokens in the model's input, special tokens included, padding excluded. ``tensor`` holds
+    the predictions if ``Query.tensors`` is set.
     """
 
     predictions: list[Json]
@@ -28,9 +28,10 @@ class Answers:
 
 @dataclass(slots=True)
 class Query:
-    """One request, whichever API it came through.
+    """The instances and parameters of one request.
 
-    ``tensors`` asks for the predictions as a tensor too. ``name`` is what the client calls its instances, for messages.
+    With ``tensors``, the predictions are also returned as a tensor. ``name`` is the API's name of the instances, for
+    messages.
     """
 
     instances: Sequence[Json]
@@ -40,7 +41,7 @@ class Query:
 
 
 class Budget(Protocol):
-    """What is told how many tokens a request has, once that is known."""
+    """One request's share of the service's limit on tokens in flight."""
 
     def charge(self, tokens: int) -> None: ...
     def expect(self, characters: int) -> None: ...
@@ -48,24 +49,24 @@ class Budget(Protocol):
 
 
 class Context:
-    """What goes along with one request, with its stopwatch: seconds that it spent in each stage.
+    """A request's metadata, and the seconds that it spent in each stage.
 
     Attributes:
-        request_id: what logs and the response call it.
-        headers: what the predictor gets too, names in lower case.
-        deadline: when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
-        field_names: maps the canonical path of a field to the client's name of it, for errors; None keeps all paths.
-        ignored: names of parameters and keys that were ignored, which the client is told.
-        ticket: the request's share of the service's budget; None where nothing is counted.
-        instances, tokens: how much was asked, once that is known.
-        batch_traceparent: the traceparent of the request whose headers the batch was sent with, if it is another one.
-        arrived: of time.perf_counter, when the whole body was there.
-        parse: from then until the texts were known.
-        tokenize: from then until they were encoded.
-        preprocess: KServe's stage, the part of these two within the pipeline.
-        queue: the part of ``predict`` until the last instance left for the predictor.
-        predict: from the encodings to the answers, decoding left out.
-        postprocess: decoding, and putting the answers together.
+        request_id: the request id in logs and the response.
+        headers: the headers for the predictor, with lower-case names.
+        deadline: the client's deadline on the event loop's clock; None without one.
+        field_names: maps the canonical path of a field to its name in the API, for errors; None keeps all paths.
+        ignored: names of ignored parameters and keys, for the response.
+        ticket: the request's admission; None without limits.
+        instances, tokens: the numbers of instances and tokens; 0 until they are known.
+        batch_traceparent: the traceparent of the request whose headers the batch carried; empty if it was this one.
+        arrived: the time (time.perf_counter) at which the whole body had arrived.
+        parse: duration of parsing the body, until its texts are known.
+        tokenize: duration of encoding the texts.
+        preprocess: KServe's stage: the part of parsing and encoding in the pipeline.
+        queue: the part of ``predict`` before the last instance was sent to the predictor.
+        predict: time from the encodings to the predictor's last answer.
+        postprocess: duration of decoding and assembling the answers.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """Tensors, and the descriptions of models and predictors in the open inference protocol.
 
-Treat instances as immutable. Those made for every request are not frozen: a frozen dataclass takes three times as long
-to make.
+Treat instances as immutable. Classes with instances in every request are not frozen: creating a frozen dataclass takes
+three times as long.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""Datatypes of the open inference protocol that numpy has too; BF16 and BYTES are handled by the codecs."""
+"""numpy's types for the datatypes of the open inference protocol, except BF16 and BYTES, which the codecs handle."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """A named tensor as it travels: ``datatype`` is the protocol's name of the type (``INT64``, ``FP32``, ``BYTES``).
+    """A named tensor. ``datatype`` is the protocol's name of its type, such as ``INT64``, ``FP32`` or ``BYTES``.
 
-    ``data`` has the tensor's shape. BF16 arrives widened to float32 (numpy has no bfloat16), BYTES as an object array.
+    ``data`` has the tensor's shape. BF16 is widened to float32, since numpy has no bfloat16; BYTES is an object array.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Tensor:
 
 @dataclass(slots=True)
 class Texts:
-    """A BYTES tensor that a client has sent: its elements are text, in the order of rows (row-major).
+    """A client's BYTES tensor of texts, in row-major order.
 
-    Not an array: short requests would spend more time on making one and reading it again than on anything else.
+    A list, because building and reading an array would dominate the time of a short request.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output in a model's configuration; ``shape`` has no batch dimension, -1 is a free axis."""
+    """One input or output in a model's configuration. ``shape`` has no batch axis; -1 is a free axis."""
 
     name: str
     datatype: str
@@ -74,12 +74,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the predictor says of a model.
+    """A predictor's description of a model.
 
-    ``max_batch_size`` is 0 for a model without a batch dimension of Triton's own (shapes are then complete).
-    ``max_batch_size`` is None where the predictor can't tell (it has no configuration endpoint); the specs' shapes
-    are then those of the metadata, batch axis included. ``instances`` is how many batches the model works on at a time,
-    as far as its configuration tells. ``dynamic_batching`` says that the predictor merges requests which wait.
+    ``max_batch_size`` is 0 for a model without Triton's batch axis; shapes are complete then. It is None for a
+    predictor without a configuration endpoint; shapes then include the batch axis. ``instances`` is the number of
+    batches that the model runs concurrently, by its configuration. With ``dynamic_batching``, the predictor merges
+    waiting requests.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What a predictor says of itself. ``extensions`` are those of the V2 protocol that it has."""
+    """A predictor's description of itself, with its ``extensions`` of the V2 protocol."""
 
     name: str
     version: str
@@ -103,10 +103,10 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryEntry:
-    """One model, in one version, of a predictor's repository.
+    """One version of a model in a predictor's repository.
 
-    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, and empty for one that was never loaded; ``reason`` says why
-    it is not ready, where the predictor tells.
+    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, or empty if the model was never loaded. ``reason`` explains
+    why it is not ready, if the predictor reports it.
     """
 
     name: str
@@ -117,10 +117,10 @@ class RepositoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What the service says of the model that it serves, so that a generic client can drive it.
+    """The service's description of its model, for generic clients.
 
-    ``version`` is the predictor's. ``inputs`` and ``outputs`` are those that clients of the V2 protocol send and get:
-    text in, answers out; the first axis counts the instances. ``max_length`` is in tokens, special ones included.
+    ``version`` is the predictor's. ``inputs`` and ``outputs`` are the V2 protocol's texts and answers, whose first axis
+    counts the instances. ``max_length`` is in tokens, special tokens included.
     """
 
     name: str

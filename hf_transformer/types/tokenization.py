@@ -1,4 +1,4 @@
-"""Texts before the tokenizer, and encodings after it. Treat instances as immutable."""
+"""The tokenizer's input, options and output. Treat instances as immutable."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A text that the client has split into words already."""
+    """A text that the client has split into words."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A text that the client has tokenized already. They are used as they are: special tokens are the client's."""
+    """A text that the client has tokenized. The service adds no special tokens to it."""
 
     ids: tuple[int, ...]
 
 
 TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds
-"""A text, a pair of texts that the tokenizer joins with its separator, a text in words, or in tokens."""
+"""A text, a pair of texts that the tokenizer joins with its separator, a list of words, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What the model's length would cut off of a whole text: ``count`` tokens, and where they lie.
+    """The excess of a whole text over the model's length: ``count`` tokens, and their positions.
 
-    ``spans`` have (start, end) positions in characters for each text of the instance, None for a text of which nothing
-    is cut. They are None together where the tokenizer has no offsets.
+    ``spans`` has (start, end) in characters for each text of the instance, None for a text within the limit. It is None
+    if the tokenizer has no offsets.
     """
 
     count: int
@@ -38,14 +38,19 @@ class Truncation:
 
 @dataclass(slots=True)
 class Encoding:
-    """One instance's (or one window's) tokens, as the tokenizer gave them, without padding.
+    """The tokens of one instance or window, without padding. All lists have the same length.
 
-    All lists have the same length S. ``type_ids`` tell the first text (0) from the second (1), for models that want
-    it. ``truncated`` is true when text was cut off to fit, and lies in no other window. The rest is None unless
-    ``Tokenization.detail`` asks for it: ``offsets`` are (start, end) positions in characters of the caller's own string
-    (of its word, for ``Words``), ``special_mask`` is 1 where the tokenizer added a special token, ``word_ids`` number
-    the words, ``sequence_ids`` are 0 for the first text and 1 for the second; both are None at special tokens.
-    ``cut``, and with ``detail`` the names of the ids in the vocabulary, ``tokens``, are there for a ``whole`` text.
+    Attributes:
+        type_ids: 0 for the first text, 1 for the second, as some models expect.
+        truncated: whether truncation removed text that no other window contains.
+        offsets: (start, end) in characters of the client's string, or of the word for ``Words``.
+        special_mask: 1 for special tokens that the tokenizer added.
+        word_ids: the number of each token's word; None for special tokens.
+        sequence_ids: 0 for the first text, 1 for the second; None for special tokens.
+        tokens: the tokens' names in the vocabulary, for a ``whole`` text only.
+        cut: the excess of a ``whole`` text; None for others.
+
+    ``Tokenization.detail`` adds all from ``offsets`` to ``tokens``.
     """
 
     ids: list[int]
@@ -64,18 +69,20 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """How one request's texts are tokenized; the default is one encoding per text, cut to the model's length.
+    """The tokenization options of one request; by default one encoding per text, truncated to the model's length.
 
-    ``max_length`` (tokens, special ones included) may lower the model's own. With ``windows`` a text that is too long
-    becomes several encodings, of which neighbours share ``stride`` tokens; None stands for half of the length, 128 at
-    most. ``only_second`` cuts the second text of a pair alone (a question's context), ``only_first`` the first alone,
-    otherwise the longer one is cut first. ``detail`` fills in all of Encoding. ``max_windows`` bounds all windows of
-    the request together.
-
-    With ``whole`` texts are not cut; Encoding.cut tells what would be. A tokenizer written in Python then leaves out
-    the details that it does not have. ``special_tokens`` says whether they are added, None for what the service does.
-    ``max_tokens`` bounds all tokens of the request together, and follows from ``token_values``: how many values the
-    answer will hold for each of them. These three go with ``whole`` alone.
+    Attributes:
+        detail: also return the optional fields of ``Encoding``.
+        windows: split a text that is too long into several encodings.
+        stride: the number of tokens that neighbouring windows share; None for half of the length, at most 128.
+        max_length: a lower limit than the model's, in tokens with special tokens.
+        only_second, only_first: truncate only this text of a pair; by default the longer one first.
+        max_windows: the limit of all windows of the request together.
+        whole: do not truncate, and return ``Encoding.cut``. A tokenizer written in Python omits details that it lacks.
+        special_tokens: whether to add special tokens; None for the service's default. Only with ``whole``.
+        token_values: the number of values per token in the answer, from which ``max_tokens`` follows. Only with
+            ``whole``.
+        max_tokens: the limit of all tokens of the request together. Only with ``whole``.
     """
 
     detail: bool = False
@@ -92,7 +99,7 @@ class Tokenization:
 
     @property
     def one_side(self) -> bool:
-        """Whether one certain text of a pair is cut and the other one never."""
+        """Whether only one of the two texts of a pair is truncated."""
         return self.only_first or self.only_second
 
 

@@ -63,8 +63,7 @@ class ActiveCalls:
         await self._idle.wait()
 
     def context(self, rpc: Rpc) -> Context:
-        """The context of a call: forwarded metadata, the client's deadline, and the request id of the metadata or an
-        empty one."""
+        """The context of a call: forwarded metadata, the client's deadline, and the request id, empty without one."""
         metadata = rpc.invocation_metadata() or ()
         headers = {name: value for name, value in metadata if name in self._forwarded and isinstance(value, str)}
         remaining = rpc.time_remaining()
@@ -127,7 +126,7 @@ async def abort(rpc: Rpc, error: RequestError, context: Context, *, seconds: flo
     """Ends a call with an error's status, which the client has ``seconds`` to read.
 
     gRPC sends the status after all messages of the call, so a client that reads nothing delays it. Raises
-    CancelledError if the client has disconnected or the time is over; gRPC then ends the call without a status.
+    CancelledError if the client disconnects or ``seconds`` are over; gRPC then ends the call without a status.
     """
     metadata = trailing_metadata(context)
     if error.retry_after is not None:

@@ -1,6 +1,6 @@
 """ModelInfer: a serialized request -> a serialized response, with admission, metrics and traces.
 
-Also the responses to one request of a stream, as a whole or in pieces of generated text.
+Also the responses to one request of a stream, complete or in pieces of generated text.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Inference:
 class StreamedPieces(TextStream):
     """A ModelStreamInferResponse for each piece of text; the last one has triton_final_response=true.
 
-    Each has ``output-0`` BYTES [1], or those of ``outputs`` for a request in the form of Triton's backends. The last
-    piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
+    Each has ``output-0`` BYTES [1], or for a request in the form of Triton's backends the requested ``outputs``. The
+    last piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` identify one of several texts.
     """
 
     __slots__ = ("_infer_request", "_outputs", "_version")

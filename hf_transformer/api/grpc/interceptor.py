@@ -1,8 +1,7 @@
 """Server interceptor: API keys (see api/auth.py), and the access log for calls of the V2 protocol.
 
-A line of the log has the format of --access_log_format. Its fields for gRPC: the status is gRPC's number (0 for OK),
-with gRPC's name as the phrase; the method is POST; the path is the full method name; headers are metadata. Bytes are
-the response message's, 0 for a stream.
+Log lines have the format in --access_log_format, with gRPC's values: its status number (0 for OK) and name, the method
+POST, the full method name as the path, and metadata as headers. Bytes are the response message's, 0 for a stream.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PUBLIC_METHODS = (
     "/grpc.health.v1.Health/Watch",
     *(f"{LOGGED_PREFIX}{name}" for name in PROBES),
 )
-"""Methods that need no API key, as over HTTP."""
+"""Methods that need no API key; the HTTP server has the same exceptions."""
 HANDLER_KINDS: dict[tuple[bool, bool], tuple[str, Any]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -65,7 +64,7 @@ class CallGuard(Interceptor):
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], call: Any
     ) -> Handler:
-        """Wraps the handler of a call. An unknown method has none (None), which the type stubs don't know."""
+        """Wraps the handler of a call; None for an unknown method, which the type stubs don't declare."""
         handler = await continuation(call)
         if not handler:
             return handler
@@ -95,7 +94,7 @@ class CallGuard(Interceptor):
             except asyncio.CancelledError:
                 record.status = CANCELLED
                 raise
-            except BaseException:  # rpc.abort raises, and so may a bug of the service
+            except BaseException:  # rpc.abort raises, and a bug of the service may
                 record.status = _status_number(rpc.code()) or UNKNOWN
                 raise
             finally:

@@ -41,7 +41,7 @@ WATCH_SECONDS = 1.0
 
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 JsonMethod = Callable[[Any], Json | Awaitable[Json]]
-"""The body of a method: request message -> response in protobuf's JSON form, which V2 over REST has too."""
+"""The body of a method: request message -> response in protobuf's JSON form, as in V2 over REST."""
 
 
 def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
@@ -94,9 +94,9 @@ async def _call_json(name: str, method: JsonMethod, body: bytes, context: Contex
 class Health:
     """grpc.health.v1: the health of one model, or of all models for the empty name and the V2 service's.
 
-    grpcio-health-checking's own servicer is not used. It returns a stored status, and one watcher disconnecting stops
-    updates to the others. Here each call asks the models themselves. Once ``closing`` is set, every status is
-    NOT_SERVING, and watches end.
+    grpcio-health-checking's own servicer is unsuitable: it returns a stored status, and one watcher disconnecting stops
+    updates to the others. Here each call checks the models. Once ``closing`` is set, every status is NOT_SERVING, and
+    watches end.
     """
 
     def __init__(self, models: Models, closing: asyncio.Event) -> None:
@@ -106,7 +106,7 @@ class Health:
 
     @property
     def methods(self) -> Handlers:
-        """The handlers by name."""
+        """The service's handlers by method name."""
         parse, serialize = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
         handlers: Handlers = {
             "Check": grpc.unary_unary_rpc_method_handler(self.check, parse, serialize),
@@ -154,7 +154,7 @@ class Health:
 
 
 def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:
-    """Adds grpc.reflection.v1alpha for all services; V2's definition is reduced to ``methods``, the served ones."""
+    """Adds grpc.reflection.v1alpha for all services; for V2 it lists only ``methods``."""
     pool = DescriptorPool()
     for module in (health_pb2, reflection_pb2, pb):
         file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)

@@ -40,13 +40,13 @@ IDENTITY_ONLY, ALL_ALGORITHMS = 0b1, 0b111
 """Sets of gRPC's compression algorithms, with a bit for each of identity, deflate and gzip."""
 MAX_CONCURRENT_STREAMS = 128
 """Concurrent calls of one connection; further calls wait in the client. gRPC refuses a call with more than 16 KiB of
-header fields, but first buffers up to a megabyte for it, and HTTP/2 compresses a field to one byte. 5 MB over one
-connection take 180 MB of memory, and took 290 with a limit of 1,124 calls."""
+header fields, but first buffers up to a megabyte for it. HTTP/2 compresses a field to one byte, so 5 MB over one
+connection take 180 MB of memory. With a limit of 1,124 calls, it was 290 MB."""
 MAX_REFUSING_SECONDS = 1.0
-"""The longest time in which a closing server accepts calls only to refuse them. After it gRPC resets pending calls, and
-their clients see CANCELLED, as if they had cancelled the calls themselves."""
+"""The maximum time in which a closing server refuses new calls. After it gRPC resets pending calls, which their clients
+report as CANCELLED."""
 QUIET_SECONDS = 0.1
-"""Idle time after which no call is assumed pending."""
+"""The time without a new call after which no call is considered pending."""
 QUIET_CHECKS = 10
 """Checks within QUIET_SECONDS. Each is one turn of the event loop, and gRPC hands over a call in each turn."""
 
@@ -57,11 +57,11 @@ class GrpcSettings:
 
     Attributes:
         host, port: the address to listen on.
-        certificate: PEM files of a certificate and its private key, read again when they change; None for no TLS.
+        certificate: PEM files of a certificate and its private key, reloaded when they change; None for no TLS.
         max_receive, max_send: the largest messages in bytes, -1 for no limit.
         compression: whether messages may be compressed.
         grace: time for calls in flight when the server closes.
-        connections: the most open connections, handshakes included; further ones are closed.
+        connections: the maximum number of open connections, handshakes included; further ones are closed.
         handshake: time for the handshakes of TLS and HTTP/2.
         patience: time for a client to read a response of a stream.
         idle: time after which a connection without a call is closed. Clients then open another one.
@@ -184,7 +184,8 @@ class GrpcServer:
     async def _shutdown(self) -> None:
         """Stops the server once no handler runs and clients have had CLOSING_WRITE_SECONDS to read their responses.
 
-        A client that does not read would otherwise delay the end for the whole grace. gRPC can't end a single call.
+        Otherwise, a client that does not read would delay the shutdown for the whole grace period. gRPC can't end a
+        single call.
         """
         now = asyncio.get_running_loop().time
         latest = now() + self._settings.grace
@@ -202,8 +203,8 @@ class GrpcServer:
         await stopping
 
     async def _refuse_until(self, latest: float) -> None:
-        """Waits for QUIET_SECONDS without a new call, at most until ``latest`` on the event loop's clock. The handlers
-        refuse all calls meanwhile."""
+        """Waits for QUIET_SECONDS without a new call, at most until ``latest`` on the event loop's clock. Meanwhile the
+        handlers refuse all calls."""
         quiet_checks, started = 0, self.calls.started
         while quiet_checks < QUIET_CHECKS and asyncio.get_running_loop().time() < latest:
             await asyncio.sleep(QUIET_SECONDS / QUIET_CHECKS)

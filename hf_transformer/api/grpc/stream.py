@@ -25,13 +25,14 @@ from hf_transformer.types.request import Context
 MAX_STREAM_REQUESTS = 32
 """Requests of one stream in flight. Further requests wait in the client, by HTTP/2's flow control."""
 MAX_STREAM_BYTES = 4 << 20
-"""Bytes of requests and responses that one stream may hold before it stops reading, or one larger message."""
+"""The maximum size of a stream's pending requests and responses. Beyond it, the stream stops reading. A single larger
+message is allowed."""
 FULL_STREAMS = 16
-"""The number of streams that may hold MAX_STREAM_BYTES. Beyond that, one request per stream, as for a unary call."""
+"""The number of streams that may use MAX_STREAM_BYTES. Further streams have one request at a time, like unary calls."""
 
 
 class HeldBytes:
-    """The bytes that all streams hold together, and the limits for one stream and for all of them."""
+    """The memory of all streams together, and the limits for one stream and for all of them."""
 
     def __init__(self, max_message: int) -> None:
         self.bytes = 0
@@ -42,8 +43,8 @@ class HeldBytes:
 class StreamQuota:
     """The limits of one stream: the bytes of its unanswered requests and unsent responses, and its admission tickets.
 
-    A request without a ticket waits for another request of its own stream. A stream that holds nothing may always read
-    one request, so every stream makes progress.
+    A request without a ticket waits for another request of the same stream. A stream without pending bytes may always
+    read one request, so every stream makes progress.
     """
 
     def __init__(self, all_streams: HeldBytes, admission: Admission) -> None:
@@ -56,7 +57,7 @@ class StreamQuota:
         self._freed = asyncio.Event()
 
     async def wait_for_room(self) -> None:
-        """Waits until one more request may be read."""
+        """Waits until the stream may read one more request."""
         while self._sizes and (
             len(self._sizes) >= MAX_STREAM_REQUESTS
             or self._bytes >= self._all.max_per_stream
@@ -65,7 +66,7 @@ class StreamQuota:
             await self._wait_until_freed()
 
     def hold_request(self, key: object, size: int) -> None:
-        """Counts a request's bytes, or those of the last response if more: its own response may be as large."""
+        """Counts a request's size, or the last response's if larger, since the next response may be as large."""
         self._set_size(key, max(size, self._last_response))
 
     def hold_response(self, key: object, size: int) -> None:
@@ -74,7 +75,7 @@ class StreamQuota:
         self._set_size(key, size)
 
     def drop(self, key: object) -> None:
-        """Ends the count of a request's bytes."""
+        """Removes a request's bytes from the count."""
         self._add(-self._sizes.pop(key, 0))
 
     def _set_size(self, key: object, size: int) -> None:
@@ -88,7 +89,8 @@ class StreamQuota:
 
     @asynccontextmanager
     async def ticket(self, size: int) -> AsyncIterator[AdmissionTicket]:
-        """Admits one request of ``size`` bytes. Raises TooManyRequests if other clients use all of the service."""
+        """Admits one request of ``size`` bytes. Raises TooManyRequests if other clients use the service's whole
+        capacity."""
         with AdmissionTicket(self._admission) as ticket:
             ticket.hold(size)
             while self._tickets and not self._admission.has_room:
@@ -111,7 +113,7 @@ def stream_method(
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """The handler of ModelStreamInfer. ``max_message`` is the largest request in bytes, -1 for no limit.
 
-    A client has ``patience`` seconds to read a response, and as many more for each MiB of it: gRPC does not report
+    A client has ``patience`` seconds to read a response, plus ``patience`` seconds per MiB: gRPC does not report
     partial progress.
     """
     held = HeldBytes(max_message)
@@ -127,12 +129,12 @@ def stream_method(
 
 
 class InferStream:
-    """One stream: responses in the order of its requests. A failed request does not end it.
+    """One stream, with responses in the order of its requests. A failed request does not end it.
 
-    Each request is a task, which writes its response when it is the first in that order. A request answered in pieces
-    leaves the order with its first piece, and its pieces are interleaved with other responses.
+    Each request is a task, which writes its response when it is the first in that order. A request with a response in
+    pieces leaves the order at its first piece; its pieces interleave with other responses.
 
-    Once the server is closing, no further request is read. The stream answers its requests and ends as UNAVAILABLE. It
+    Once the server is closing, the stream reads no further request, answers its requests and ends as UNAVAILABLE. It
     also ends if its client does not read a response in time.
     """
 
@@ -180,7 +182,7 @@ class InferStream:
             self._order[turn] = None
             self._quota.hold_request(turn, len(body))
             group.create_task(self._answer(body, turn))
-            del body  # or the frame would keep it until the next request comes
+            del body  # otherwise, the frame would keep it until the next request arrives
 
     async def _answer(self, body: bytes, turn: asyncio.Event) -> None:
         try:
@@ -199,8 +201,8 @@ class InferStream:
         next(iter(self._order), turn).set()
 
     async def _respond(self, body: bytes, turn: asyncio.Event) -> bytes:
-        """The last serialized ModelStreamInferResponse of a request, or the one with its error. Earlier pieces are
-        written at once."""
+        """A request's last serialized ModelStreamInferResponse, or the one with its error. Writes earlier pieces at
+        once."""
         inference = self._inference
         service = inference.service
         context = Context(self._context.request_id, dict(self._context.headers), deadline=self._context.deadline)

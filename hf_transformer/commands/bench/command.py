@@ -1,7 +1,7 @@
 """``hf-transformer bench``: measures a running service, or one that it starts.
 
-Exit codes: 0 if every request got an answer, 1 after an error, 2 for a bad flag, 128 plus the number of the signal
-that ended the command (130 for Ctrl-C).
+Exit codes: 0 if every request succeeded, 1 after an error, 2 for a bad flag, 128 plus the number of the signal that
+ended the command (130 for Ctrl-C).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hf_transformer.config.option import Converter, integer, name_list, number
 from hf_transformer.errors import ConfigError
 
 KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
-"""Variable with the API key. Bench ignores OPENAI_API_KEY, whose value must not go to other servers."""
+"""Variable with the API key. Bench ignores OPENAI_API_KEY, which must not leak to other servers."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""A closed-loop load generator: each connection sends its next request when it has the answer.
+"""A closed-loop load generator: each connection sends its next request after the answer to the previous one.
 
 It uses the service's HTTP client for Triton, and needs less than a third of the processor time of a worker of the
 service. ``Figures.busy`` is its own load.
@@ -26,7 +26,7 @@ from hf_transformer.predictor.http import Client, HttpError
 from hf_transformer.types.request import Json
 
 ANSWER_SECONDS: Final = 60.0
-"""Timeout of an answer, after the end of a run for its last answers."""
+"""Timeout of an answer, counted from the end of the run for the last answers."""
 MAX_ANSWER_BYTES: Final = 2**30
 ROWS: Final = "rows per run"
 """Key of ``Figures.triton``: the mean number of texts in one execution of Triton's model."""
@@ -88,7 +88,6 @@ class Figures:
     """The result of a run. Durations are in seconds, moments in seconds of time.perf_counter.
 
     Attributes:
-        connections: number of connections.
         counted_from, until: the run counts requests sent between these moments.
         last: the moment of the last answer.
         latencies: time from each request to its whole answer.
@@ -147,9 +146,9 @@ async def send(
     streamed: bool = False,
     progress: Callable[[float, int], None] = lambda share, count: None,
 ) -> Figures:
-    """Sends whole HTTP requests in rotation for ``seconds``, after ``warmup`` seconds that do not count.
+    """Sends whole HTTP requests in rotation for ``seconds``, after ``warmup`` uncounted seconds.
 
-    ``streamed``: answers are server-sent events of OpenAI's completions. ``progress`` gets the elapsed share of the
+    ``streamed``: answers are server-sent events of OpenAI's completions. ``progress`` receives the elapsed share of the
     run, from 0 to 1, and the number of answers.
     """
     began, cpu, client, rotation = time.perf_counter(), time.process_time(), server.client(), cycle(requests)

@@ -76,7 +76,7 @@ def tried(trials: Sequence[Trial]) -> Table:
 
 
 def warning(runs: Sequence[Figures]) -> str:
-    """A warning if the load generator itself may limit the result; else empty."""
+    """A warning if the load generator may limit the result; else empty."""
     busy = max(run.busy for run in runs)
     return f"The load generator used {busy:.0%} of a processor: it may be the limit." if busy > 0.7 else ""
 

@@ -22,13 +22,13 @@ WORDS: Final = (
     "were all her she there would their we him been has when who will more no if out so said what up its about into "
     "time state world life day house night music science city river language question answer winter market doctor"
 ).split()
-"""Frequent English words; nearly all are one token."""
+"""Frequent English words, nearly all of one token."""
 FORMS: Final[Mapping[str, Callable[[str], Json]]] = {
     "question_answering": lambda text: {"question": "Where is it?", "context": text},
     "rerank": lambda text: {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]},
     "zero_shot_classification": lambda text: {"sequence": text, "candidate_labels": ["science", "music", "politics"]},
 }
-"""For tasks whose instances are objects, an instance made of a text."""
+"""For tasks with objects as instances, a function from a text to an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,14 @@ def read_texts(path: Path) -> list[Json]:
 
 
 def random_texts(lengths: Sequence[range]) -> list[str]:
-    """512 texts of frequent words, the same at each call. Each range of lengths, in words, is equally frequent."""
+    """512 texts of frequent words, identical for each call. Each range of lengths, in words, is equally frequent."""
     generator = random.Random(0)  # noqa: S311 - no secret
     sizes = [generator.choice(lengths[number % len(lengths)]) for number in range(512)]
     return [" ".join(generator.choices(WORDS, k=size)) for size in sizes]
 
 
 def read_lengths(text: str) -> tuple[range, ...]:
-    """The lengths in ``8,8,16-64``. Raises ValueError."""
+    """The ranges in a text such as ``8,8,16-64``. Raises ValueError."""
     lengths = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())

@@ -1,7 +1,7 @@
 """Starts a service and compares settings.
 
-A sweep tries one setting at a time, with the best values so far: all combinations would take hours, and settings are
-mostly independent. A gain counts if it exceeds the noise and a second comparison repeats it.
+A sweep tries one setting at a time, together with the best values of the others. All combinations would take hours, and
+settings are mostly independent. A gain counts if it exceeds the noise and a second comparison repeats it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 """Stages of a request in Triton's statistics."""
 
 Trial = tuple[str, Figures]
-"""A text of the settings, and the result; a result without answers has the error."""
+"""A description of the settings, and their result; a result without answers has the error."""
 Settings = Mapping[str, Any]
 """Values of the service's flags, and entries of Triton's model configuration as JSON; None removes an entry."""
 
@@ -45,7 +45,7 @@ class Setup:
     Args:
         stack: ends Triton and the service.
         flags: the command's flags. Triton loads --model_name of --model_repository, or a demo model without it. The
-            model's folder must hold the tokenizer, as export writes it.
+            model's folder must contain the tokenizer, as after export.
         environ: variables for Triton and the service.
 
     Raises ConfigError for an unknown model and for a bad flag or combination of flags, LoadError if Triton does not
@@ -156,8 +156,8 @@ def sweep(
 ) -> tuple[list[Trial], str]:
     """Tries all settings, restarting the service for each; returns the trials and a recommendation.
 
-    ``measure`` makes one run with a title. ``say`` gets the elapsed share of the sweep, from 0 to 1, and a line about
-    each trial. Raises LoadError if the current settings fail.
+    ``measure`` performs one run under a title. ``say`` receives the elapsed share of the sweep, from 0 to 1, and a line
+    about each trial. Raises LoadError if the current settings fail.
     """
     candidates = setup.settings()
     max_trials = 4 + sum(map(len, candidates.values()))

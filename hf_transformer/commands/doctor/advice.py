@@ -24,7 +24,7 @@ def batch_size(binding: FittedBinding) -> list[Finding]:
     if size is None:
         return ok(f"the predictor does not report max_batch_size; batches have up to {signature.max_rows} texts")
     change = 'set "max_batch_size: 32" in config.pbtxt'
-    if size >= 8:  # up to 8 texts take most encoders hardly longer than one
+    if size >= 8:  # most encoders need little more time for 8 texts than for one
         return ok(f"max_batch_size is {size}")
     if size > 1:
         return warning(f"max_batch_size is {size}, which is small", change)
@@ -134,7 +134,7 @@ def vocabulary(binding: ModelBinding) -> list[Finding]:
 
 
 def _logits_width(binding: ModelBinding) -> int | None:
-    """The last dim of a generative model's logits; None for other models, and if that dim is free."""
+    """The last dimension of a generative model's logits; None for other models, and if it is free."""
     if isinstance(binding, FittedBinding):
         return None  # the contract check compares it
     names = binding.config.tensor_output_names or ("logits",)
@@ -170,14 +170,14 @@ ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[ModelBinding]]]
 
 
 class StartAdvice:
-    """Logs each warning about a binding once. The service calls it with each new binding, that is whenever the model
-    changes at the predictor."""
+    """Logs each warning about a binding once. The service calls it with each new binding, after the model has changed
+    at the predictor."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def __call__(self, binding: ModelBinding) -> None:
-        # Requests that wait for the binding go first.
+        # Requests that wait for the binding have priority.
         asyncio.get_running_loop().call_soon(self._log, binding)
 
     def _log(self, binding: ModelBinding) -> None:

@@ -116,7 +116,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:
-    """2 after a failure, 1 after a warning with ``strict``, else 0."""
+    """The exit code: 2 after a failure, 1 after a warning with ``strict``, else 0."""
     statuses = {finding.status for finding in results}
     return 2 if "failed" in statuses else int(strict and "warning" in statuses)
 

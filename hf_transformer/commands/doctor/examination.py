@@ -20,20 +20,19 @@ from hf_transformer.types.tensors import ModelSpec
 logger = logging.getLogger(__name__)
 
 Status = Literal["ok", "warning", "failed", "skipped"]
-"""``warning``: it works, but could work better or fails for some texts. ``skipped``: the check does not apply, or a
-check that it needs failed."""
+"""``warning``: it works, but could work better or fails for some texts. ``skipped``: the check does not apply, or one
+of its ``needs`` failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check.
+    """One result of a check. ``examine`` sets ``name``, ``seconds`` and ``blocked``.
 
     Attributes:
-        found: the state, for people.
-        change: the remedy (a flag, an entry of config.pbtxt); empty if nothing is wrong.
-        name: the check's name, set by ``examine``.
-        seconds: the check's duration, set by ``examine``; findings of one check share it.
-        blocked: True if the check did not run because a check that it needs failed; set by ``examine``.
+        found: a description of the state.
+        change: the remedy (a flag, an entry of config.pbtxt); empty without a problem.
+        seconds: the check's duration, shared by all its findings.
+        blocked: whether the check did not run because one of its ``needs`` failed.
     """
 
     status: Status
@@ -63,9 +62,9 @@ def skipped(found: str) -> list[Finding]:
 class Subject:
     """The state of an examination: ``config`` and ``notes`` from ``parse_config``, and the results of earlier checks.
 
-    One check sets each attribute without a value. A check that reads it lists that check among its ``needs``.
-    ``admin`` reads metadata and health of the predictor. ``predictor`` infers over the same connections, with a
-    timeout. ``examine`` closes ``stack`` at the end.
+    One check sets each attribute without a value. A check that reads it lists that check among its ``needs``. ``admin``
+    reads metadata and health of the predictor. ``predictor`` infers over the same connections, with a timeout.
+    ``examine`` closes ``stack`` at the end.
     """
 
     loaded: LoadedModel

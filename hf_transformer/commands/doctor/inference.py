@@ -1,6 +1,6 @@
 """Checks that call the model: inference, limits (longest text, highest token id), batches, shared memory, a smoke test.
 
-All texts are the doctor's own, and hold nothing that a client could not send.
+They use only the doctor's own texts, all of which a client could send.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Rounding depends on the shape of a batch.
 TOLERANCE = 1e-4
 """The tolerance of other datatypes."""
 UNUSABLE_DIFFERENCE = 0.1
-"""The relative difference from which answers change, not only their last digits."""
+"""The relative difference at which answers change, not only their last digits."""
 
 MIB = 2**20
 INLINE = "or set --predictor_shared_memory=off; until then the service works with outputs in the responses"
@@ -79,7 +79,7 @@ async def inference(subject: Subject) -> list[Finding]:
 
 
 async def other_text(subject: Subject) -> list[Finding]:
-    """Check that a different text gets different outputs. Raises RequestError."""
+    """Check that two different texts have different outputs. Raises RequestError."""
     text = sample(subject.binding)
     [outputs] = await ask(subject, [text])
     [others] = await ask(subject, [_altered(text, subject.binding.tokenizer.vocab_size)])
@@ -92,7 +92,8 @@ async def other_text(subject: Subject) -> list[Finding]:
 
 
 async def longest_text(subject: Subject) -> list[Finding]:
-    """Check that the model takes a text of the length in its files, generated token included. Raises RequestError."""
+    """Check that the model accepts a text of its files' maximum length, generated token included. Raises
+    RequestError."""
     binding = subject.binding
     text, longest, fixed = sample(binding), _longest(binding), False
     length = len(longest)
@@ -144,7 +145,7 @@ async def highest_id(subject: Subject) -> list[Finding]:
 
 
 async def batch_invariance(subject: Subject) -> list[Finding]:
-    """Check that the model answers a full batch, and each text in it as alone. Raises RequestError."""
+    """Check that the model answers a full batch, and each text in it as if alone. Raises RequestError."""
     if isinstance(subject.pipeline, GenerationPipeline):
         return await _prompts_together(subject, subject.pipeline)
     binding = subject.fitted
@@ -183,7 +184,8 @@ async def batch_invariance(subject: Subject) -> list[Finding]:
 
 
 async def _prompts_together(subject: Subject, pipeline: GenerationPipeline) -> list[Finding]:
-    """Check that two prompts of different lengths get the same tokens alone and together. Raises RequestError."""
+    """Check that two prompts of different lengths have the same continuations alone and together. Raises
+    RequestError."""
     alone = [(await _continued(pipeline, [prompt]))[0] for prompt in PROMPTS]
     together = await _continued(pipeline, PROMPTS)
     if together == alone:
@@ -244,8 +246,10 @@ async def shared_memory(subject: Subject) -> list[Finding]:
 
 
 async def _same_in_shared_memory(transport: Transport, packed: Packed) -> bool:
-    """Whether a batch's outputs are the same in a new region as in a response. Raises RequestError if the predictor
-    refuses the region or the batch, OSError if /dev/shm is missing or full."""
+    """Whether a batch's outputs are the same in a new region as in a response.
+
+    Raises RequestError if the predictor refuses the region or the batch, OSError if /dev/shm is missing or full.
+    """
     outputs = list(packed.sizes)
     with ExitStack() as stack:
         call = ModelCall(packed.inputs, outputs, {})
@@ -289,7 +293,7 @@ async def smoke_test(subject: Subject) -> list[Finding]:
 
 
 def with_labels(answer: Json, labels: Sequence[str]) -> Json:
-    """An answer in KServe's form, which numbers the labels, with config.json's names instead of the numbers."""
+    """An answer in KServe's form, with config.json's labels instead of their numbers."""
     match answer:
         case dict() if answer.keys() <= {str(number) for number in range(len(labels))}:
             return {labels[int(number)]: value for number, value in answer.items()}
@@ -327,7 +331,7 @@ async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
 
 
 async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorError | None:
-    """The model's own error; None if it answers the texts or continues them by a token. Raises other errors."""
+    """The model's own error; None if it answers the texts or generates a token for them. Raises other errors."""
     try:
         if not isinstance(subject.pipeline, GenerationPipeline):
             await ask(subject, texts)
@@ -344,7 +348,7 @@ async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorErro
 
 
 async def _highest(subject: Subject, works: int, fails: int, texts: Callable[[int], Sequence[Encoding]]) -> int:
-    """The highest number whose texts the model answers, by bisection between ``works`` and ``fails``."""
+    """The largest number at which the model accepts the texts, by bisection between ``works`` and ``fails``."""
     while fails - works > 1:
         middle = (works + fails) // 2
         if await _refusal(subject, texts(middle)):
@@ -400,17 +404,17 @@ def _longest(binding: ModelBinding) -> Encoding:
 
 
 def _most_tokens(binding: ModelBinding) -> int:
-    """The limit of tokens in a text; a generative model needs room for one more."""
+    """The maximum number of tokens in a text, reduced by one for a generative model."""
     return binding.length if isinstance(binding, FittedBinding) else binding.tokenizer.max_length - 1
 
 
 def _shortened(text: Encoding, length: int) -> Encoding:
-    """The text cut to ``length`` tokens. The last token stays, since the model may need its separator."""
+    """The text cut to ``length`` tokens. It keeps the last token, since the model may need its separator."""
     return replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
 
 
 def _altered(text: Encoding, vocabulary: int) -> Encoding:
-    """A text of the same length in which all tokens but the first and the last differ."""
+    """A text of the same length with other tokens, except for the first and the last."""
     inner = slice(1, -1) if len(text) > 2 else slice(None)
     ids = list(text.ids)
     ids[inner] = [(number + vocabulary // 3) % vocabulary for number in ids[inner]]

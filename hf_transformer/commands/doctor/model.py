@@ -1,4 +1,4 @@
-"""Checks of flags, model files and the predictor's model, and of their fit."""
+"""Checks of flags, model files and the predictor's model, and of their compatibility."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types.tensors import RepositoryEntry
 
 CALL_SECONDS = 60.0
-"""Timeout of one call, if --predictor_request_timeout_seconds is not less. Some models' first inference is slow."""
+"""Timeout of one call, if --predictor_request_timeout_seconds is not lower. Some models' first inference is slow."""
 
 
 async def flags(subject: Subject) -> list[Finding]:
@@ -138,7 +138,7 @@ async def contract(subject: Subject) -> list[Finding]:
         subject.binding = binding
 
     config, executor = subject.config, subject.stack.enter_context(ThreadPoolExecutor(2))
-    metrics = Metrics(config.model_name)  # not exposed anywhere
+    metrics = Metrics(config.model_name)  # no server exposes these metrics
     try:
         build = PipelineBuilder(config, subject.loaded, subject.predictor, metrics, executor, keep)
         subject.pipeline = pipeline = build(subject.spec)

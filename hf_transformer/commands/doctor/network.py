@@ -116,7 +116,7 @@ async def connection(subject: Subject) -> list[Finding]:
 async def protocol(subject: Subject) -> list[Finding]:
     """Check that the port speaks the protocol in the flags, with or without TLS. Raises ConfigError.
 
-    The TLS check verifies certificates, this one does not.
+    The check named TLS verifies certificates, this one does not.
     """
     predictor, wanted = subject.address, subject.config.predictor_protocol
     key_pair = client_certificate(predictor_settings(subject.config))
@@ -181,7 +181,7 @@ def _flags(subject: Subject, spoken: str, tls: bool) -> str:
 
 
 async def tls(subject: Subject) -> list[Finding]:
-    """Check that the service trusts the predictor's certificate, and the predictor ours. Raises ConfigError."""
+    """Check that the service and the predictor trust each other's certificate. Raises ConfigError."""
     predictor, wire = subject.address, WIRES[subject.config.predictor_protocol]
     if not predictor.use_ssl:
         return skipped("not used (--predictor_use_ssl=false)")

@@ -43,13 +43,16 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "text_generation": ("AutoModelForCausalLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
     "text2text_generation": ("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")}),
 }
-"""Each task's class in transformers, and its outputs with their axes; a size is the name of a field of config.json."""
+"""Each task's class in transformers, and its outputs with their axes. Sizes are names of fields of config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded model: ``model`` is the torch module in evaluation mode, on the CPU, in float32. ``changes`` are the
-    fields of config.json in which the export differs from the original."""
+    """A loaded model.
+
+    ``model`` is the torch module in evaluation mode, on the CPU, in float32. ``changes`` are the fields of config.json
+    in which the export differs from the original.
+    """
 
     files: ModelFiles
     task: str
@@ -68,7 +71,7 @@ NOT_EXPORTABLE: Mapping[str, str] = {
         "carries a state from token to token, which padding changes",
     ),
 }
-"""Model types whose code depends on the texts, so that no static graph holds it, and the reason."""
+"""The reasons for model types whose code depends on the texts, which a static graph can't represent."""
 
 
 def remedy(model_config: Mapping[str, Json], form: str) -> str:
@@ -81,7 +84,7 @@ def remedy(model_config: Mapping[str, Json], form: str) -> str:
 
 @contextmanager
 def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
-    """Adds the remedy to a LoadError of the block, unless its message has one."""
+    """Adds the remedy to a LoadError of the block, unless the error already has one."""
     try:
         yield
     except LoadError as error:
@@ -94,7 +97,7 @@ def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
 def explained(message: str) -> Iterator[None]:
     """Turns any error of torch, transformers, onnx or the tokenizer into a LoadError with its reason.
 
-    These libraries raise nearly every type of exception for unsupported models, and a model may bring its own code.
+    These libraries raise nearly every type of exception for unsupported models, and a model may include its own code.
     """
     try:
         yield
@@ -143,9 +146,9 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
     """Fields of config.json that limit the exported model to short texts.
 
-    Some models process long texts differently, and a graph holds one variant: the one for short texts. BigBird reads up
-    to 704 tokens with full attention, longer texts in blocks that depend on the padding; the first short text switches
-    it to full attention for good. Dynamic and long rotary positions depend on the longest text of a batch.
+    Some models process long texts differently, and a graph represents only the variant for short texts. BigBird uses
+    full attention up to 704 tokens, and for longer texts blocks that depend on the padding. Its first short text
+    switches it to full attention permanently. Dynamic and long rotary positions depend on the longest text of a batch.
     """
     if model_config.get("model_type") in ("big_bird", "bigbird_pegasus"):
         if model_config.get("attention_type") == "original_full":

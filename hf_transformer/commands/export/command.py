@@ -1,7 +1,7 @@
 """``hf-transformer export``: writes a Hugging Face model as a folder that Triton serves, and verifies it.
 
-Exit codes: 0 for a folder whose model gives the original's answers, 1 after an error, 2 for a bad flag, 128 plus the
-number of the signal that ended it. It leaves no incomplete folder, however it ends.
+Exit codes: 0 if the exported model's answers match the original's, 1 after an error, 2 for a bad flag, 128 plus the
+number of the signal that ended it. It never leaves an incomplete folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXPORT_FLAGS = {
     "--model_dir": "--model_id",
     "--hf_token": "--token",
 }
-"""Flags of serve in messages of shared code -> the same flags of export."""
+"""Replacements for the flags of serve in error messages of shared code."""
 MANIFEST = """\
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
@@ -86,10 +86,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise ConfigError(
             f"--output: {target} would overwrite --model_id={settings.model_id}; choose another folder or --model_name"
         )
-    require_free(target, force=settings.force)  # fails before the slow load of the weights
+    require_free(target, force=settings.force)  # fails before the weights load slowly
     try:
         export(settings, target, Terminal(environ))
-    except (ConfigError, LoadError) as error:  # from code that serve uses too
+    except (ConfigError, LoadError) as error:  # from code shared with serve
         message = re.sub("|".join(EXPORT_FLAGS), lambda match: EXPORT_FLAGS[match[0]], str(error))
         raise type(error)(message) from error
     return 0
@@ -139,9 +139,9 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
 
 @contextmanager
 def step(title: str, terminal: Terminal, folder: Path | None = None) -> Iterator[list[str]]:
-    """Prints ``title``, and after the block the text that it appended, with the duration.
+    """Prints ``title``, and after the block its appended text, with the duration.
 
-    With a ``folder`` a terminal also shows the folder's size and the time so far.
+    With a ``folder`` a terminal also shows the folder's size and the elapsed time.
     """
     began, ended, results = time.monotonic(), threading.Event(), list[str]()
 
@@ -197,7 +197,7 @@ def manifest(settings: Namespace, task: str) -> str:
 
 
 def megabytes(folder: Path) -> str:
-    """The size of all files in the folder, as a text."""
+    """The size of all files in the folder, as text."""
     return f"{sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 1e6:.1f} MB"
 
 

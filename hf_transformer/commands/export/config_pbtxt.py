@@ -21,7 +21,7 @@ BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """An input or output: free axes by name, others by size; datatype in Triton's names (INT64, FP32, FP16)."""
+    """An input or output. Axes are names of free axes, or sizes; the datatype is Triton's name (INT64, FP32, FP16)."""
 
     name: str
     axes: tuple[str | int, ...]
@@ -29,7 +29,7 @@ class GraphTensor:
 
 
 NAMES = {"onnxruntime": "ONNX Runtime", "pytorch": "PyTorch", "python": "Python"}
-"""Triton's backends, for people."""
+"""Display names of Triton's backends."""
 QUEUE = """\
 # A bounded queue that rejects requests when full or after five seconds:
 #   default_queue_policy {

@@ -1,7 +1,7 @@
 """The graph of a task: the model as a function of tensors and, with --reduce, the task's last step.
 
-The reduction makes responses of bytes instead of megabytes of logits. All reductions are exact: the service's answers
-stay the same, and it refuses requests that need the missing values.
+The reduction shrinks responses from megabytes of logits to bytes. All reductions are exact: the service's answers stay
+the same, and it refuses requests that need the missing values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Graph(torch.nn.Module):
         return {spec.name: tensor for spec, tensor in zip(self.inputs, tensors, strict=True)}
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        """The correct outputs for one text, calculated like the service does.
+        """The expected outputs for one text, calculated as in the service.
 
         ``whole`` are the original model's outputs, ``ids`` the text's tokens, both without padding.
         """
@@ -53,7 +53,7 @@ class Graph(torch.nn.Module):
 class Head(Graph):
     """Calls the model; ``options`` are further arguments of the call.
 
-    The model makes its own attention masks, because their shape depends on the architecture (windows, relative
+    The model creates its own attention masks, because their shape depends on the architecture (windows, relative
     positions).
     """
 
@@ -70,7 +70,7 @@ class Head(Graph):
 
 
 class LastEosHead(Head):
-    """An encoder-decoder classifier that reads the state at each text's last eos token: logits [B,L].
+    """An encoder-decoder classifier with logits [B,L], from the state at each text's last eos token.
 
     transformers gathers the states at all eos tokens of the batch, so a text with several of them changes the answers
     to the others. For a single text both agree.
@@ -79,7 +79,7 @@ class LastEosHead(Head):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         inputs, model = self.named(tensors), self.model
         ids = inputs["input_ids"]
-        if hasattr(model, "_shift_right"):  # T5's base model does not make the decoder's inputs itself
+        if hasattr(model, "_shift_right"):  # T5's base model does not create the decoder's inputs
             inputs["decoder_input_ids"] = model._shift_right(ids)
         states = model.base_model(**inputs, use_cache=False).last_hidden_state
         positions = torch.cumsum(torch.ones_like(ids), dim=1) * (ids == model.config.eos_token_id)
@@ -91,10 +91,11 @@ class TopTokens(Graph):
     """The most probable tokens at each text's mask tokens, from a head with logits [B,S,V].
 
     Outputs are topk_ids INT64 [B,M,K] and topk_scores FP32 [B,M,K], probabilities over the whole vocabulary in
-    descending order. M is the largest number of masks in a text of the batch; a text's masks come first, in order.
+    descending order. M is the largest number of masks in a text of the batch; a text's masks precede the padding, in
+    order.
 
-    If the model is an encoder (``base_model``) with a head for each token, the head gets the tokens at the masks only,
-    which saves much work with a large vocabulary.
+    If the model is an encoder (``base_model``) with a head for each token, the head receives only the tokens at the
+    masks. This saves much work with a large vocabulary.
     """
 
     def __init__(self, head: Head, mask_id: int, count: int) -> None:
@@ -162,8 +163,8 @@ class Probabilities(Graph):
 class SentenceVector(Graph):
     """One vector for each text, FP32 [B,D], from a head with token vectors [B,S,D].
 
-    With ``normalize`` vectors have an L2 norm of 1, and embedding_norm FP32 [B,1] is the norm before. The service
-    weights the windows of a long text by it, and needs it for requests without normalization.
+    With ``normalize`` vectors have an L2 norm of 1, and embedding_norm FP32 [B,1] is the original norm. The service
+    uses it as the weight of a long text's windows, and for requests without normalization.
     """
 
     def __init__(self, head: Head, pooling: str, size: int, *, normalize: bool) -> None:
@@ -197,8 +198,10 @@ class SentenceVector(Graph):
 
 
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
-    """The task's graph, with --reduce its reduction too. Raises ConfigError if --inputs names an input that the model
-    does not take, or if the task has no exact reduction."""
+    """The task's graph, with its reduction if --reduce is set.
+
+    Raises ConfigError if --inputs names an input that the model lacks, or if the task has no exact reduction.
+    """
     inputs = [
         GraphTensor(name, (BATCH, DECODED if name == "decoder_input_ids" else SEQUENCE), "INT64")
         for name in _inputs(checkpoint, settings)
@@ -227,7 +230,7 @@ def size_of(model: Any, name: str) -> int:
 
 
 def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
-    """The inputs in --inputs, by default all that the model takes and the service sends."""
+    """The inputs in --inputs; by default all inputs of the model that the service sends."""
     taken = inspect.signature(checkpoint.model.forward).parameters
     known = [name for name in ("input_ids", "attention_mask") if name in taken]
     if "token_type_ids" in taken and getattr(checkpoint.model.config, "type_vocab_size", 0) > 1:

@@ -21,7 +21,7 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
 WEIGHTS = "model.onnx.data"
-"""The file for weights that exceed the limit of model.onnx."""
+"""The file for weights over the size limit of model.onnx."""
 SHORT = "hi"
 MIDDLE = "The capital of {0} is {0}."
 LONGER = "A rather longer sentence {0}, so that the shorter ones are padded beside it, and a word nobody knows: qzxv."
@@ -37,15 +37,17 @@ BATCHES: Sequence[Sequence[str | tuple[str, str]]] = (
     (SHORT, LONG, MIDDLE, MARKED),
     (MARKED, LONGER, SHORT, ""),
 )
-"""Sample texts, with mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch. The trace
-uses the first batch, whose texts differ in length."""
+"""Sample texts, with mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch.
+
+The trace uses the first batch, whose texts differ in length.
+"""
 PAIR_BATCHES = ((PAIR, OTHER_PAIR, (SHORT, SHORT)), (OTHER_PAIR,))
 """More batches, for PAIR_TASKS."""
 PAIR_TASKS = ("sequence_classification", "zero_shot_classification", "rerank", "question_answering")
 BATCH_TOLERANCES = {"fp32": 1e-4, "fp16": 5e-3}
 """The largest difference between a text's outputs in a batch and alone, by precision."""
 MAX_TOKENS = 512
-"""Tokens of the longest text, more than the attention windows of encoders, such as ModernBERT's 128."""
+"""The length of the longest text, more than the attention windows of encoders, such as ModernBERT's 128."""
 DECODED_TOKENS = 3
 
 Inputs = dict[str, torch.Tensor]
@@ -108,7 +110,7 @@ def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> l
 
 
 def _require_causal(checkpoint: Checkpoint) -> None:
-    """Raises ConfigError if logits depend on later tokens: transformers loads an encoder's weights as causal too."""
+    """Raises ConfigError if logits depend on later tokens: transformers also loads an encoder's weights as causal."""
     ids = torch.tensor([checkpoint.tokenizer.encode([LONGER])[0].ids])
     whole, shortened = (checkpoint.model(input_ids=part).logits[0, 0] for part in (ids, ids[:, :-1]))
     if not torch.allclose(whole, shortened, rtol=1e-3, atol=1e-3):
@@ -159,7 +161,9 @@ def _inputs(graph: Graph, encodings: Sequence[Encoding], pad_id: int, left: bool
 
 def write_model(graph: Graph, path: Path, form: str, inputs: Inputs) -> None:
     """Traces the graph with ``inputs``, a batch of several texts, and writes model.onnx or model.pt with its weights.
-    Raises LoadError if torch can't write this model as ``form``."""
+
+    Raises LoadError if torch can't write this model as ``form``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with explained(f"torch can't write this model as {form}"), warnings.catch_warnings(), torch.no_grad():
         # Tracing warns about every shape; verify() checks the result.
@@ -208,7 +212,7 @@ def _write_torchscript(graph: Graph, path: Path, inputs: Inputs) -> None:
 
 
 def _free_devices(graph: Any) -> None:
-    """Replaces the device constants of a trace, here the CPU, by the device of the inputs."""
+    """Replaces a trace's constants for the device (CPU) by the device of the inputs."""
     tensors = [value for value in graph.inputs() if value.type().kind() == "TensorType"]
     for node in list(graph.nodes()):
         if tensors and node.kind() == "prim::Constant" and node.output().type().kind() == "DeviceObjType":
@@ -279,7 +283,7 @@ def _differences(
             for name, array in expected.items()
             if name != "topk_ids"  # equally probable tokens have no fixed order
         ]
-    # Hence compare scores: with the model's for the same tokens, and with its highest, so that no token is missing.
+    # So compare the scores with the model's for the same tokens, and with its highest, to detect a missing token.
     probabilities = expected["probabilities"]
     ids, scores = (actual[name][: len(probabilities)] for name in ("topk_ids", "topk_scores"))
     highest = np.sort(probabilities)[:, ::-1][:, : scores.shape[1]]
@@ -300,7 +304,7 @@ def _onnx_runner(path: Path) -> Run:
 
     onnx.checker.check_model(str(path), full_check=True)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only; the optimizer's warnings call for no action
+    options.log_severity_level = 3  # errors only; the optimizer's warnings need no action
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
 

@@ -1,4 +1,4 @@
-"""Writes a model's folder in Triton's repository layout, completely or not at all."""
+"""Writes a model's folder in Triton's repository layout, atomically."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
                 if target.exists():
                     os.rename(target, old)
                 os.rename(made, target)
-            finally:  # also when a signal arrives in between
+            finally:  # even if a signal arrives in between
                 if old.exists() and not target.exists():
                     os.rename(old, target)
     except BrokenPipeError:
@@ -52,12 +52,12 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
         raise LoadError(f"--output: can't write {target}: {exc.strerror or exc}") from exc
     finally:
         for folder in absent:  # the innermost first
-            with suppress(OSError):  # not empty, or never made
+            with suppress(OSError):  # not empty, or never created
                 folder.rmdir()
 
 
 def require_free(target: Path, *, force: bool) -> None:
-    """Raises ConfigError if ``target`` exists; with ``force`` only if it is not a Triton model's folder."""
+    """Raises ConfigError if ``target`` exists; with ``force``, only if it is not a Triton model's folder."""
     if not os.path.lexists(target):
         return
     if not force:
@@ -69,15 +69,15 @@ def require_free(target: Path, *, force: bool) -> None:
 
 
 def _parent_for_temporary(repository: Path) -> Path:
-    """A folder in the repository's file system, so that a rename works; outside the repository if possible, because
-    Triton takes every folder in it, even a hidden one, for a model."""
+    """A folder in the repository's file system, so that a rename works. If possible, it is outside the repository,
+    because Triton treats every folder there as a model, even a hidden one."""
     outside = repository.resolve().parent
     same_device = outside.stat().st_dev == repository.stat().st_dev
     return outside if same_device and os.access(outside, os.W_OK | os.X_OK) else repository
 
 
 def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, changes: Mapping[str, Json]) -> None:
-    """Writes config.pbtxt, model.py for the Python backend, and the service's files; applies ``changes`` to
+    """Writes config.pbtxt, model.py for the Python backend, and the service's files. Applies ``changes`` to
     config.json."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
@@ -94,9 +94,9 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, chan
 
 
 def triton_view(folder: Path, settings: Namespace) -> str:
-    """A sentence on how Triton reads the folder.
+    """A sentence on Triton's interpretation of the folder.
 
-    Triton takes the leading digits of a subfolder for a version; version_policy in config.pbtxt selects version 1.
+    Triton interprets the leading digits of a subfolder as a version; version_policy in config.pbtxt selects version 1.
     Raises LoadError if version 1 has no model file.
     """
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
