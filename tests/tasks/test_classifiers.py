@@ -111,7 +111,7 @@ def test_the_default_function_depends_on_the_problem_and_the_labels(problem: str
 
 def test_the_size_of_an_answer_is_its_number_of_labels() -> None:
     task, form = SequenceClassification(settings(named("a", "b", "c"))), {"output_format": "pipeline"}
-    sizes = (({}, 1), (form, 1), (form | {"top_k": 2}, 2), (form | {"top_k": 9}, 3), (PIPELINE, 3), (RAW, 3))
+    sizes: Any = (({}, 1), (form, 1), (form | {"top_k": 2}, 2), (form | {"top_k": 9}, 3), (PIPELINE, 3), (RAW, 3))
     for parameters, size in sizes:
         assert task.answer_size(ENCODING, task.options(parameters)) == size
 
