@@ -1,8 +1,8 @@
-"""Certificates and keys, and files that are renewed while the service runs.
+"""Certificates, keys, and files that are reloaded while the service runs.
 
-cert-manager and Kubernetes replace files, or move the links to them. The service looks at them every few seconds rather
-than watching them: a mounted Secret changes by a link two folders above the file, which inotify on the file does not
-report, and four calls of stat cost some ten microseconds.
+cert-manager and Kubernetes replace files, or the links to them. The service polls every few seconds: a mounted Secret
+changes through a link two folders above the file, which inotify on the file does not report, and four stat calls cost
+about ten microseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hf_transformer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 2.0  # seconds between two looks at the files
+PERIOD = 2.0  # seconds between two checks of the files
 
 T = TypeVar("T")
 
@@ -30,28 +30,28 @@ Identity = tuple[int, ...]
 
 
 class ReloadableFile(Generic[T]):
-    """What files hold, read again once they change. What can't be used leaves the last that could, and one line in the
-    log for each change.
+    """A value reloaded when its files change. Unusable content keeps the last usable value, and logs one line per
+    change.
 
     Args:
-        what: names it in the log.
+        what: the name of the value in the log.
         paths: the files; links are followed.
-        read: gives what they hold; raises ConfigError where that can't be used, with a message that is no secret. So
-            does the constructor.
+        read: loads the value; raises ConfigError, without secrets in its message, for unusable content. The
+            constructor raises it too.
     """
 
     def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
         self.what = what
         self._paths = paths
         self._read = read
-        self._lock = threading.Lock()  # gRPC asks from threads of its own
+        self._lock = threading.Lock()  # gRPC reads it from its own threads
         self._refused: tuple[list[Identity | None], str] | None = None
-        self._seen = self._look()  # before reading: what changes meanwhile is read again
+        self._seen = self._look()  # taken before reading, so that a change during the read is noticed
         self.value = read()
 
     def renew(self) -> bool:
-        """Whether ``value`` is new because the files have changed since they were read last. Files that can't be used
-        are tried again each time: why they could not may have been no fault of theirs."""
+        """Reload changed files; returns whether ``value`` is new. Retries unusable files each time, since the cause may
+        lie outside the files."""
         with self._lock:
             found = self._look()
             if found == self._seen:
@@ -73,9 +73,9 @@ class ReloadableFile(Generic[T]):
 
 
 def identity(path: str) -> Identity | None:
-    """What changes when another file takes a file's place, or its content is written anew; None where there is none.
+    """Device, inode, size and times of a file, which change with its content; None for a missing file.
 
-    The time of change is in it because the other one can be set: what unpacks or copies files sets it to the same.
+    The change time is included because tools that unpack or copy files set the modification time.
     """
     try:
         found = os.stat(path)
@@ -85,8 +85,8 @@ def identity(path: str) -> Identity | None:
 
 
 async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD) -> None:
-    """Looks at the files for ever, and hands on what is new. A fault does not end it: it is logged, once in a row, and
-    what could not be handed on is handed on the next time."""
+    """Check the files until cancelled, and pass each new value to ``use``. A failure is logged, once in a row, and
+    retried with the next check."""
     pending = failed = False
     while True:
         await asyncio.sleep(period)
@@ -95,7 +95,7 @@ async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], 
             if pending:
                 use(renewable.value)
             pending = failed = False
-        except Exception:  # whatever a library makes of the files: the last resort, or nothing would be renewed again
+        except Exception:  # any error of a library: without this nothing would be renewed again
             if not failed:
                 logger.exception("%s: could not be renewed", renewable.what)
             failed = True
@@ -103,33 +103,33 @@ async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate and its private key, as the content of their PEM files."""
+    """Certificate chain and private key as PEM bytes."""
 
     chain: bytes
     key: bytes = field(repr=False)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Has a context use them, at once where it is in use already; connections that are open keep theirs.
+        """Load both into an SSL context, also one in use; open connections keep their certificate.
 
-        OpenSSL reads files only. These are in memory, so that they are the very bytes that were checked: a context that
-        got a new certificate and then failed on a key that had not been renewed yet would be broken.
+        OpenSSL reads files only; these are in memory, so that it gets exactly the bytes that were checked. A context
+        with a new certificate and an old key would be broken.
 
-        Raises ssl.SSLError where they are no PEM, or don't belong together.
+        Raises ssl.SSLError for bytes that are not PEM, or a key of another certificate.
         """
         with _file_of(self.chain) as chain, _file_of(self.key) as key:
-            # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+            # Without a password OpenSSL would prompt for that of an encrypted key.
             context.load_cert_chain(chain, key, password="")
 
 
 def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_certfile", "ssl_keyfile")) -> KeyPair:
-    """Reads two files and checks that they can be used.
+    """Read a certificate and its key, and check that they match.
 
     Args:
-        certificate: the PEM file of the certificate, and of those between it and the root.
+        certificate: the PEM file of the certificate chain.
         key: the PEM file of its private key.
-        flags: what the two files are called in the message; by default those that clients see.
+        flags: the flags of the two files, for messages.
 
-    Raises ConfigError where a file can't be read, is no PEM, or the two don't belong together.
+    Raises ConfigError for an unreadable file, one that is not PEM, or a key of another certificate.
     """
     try:
         pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())
@@ -144,7 +144,7 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_cer
 
 @contextmanager
 def _file_of(content: bytes) -> Iterator[str]:
-    """The path of a file in memory."""
+    """The path of a memory file with this content."""
     file = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(file, content)

@@ -175,7 +175,7 @@ class ServedModel:
             RequestError: whatever else keeps it from being begun.
         """
         generation = await self.generator.start(request, context)
-        generation.tell(self._note_answer, self._note_failure)
+        generation.set_callbacks(self._note_answer, self._note_failure)
         return generation
 
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
@@ -416,7 +416,7 @@ class ServedModel:
         ready = not (self._problem or self._ending)
         self._metrics.ready.set(ready)
         if self._board is not None:
-            self._board.say(ready=ready)
+            self._board.set_ready(ready=ready)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""The access log: the format of --access_log_format, with the atoms of gunicorn and of KServe's asgi-logger such as
-``%(h)s``, and its lines."""
+"""The access log: --access_log_format, with atoms such as ``%(h)s`` of gunicorn and KServe's asgi-logger."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
-CLIENT_CLOSED = 499  # the status of a request whose client left before the answer, as in nginx
+CLIENT_CLOSED = 499  # status of a request whose client disconnected before the response, as in nginx
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
 class AccessRecord:
-    """One request and its answer, as the log shows them. ``scope`` is the request in ASGI's form; over gRPC it has
-    method, path, http_version and headers."""
+    """One request and its response for the access log. ``scope`` is the ASGI scope; for gRPC it has method, path,
+    http_version and headers."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.scope = scope
@@ -39,11 +38,11 @@ class AccessRecord:
 
     @property
     def status_phrase(self) -> str:
-        """The status in words."""
+        """The reason phrase of the status."""
         return PHRASES.get(self.status, "-")
 
     def header(self, name: str, sent: bool = False) -> str:
-        """A header's value, - where there is none and *** where it is a secret."""
+        """The value of a header: - if it is absent, *** if it is a secret."""
         wanted = name.lower().encode("latin-1", "replace")
         for key, value in self.sent_headers if sent else self.scope["headers"]:
             if key.lower() == wanted:
@@ -51,7 +50,7 @@ class AccessRecord:
         return "-"
 
     def atoms(self) -> Atoms:
-        """What a format may show, with the time from the start until now."""
+        """The values of all atoms; durations end now."""
         scope, client, seconds = self.scope, self.client, time.perf_counter() - self.started
         method, protocol = scope["method"], f"HTTP/{scope.get('http_version', '1.1')}"
         path = quote(scope.get("root_path", "") + scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
@@ -104,7 +103,7 @@ def printable(value: bytes) -> str:
 
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
-    """Raises ConfigError where a format can't be written; ``source`` is the flag or variable it came from."""
+    """Raises ConfigError for a format that can't be rendered; ``source`` is its flag or variable."""
     atoms = AccessRecord({"method": "GET", "path": "/", "headers": []}).atoms()
     expected = f"{source}: expected atoms such as %(h)s, got {format!r}"
     if set(re.findall("%(.?)", format.replace("%%", ""))) != {"("}:
@@ -119,7 +118,7 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
 
 
 def write_line(logger: logging.Logger, format: str, exchange: AccessRecord) -> None:
-    """Logs one request that has been answered."""
+    """Log one answered request."""
     request_id = exchange.header("x-request-id", sent=True)
     extra = None if request_id == "-" else names_of(request_id, exchange.header("traceparent"))
     logger.info("%s", format % exchange.atoms(), extra=extra)

@@ -55,15 +55,14 @@ LASTING = ("hf_transformer_last_inference_timestamp_seconds",)  # gauges that do
 
 
 class WorkerBoard:
-    """What ``count`` workers say of themselves, in an anonymous file that all of them inherit.
+    """Readiness and metrics of ``count`` workers, in an anonymous file that all of them inherit.
 
-    First in the file is a byte for each worker: 1 if it is ready. A worker claims its place by a lock on that byte. The
-    kernel releases the lock when the process ends, so a replacement gets the place of the dead worker. One more byte
-    says that all have been ready at the same time. From then on each worker is ready or not for itself, and a
+    The file starts with one byte per worker: 1 if it is ready. A worker claims an index by locking that byte. The
+    kernel releases the lock when the process ends, so a replacement gets the index of the dead worker. Another byte is
+    set once all workers were ready at the same time. From then on each worker's readiness counts for itself, and a
     replacement does not take the others out of service.
 
-    Then come two copies of each worker's metrics, written in turn: if a worker dies while it writes one, the other
-    remains.
+    Two copies of each worker's metrics follow, written in turn: if a worker dies while writing one, the other remains.
     """
 
     def __init__(self, count: int, inherited: Any = None) -> None:
@@ -77,68 +76,68 @@ class WorkerBoard:
         return WorkerBoard, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
-        """Takes a place for this process, not ready yet. Raises RuntimeError for more workers than places."""
-        for place in range(self.count):
+        """Claim an index for this process, not ready yet. Raises RuntimeError if all are taken."""
+        for index in range(self.count):
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, index)
             except OSError:
                 continue
-            self.index = place
-            self.say(ready=False)
+            self.index = index
+            self.set_ready(ready=False)
             return
         raise RuntimeError(f"there are more than {self.count} workers")
 
-    def is_alive(self, place: int) -> bool:
-        """Whether a worker holds a place. What a dead one wrote stays until it is replaced."""
-        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+    def is_alive(self, index: int) -> bool:
+        """Whether a worker holds this index. The data of a dead worker stays until it is replaced."""
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
         kind: int = struct.unpack(FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))[0]
-        return place == self.index or kind != fcntl.F_UNLCK
+        return index == self.index or kind != fcntl.F_UNLCK
 
-    def say(self, *, ready: bool) -> None:
-        """Tells the other workers whether this one is ready."""
+    def set_ready(self, *, ready: bool) -> None:
+        """Publish whether this worker is ready."""
         os.pwrite(self._file, bytes([ready]), self.index)
 
     @property
     def another_is_ready(self) -> bool:
         """True if another live worker is ready."""
-        said = os.pread(self._file, self.count, 0)
-        return any(ready and place != self.index and self.is_alive(place) for place, ready in enumerate(said))
+        flags = os.pread(self._file, self.count, 0)
+        return any(ready and index != self.index and self.is_alive(index) for index, ready in enumerate(flags))
 
     @property
     def waiting_for(self) -> int:
-        """How many workers are still to become ready for the first time; 0 once all have been."""
-        *said, all_have_been = os.pread(self._file, self.count + 1, 0)
+        """Number of workers that were never ready; 0 once all have been ready together."""
+        *flags, all_have_been = os.pread(self._file, self.count + 1, 0)
         if all_have_been:
             return 0
-        left = sum(not (ready and self.is_alive(place)) for place, ready in enumerate(said))
-        if not left:
+        missing = sum(not (ready and self.is_alive(index)) for index, ready in enumerate(flags))
+        if not missing:
             os.pwrite(self._file, b"\1", self.count)
-        return left
+        return missing
 
     def write(self, families: list[Family]) -> None:
-        """Replaces the older copy of this worker's metrics. Raises OSError if there is no memory for it."""
+        """Replace the older copy of this worker's metrics. Raises OSError if memory is short."""
         number = max(self._header(self.index, half)[0] for half in (0, 1)) + 1
         copy = orjson.dumps(families)
         header = HEADER.pack(number, len(copy), zlib.crc32(copy, number))
         os.pwrite(self._file, header + copy, self._start(self.index, number % 2))
 
-    def read(self, place: int) -> list[Family]:
-        """Returns the last whole copy of a worker's metrics, empty if there is none. The worker may write meanwhile:
-        copies that don't fit their checksum are read again."""
+    def read(self, index: int) -> list[Family]:
+        """The last whole copy of a worker's metrics, empty if there is none. Copies whose checksum is wrong, because
+        the worker is writing, are read again."""
         for _ in range(TRIES):
-            found = sorted(((*self._header(place, half), half) for half in (0, 1)), reverse=True)
+            found = sorted(((*self._header(index, half), half) for half in (0, 1)), reverse=True)
             for number, length, checksum, half in found:
-                copy = os.pread(self._file, length, self._start(place, half) + HEADER.size)
+                copy = os.pread(self._file, length, self._start(index, half) + HEADER.size)
                 if number and zlib.crc32(copy, number) == checksum:
                     families: list[Family] = orjson.loads(copy)
                     return families
         return []
 
-    def _header(self, place: int, half: int) -> tuple[int, ...]:
-        return HEADER.unpack(os.pread(self._file, HEADER.size, self._start(place, half)))
+    def _header(self, index: int, half: int) -> tuple[int, ...]:
+        return HEADER.unpack(os.pread(self._file, HEADER.size, self._start(index, half)))
 
-    def _start(self, place: int, half: int) -> int:
-        return (2 * place + half + 1) * ROOM
+    def _start(self, index: int, half: int) -> int:
+        return (2 * index + half + 1) * ROOM
 
 
 class SharedMetrics(Collector):
@@ -148,12 +147,12 @@ class SharedMetrics(Collector):
         self._own = own
         self._board = board
         self._before = counted(board.read(board.index))
-        """Counts of the workers that had this place before."""
+        """Counts of the workers that had this index before."""
         self._failed = False
 
     @asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
-        """Renews this worker's copy every PERIOD, and at the end."""
+        """Renew this worker's copy every PERIOD seconds, and at the end."""
         renewing = asyncio.create_task(self._renew_for_ever())
         try:
             yield
@@ -172,13 +171,13 @@ class SharedMetrics(Collector):
                 [one.name, one.documentation, one.type, [sample[:3] for sample in one.samples]] for one in self._own()
             ]
             self._board.write(added_up(own, self._before))
-        except Exception:  # of any gauge's function: the last resort, or the copy would never be renewed again
+        except Exception:  # raised by a gauge's function; without this the copy would never be renewed again
             if not self._failed:
                 logger.exception("this worker's metrics can't be collected, or shared with the other workers")
             self._failed = True
 
     def collect(self) -> Iterator[Metric]:
-        """Adds up all copies. This worker's is renewed first, so no count shrinks when another worker is asked."""
+        """Sum of all copies. Renews this worker's first, so counts never shrink when another worker is scraped."""
         self._renew()
         copies = [(self._board.read(place), self._board.is_alive(place)) for place in range(self._board.count)]
         for name, text, kind, samples in added_up(*(copy if alive else counted(copy) for copy, alive in copies)):
@@ -188,12 +187,12 @@ class SharedMetrics(Collector):
 
 
 def counted(families: list[Family]) -> list[Family]:
-    """The metrics that stay true after their worker has died."""
+    """The metrics that outlive their worker."""
     return [family for family in families if family[2] in COUNTED or family[0] in LASTING]
 
 
 def added_up(*workers: list[Family]) -> list[Family]:
-    """The metrics of several workers as one."""
+    """The merged metrics of several workers."""
     total: dict[str, tuple[str, str, dict[Any, float]]] = {}
     for name, text, kind, samples in chain.from_iterable(workers):
         values = total.setdefault(name, (text, kind, {}))[2]

@@ -5,7 +5,7 @@ that exceed its backlog, or fail to be written, are dropped and counted.
 
 The latency log has a line for each answered request. With the service's own logging, its lines are made without
 LogRecords and written several at a time: a record costs 40 microseconds, almost as much as the rest of a short request.
-With a logging configuration of the user's, each line is an ordinary record.
+With a user's logging configuration each line is an ordinary record.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from hf_transformer.types.request import Context
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 REQUEST_ID, TRACE_ID, SPAN_ID = NAMES = ("request_id", "trace_id", "span_id")
-"""Attributes of a record, given as ``extra``, that name the request it is about."""
+"""Attributes of a record, passed as ``extra``, that identify its request."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 ACCESS_LOGGER = "hf_transformer.access"
-"""The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
+"""The logger of --access_log_format. Its lines go to stdout unchanged, as KServe's do, or in JSON like all others."""
 LATENCY_LOGGER = "hf_transformer.latency"
-PERIOD = 0.1  # seconds that a line of the latency log may wait for others
-BACKLOG = 2**20  # characters that wait to be written
+PERIOD = 0.1  # seconds for which a line of the latency log may be buffered
+BACKLOG = 2**20  # characters in the backlog
 JOINED = 65_536  # characters per write
 END_SECONDS = 1.0  # time limit for the backlog at the end of the process
 UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
-"""What the logging module raises for a configuration that it can't use."""
+"""Exceptions of the logging module for an unusable configuration."""
 
 
 def configure_logging(level: int, format: Literal["text", "json"] = "text", file: str | None = None) -> None:
@@ -52,20 +52,20 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 
     Args:
         level: as the logging module numbers them.
-        format: of the lines.
+        format: text or json.
         file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig. Raises
             ConfigError if it is missing or not usable.
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))
-        # As text on stderr, Python's warnings would not be JSON; as records they are.
+        # Python's warnings become records: as plain text on stderr they would not be JSON.
         logging.captureWarnings(format == "json")
         return
     try:
         _load_file(Path(file))
     except UNUSABLE as exc:
         words = exc.strerror if isinstance(exc, OSError) else None
-        if not words:  # the logging module keeps the reason in the cause
+        if not words:  # the logging module hides the reason in the cause
             words = str(exc) if exc.__cause__ is None else f"{exc}: {exc.__cause__}"
         reason = " ".join(words.split()) or type(exc).__name__
         raise ConfigError(f"--log_config_file: {file!r} can't be used: {reason}") from exc
@@ -92,16 +92,16 @@ def default_logging(level: int, format: Literal["text", "json"] = "text") -> dic
 
 
 def _load_file(path: Path) -> None:
-    """Uses the user's configuration; raises one of UNUSABLE."""
+    """Load the user's configuration; raises one of UNUSABLE."""
     if path.suffix not in (".json", ".yaml", ".yml"):
-        path.open().close()  # fileConfig does not say that a file is missing
+        path.open().close()  # fileConfig does not report a missing file
         logging.config.fileConfig(path, disable_existing_loggers=False, encoding="utf-8")
         return
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         value = json.loads(text)
     else:
-        import yaml  # only here: few services have such a file
+        import yaml  # imported here, since few services have such a file
 
         try:
             value = yaml.safe_load(text)
@@ -109,20 +109,20 @@ def _load_file(path: Path) -> None:
             raise ValueError(f"not YAML: {exc}") from exc
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
-    # The default, true, would silence the loggers that exist by now and that the file does not name: most of ours.
+    # The default, true, would silence existing loggers that the file does not name: most of ours.
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
 
 
 class LineFormatter(logging.Formatter):
-    """One line for a record, whatever foreign text is in its message; a traceback still has its own lines."""
+    """One line per record, with control characters of foreign text escaped; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).translate(ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):
-    """``time``, ``level``, ``logger``, ``message``, and where there are any ``request_id``, ``trace_id``, ``span_id``,
-    ``exception`` and ``stack``, as one JSON object in one line."""
+    """One JSON object per line: ``time``, ``level``, ``logger``, ``message``, and if present ``request_id``,
+    ``trace_id``, ``span_id``, ``exception`` and ``stack``."""
 
     def format(self, record: logging.LogRecord) -> str:
         more: dict[str, object] = {name: found for name in NAMES if (found := getattr(record, name, None)) is not None}
@@ -136,7 +136,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
-    """What a record's ``extra`` says of a request: its id, and the trace and the span that its traceparent names."""
+    """A record's ``extra`` for a request: its id, and the ids of trace and span in its traceparent."""
     found = _TRACEPARENT.match(traceparent) if traceparent else None
     if found is None:
         return {REQUEST_ID: request_id}
@@ -144,20 +144,20 @@ def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
 
 
 def json_line(seconds: float, level: str, logger: str, message: str, more: Mapping[str, object]) -> str:
-    """One line without its end; ``seconds`` since 1970 are written in local time with the offset from UTC."""
+    """One line without a line break. ``seconds`` since 1970 become local time with the offset from UTC."""
     local, offset = local_time(int(seconds))
     moment = f"{local}.{int(seconds % 1 * 1e3):03d}{offset}"
     line = {"time": moment, "level": level, "logger": logger, "message": message, **more}
     try:
         return orjson.dumps(line).decode()
-    except orjson.JSONEncodeError:  # half of a surrogate pair, from a client
+    except orjson.JSONEncodeError:  # an unpaired surrogate from a client
         sound = {name: str(value).encode(errors="backslashreplace").decode() for name, value in line.items()}
         return orjson.dumps(sound).decode()
 
 
 @lru_cache(maxsize=2)
 def local_time(second: int) -> tuple[str, str]:
-    """A second since 1970 in local time, and the offset from UTC as +01:00. Many lines share their second."""
+    """Local time of a second since 1970, and the offset from UTC as +01:00. Cached: many lines share their second."""
     local = time.localtime(second)
     zone = time.strftime("%z", local)
     return time.strftime(TIME_FORMAT, local), f"{zone[:3]}:{zone[3:]}"
@@ -262,7 +262,7 @@ def lost_lines() -> int:
 
 
 class LatencyLog:
-    """Lines in the form of KServe's (python/kserve/kserve/model.py), for tools that read them."""
+    """Latency lines in KServe's format (python/kserve/kserve/model.py), for tools that parse them."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(LATENCY_LOGGER)
@@ -270,10 +270,10 @@ class LatencyLog:
         self._json = self._handler is not None and isinstance(self._handler.formatter, JsonFormatter)
         self._lines: list[str] = []
         self._moment, self._prefix = 0, ""
-        """Milliseconds since 1970 of the last line, and how it began."""
+        """Milliseconds since 1970 of the last line, and its prefix."""
 
     def add(self, context: Context) -> None:
-        """Logs a request that was answered just now."""
+        """Log a request that was just answered."""
         if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
             return
         before, predict, after = context.preprocess * 1e3, context.predict * 1e3, context.postprocess * 1e3
@@ -304,14 +304,14 @@ class LatencyLog:
             self._lines.append(f"{self._prefix}{message}\n")
 
     def flush(self) -> None:
-        """Writes the lines that wait."""
+        """Write the queued lines."""
         lines, self._lines = self._lines, []
         if lines and self._handler is not None:
             self._handler.write("".join(lines))
 
 
 def only_handler(logger: logging.Logger) -> LineHandler | None:
-    """The service's own handler, if records of INFO go there and nowhere else, unfiltered and unchanged."""
+    """The service's own handler if it is the only, unfiltered destination of INFO records; else None."""
     found: list[logging.Handler] = []
     current: logging.Logger | None = logger
     while current is not None:

@@ -1,7 +1,7 @@
-"""What /metrics shows. One registry per application, not prometheus_client's global one.
+"""Metrics of the service, served at /metrics. Each application has its own registry.
 
 Requests and batches are counted by LightCounter and LightHistogram. prometheus_client's own take a lock for each
-value, which would cost a short request several microseconds. Only the event loop may use the light ones.
+value, which would cost a short request several microseconds. Use the light ones on the event loop only.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from hf_transformer.types.request import Context
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-"""Bucket bounds. prometheus_client's own begin at 5 ms, and most requests here take less."""
+"""Bucket bounds. prometheus_client's defaults start at 5 ms, and most requests take less."""
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ENDINGS = ("stop", "length", "error", "abandoned")
-"""How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
+"""Outcomes of a generated text: a stop, the length limit, an error, or a client that disconnected."""
 WRITTEN = ENDINGS[:2]
-"""Endings of complete texts."""
+"""Outcomes of complete texts."""
 
 PREDICTING = ("v1", "v2", "grpc", "openai", "generate")  # the APIs whose requests ask the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
-"""Those whose versions may explain what changed between two releases of an image."""
+"""Libraries whose versions /metrics shows, to explain differences between two releases of an image."""
 
 
 class Metrics:
@@ -108,7 +108,7 @@ class Metrics:
         self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
 
     def _stage(self, name: str, text: str) -> LightHistogram:
-        """A histogram of KServe's."""
+        """A histogram with KServe's name."""
         made = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
         made.show(self._model_name)
         return made
@@ -120,7 +120,7 @@ class Metrics:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
     def observe(self, context: Context) -> None:
-        """Adds the stages of one answered request."""
+        """Record the stages of one answered request."""
         model = self._model_name
         self._preprocess.observe(context.preprocess, model)
         self._predict.observe(context.predict, model)
@@ -129,37 +129,36 @@ class Metrics:
         self._last_inference = time.time()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
-        """Adds one batch on its way to the predictor."""
+        """Record one batch that is sent to the predictor."""
         self._batches.observe(instances)
         self._tokens.add(tokens, "real")
         if padding:
             self._tokens.add(padding, "padding")
 
     def count_request(self, api: str, status: int, arrived: float = 0.0) -> None:
-        """Adds one finished request, answered or failed; ``arrived`` is time.perf_counter's time of its last byte, 0
-        where that never came."""
+        """Count one finished request, answered or failed. ``arrived`` is the time.perf_counter of its last byte, 0 if
+        it never arrived."""
         self._requests.add(1, api, status)
         if arrived:
             self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
 
     def count_truncated(self, instances: int) -> None:
-        """Adds instances whose text was cut."""
+        """Count instances whose text was truncated."""
         self._truncated.add(instances, self._model_name)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
-        """Shows what ``use`` returns at the time of each scrape."""
+        """Export the result of ``use`` at each scrape."""
         self._registry.register(_SharedMemoryCollector(use))
 
     def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
-        """Shows the metrics of all workers from now on. Within the returned context, the other workers see this
-        worker's."""
+        """Export the metrics of all workers from now on. The returned context publishes this worker's to the others."""
         shared = SharedMetrics(self._registry.collect, board)
         self._shown = CollectorRegistry()
         self._shown.register(shared)
         return shared.renewed()
 
     def totals(self) -> Mapping[str, float]:
-        """What all workers have done since they started: ``answered`` and ``failed`` requests, ``instances`` sent in
+        """Totals of all workers since their start: ``answered`` and ``failed`` requests, ``instances`` sent in
         ``batches``, generated ``texts``, and the seconds of each stage over all answered requests; ``predict`` includes
         ``queue``, and ``failing`` are the seconds of failed requests. ``last`` is the time of the last answer, in
         seconds since 1970."""
@@ -189,24 +188,24 @@ class Metrics:
         }
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self._shown)
 
 
 class LightCounter(Collector):
-    """A counter that costs 0.2 microseconds to add to. It is exposed as ``name`` with ``_total`` added. Without labels
-    it is shown from the start, with 0."""
+    """A counter that takes 0.2 microseconds per addition, exposed as ``name`` + ``_total``. Without labels it starts
+    with 0, otherwise series appear with their first value."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._totals: dict[tuple[object, ...], int] = {}  # by the labels' values
+        self._totals: dict[tuple[object, ...], int] = {}  # by label values
         self._created: dict[tuple[object, ...], float] = {}
         if not labels:
             self.add(0)
         registry.register(self)
 
     def add(self, amount: int, *values: object) -> None:
-        """Adds to the series that has these values of the labels; a new one is shown from now on."""
+        """Add to the series with these label values."""
         try:
             self._totals[values] += amount
         except KeyError:
@@ -221,8 +220,8 @@ class LightCounter(Collector):
 
 
 class LightHistogram(Collector):
-    """A histogram that costs 0.4 microseconds to add to. ``bounds`` are the upper bounds of its buckets, ascending,
-    without infinity. Without labels it is shown from the start, with 0."""
+    """A histogram that takes 0.4 microseconds per observation. ``bounds`` are the ascending upper bounds of its
+    buckets, without infinity. Without labels it starts with 0, otherwise series appear with their first value."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
@@ -230,17 +229,17 @@ class LightHistogram(Collector):
         self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
         self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._series: dict[tuple[str, ...], list[float]] = {}
-        """By the labels' values: a count for each bucket, and the sum of all amounts."""
+        """By label values: a count for each bucket, and the sum of all amounts."""
         if not labels:
             self.show()
         registry.register(self)
 
     def show(self, *values: str) -> None:
-        """Shows the series that has these values of the labels, with 0."""
+        """Create the series with these label values, with 0."""
         self._series[values] = [*(0 for _ in self._names), 0.0]
 
     def observe(self, amount: float, *values: str) -> None:
-        """Adds to the series that has these values of the labels; a new one is shown from now on."""
+        """Add to the series with these label values."""
         if values not in self._series:
             self.show(*values)
         series = self._series[values]
@@ -248,7 +247,7 @@ class LightHistogram(Collector):
         series[-1] += amount
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram as it is now. A bucket's count includes those of all buckets below it."""
+        """The current histogram. Bucket counts are cumulative."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, (*counts, total) in self._series.items():
             family.add_metric(values, list(zip(self._names, accumulate(counts), strict=True)), total)
@@ -256,7 +255,7 @@ class LightHistogram(Collector):
 
 
 class GenerationMetrics(Collector):
-    """Metrics of text generation. The two counts of tokens are added to directly."""
+    """Metrics of text generation. Callers add to the two token counters directly."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = 0
@@ -272,11 +271,11 @@ class GenerationMetrics(Collector):
         self.between = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
 
     def begin(self) -> None:
-        """Counts a text whose generation begins."""
+        """Count a text whose generation begins."""
         self._running += 1
 
     def end(self, ending: str) -> None:
-        """Counts a text that has ended in one of the ENDINGS."""
+        """Count a finished text; ``ending`` is one of ENDINGS."""
         self._running -= 1
         self._ended[ending] += 1
 
@@ -293,17 +292,16 @@ class GenerationMetrics(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryUse:
-    """What there is in shared memory at a moment. ``batches`` are those since the start whose outputs were large
-    enough, by how the outputs travelled."""
+    """Current use of shared memory. ``batches`` counts batches with large outputs since the start, by transport."""
 
-    registered: bool  # whether the predictor has a region now
+    registered: bool  # whether a region is registered with the predictor
     slots: Mapping[str, int]  # by state: in_use, quarantined
     bytes: Mapping[str, int]  # by state: in_use, quarantined, free
     batches: Mapping[str, int]
 
 
 class _LogCollector(Collector):
-    """The number of dropped log lines."""
+    """Exports the number of dropped log lines."""
 
     def collect(self) -> Iterator[Metric]:
         text = "Lines of the log that were lost: their reader is too slow, or they can't be written."
@@ -311,7 +309,7 @@ class _LogCollector(Collector):
 
 
 class _SharedMemoryCollector(Collector):
-    """The metrics of a SharedMemoryUse."""
+    """Exports a SharedMemoryUse."""
 
     def __init__(self, use: Callable[[], SharedMemoryUse]) -> None:
         self._use = use
@@ -330,7 +328,7 @@ class _SharedMemoryCollector(Collector):
 
 
 def _versions() -> dict[str, str]:
-    """Of the LIBRARIES; empty for one that is not installed."""
+    """Versions of LIBRARIES; empty for one that is not installed."""
     found = dict.fromkeys(LIBRARIES, "")
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -339,7 +337,7 @@ def _versions() -> dict[str, str]:
 
 
 def memory_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """The limit of this process's control group (cgroup v2) in bytes; 2**63 without one. ``file`` is for tests."""
+    """Memory limit of this process's control group (cgroup v2) in bytes; 2**63 without one. Tests pass ``file``."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):  # another version, or "max"

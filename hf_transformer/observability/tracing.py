@@ -3,9 +3,9 @@
     POST /v1/models/{model}:predict        the server's span; its parent is the client's
         tokenize, queue, predict, decode   predict's id goes to the predictor, as the parent of its spans
 
-Imported only with --otlp_endpoint: OpenTelemetry is an extra. The spans are made of a request's timings when it is
-over, and wait in the SDK's BatchSpanProcessor. They are plain ReadableSpans: with a Tracer a traced request costs twice
-as much CPU time in all. Spans never hold texts.
+Imported only with --otlp_endpoint: OpenTelemetry is an extra. A finished request's timings become spans, which the
+SDK's BatchSpanProcessor exports. They are plain ReadableSpans: a Tracer would double the CPU time of a traced request.
+Spans never contain texts.
 
 Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/
 """
@@ -43,25 +43,25 @@ TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
 SERVERS_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
-"""gRPC's codes that make a server's span an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
+"""gRPC codes that mark a server span as an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
 DATA_LOSS."""
-LONGEST = 256  # characters of an attribute that a client chose
+LONGEST = 256  # characters of an attribute from a client
 PATH = "/v1/traces"
 SCOPE = InstrumentationScope("hf_transformer", __version__)
 IDS = RandomIdGenerator()
 
-MOST_WAITING = 20_000  # spans that wait to be sent, half a KiB each
-TOGETHER = 1000  # spans that are sent together, at most
-PERIOD = 0.5  # seconds that spans wait for others
-TIMEOUT = 5.0  # seconds for one call to the collector, with all its retries
-FLUSH = 3.0  # seconds at the end to send what waits; well within the time that requests have to finish
-LAST = 0.5  # seconds more in which a call to the collector may end
+MOST_WAITING = 20_000  # spans in the queue, half a KiB each
+TOGETHER = 1000  # spans per export
+PERIOD = 0.5  # seconds between exports
+TIMEOUT = 5.0  # seconds per export, retries included
+FLUSH = 3.0  # seconds for the last export at shutdown, well within the grace period
+LAST = 0.5  # further seconds for a running export
 SILENCE = 60.0  # seconds between two log lines about lost spans
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The context that a traceparent names, or None. The SDK's parser takes three times as long, and logs a line for
-    each traceparent that is too long."""
+    """The span context of a traceparent, None if it is invalid. The SDK's parser takes three times as long, and logs a
+    line for each one that is too long."""
     found = _TRACEPARENT.fullmatch(text)
     if found is None:
         return None
@@ -74,8 +74,8 @@ def parse_traceparent(text: str) -> SpanContext | None:
 
 @dataclass(slots=True)
 class Trace:
-    """A traced request: the contexts of its spans, and its start in nanoseconds since 1970 and in seconds of
-    perf_counter."""
+    """A traced request: the contexts of its spans, and its start in nanoseconds since 1970 and in perf_counter
+    seconds."""
 
     server: SpanContext
     predict: SpanContext
@@ -85,18 +85,18 @@ class Trace:
 
 
 class Tracing:
-    """Decides about each request's trace when it begins, and makes its spans when it is over. An async context manager.
+    """Samples each request at its start, and creates its spans at its end. An async context manager.
 
-    If the collector is slow or down, spans are dropped and nothing else suffers. OpenTelemetry's variables for exporter
-    and resource count too (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except the endpoint's.
+    If the collector is slow or down, spans are dropped and requests go on. OpenTelemetry's variables for exporter and
+    resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except for the endpoint.
 
     Args:
-        endpoint: the collector's URL; /v1/traces is added where it is not its end.
+        endpoint: the collector's URL; /v1/traces is appended if missing.
         model: the name of the model.
-        ratio: how many of the requests are traced whose client does not say, from 0 to 1.
+        ratio: share of requests to trace, 0 to 1, if the client made no sampling decision.
         calls: attributes of the spans of calls to the predictor.
 
-    Raises ConfigError for a variable of OpenTelemetry with a value that the exporter refuses.
+    Raises ConfigError if the exporter refuses the value of an OpenTelemetry variable.
     """
 
     def __init__(self, endpoint: str, model: str, ratio: float, calls: Mapping[str, str | int] | None = None) -> None:
@@ -106,7 +106,7 @@ class Tracing:
         url = endpoint.rstrip("/")
         try:
             self._exporter = CountingExporter(url if url.endswith(PATH) else url + PATH, timeout=TIMEOUT)
-        except Exception as error:  # the exporter has no error of its own for this
+        except Exception as error:  # the exporter has no error class for this
             shown, reason = without_userinfo(endpoint), without_userinfo(str(error))
             raise ConfigError(f"--otlp_endpoint={shown}: the exporter can't be made: {reason}") from error
         self._processor = BatchSpanProcessor(
@@ -126,7 +126,7 @@ class Tracing:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Sends what waits, for FLUSH seconds at most, and not at all if the collector is down."""
+        """Export queued spans for FLUSH seconds at most; not if the collector is down."""
         ending = threading.Thread(target=self._processor.shutdown, daemon=True)
         ending.start()
         if not self._exporter.failing:
@@ -134,13 +134,13 @@ class Tracing:
         if ending.is_alive():
             self._lines.muted = True
             self._exporter.shutdown()  # type: ignore[no-untyped-call]  # ends a pause between two tries
-            await asyncio.to_thread(ending.join, LAST)  # a call that hangs is left behind
+            await asyncio.to_thread(ending.join, LAST)  # abandon an export that hangs
         EXPORTERS_LOGGER.removeFilter(self._lines)
 
     def begin(self, headers: Mapping[str, str]) -> tuple[dict[str, str], Trace | None]:
-        """The headers that the predictor gets instead of these, and the trace; None if the request is not traced.
+        """The headers to send to the predictor, and the trace; None if the request is not traced.
 
-        The client's own decision holds for its request. Without one the ratio decides, and the predictor is told.
+        The client's sampling decision applies; without one the ratio decides. The headers carry the decision.
         """
         sent, parent = dict(headers), parse_traceparent(headers.get(TRACEPARENT, ""))
         if parent is None:
@@ -159,7 +159,7 @@ class Tracing:
         return sent, Trace(server, predict, parent, time.time_ns(), time.perf_counter())
 
     def end_http(self, trace: Trace, request: Request, status: int, context: Context) -> None:
-        """A request over HTTP is over."""
+        """Record a finished HTTP request."""
         method = request.method if request.method in _METHODS else "_OTHER"
         attributes = {
             "http.request.method": method,
@@ -171,7 +171,7 @@ class Tracing:
         self._end(trace, f"{method} {request.route}", attributes, str(status) if status >= 500 else "", context)
 
     def end_grpc(self, trace: Trace, service: str, method: str, code: int, context: Context | None) -> None:
-        """A request over gRPC is over; without a context if it could not be read."""
+        """Record a finished gRPC request; ``context`` is None if the request could not be parsed."""
         attributes = {
             "rpc.system": "grpc",
             "rpc.service": service,
@@ -202,7 +202,7 @@ class Tracing:
         self._add(trace, name, trace.started, ended, trace.server, **whole)
 
     def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
-        if not context.tokenize:  # it did not come to any stage
+        if not context.tokenize:  # it reached no stage
             return
         was_sent, was_answered = context.queue or context.predict, context.predict > 0
         read = context.arrived + context.parse
@@ -225,7 +225,7 @@ class Tracing:
     def _add(
         self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **more: Any
     ) -> None:
-        """Makes one span; ``start`` and ``end`` are perf_counter's. Without a ``context`` it gets a new one."""
+        """Queue one span. ``start`` and ``end`` are perf_counter seconds; None creates a new ``context``."""
         server = trace.server
         if context is None:
             context = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags)
@@ -237,7 +237,7 @@ class Tracing:
 
 
 class CountingExporter(trace_exporter.OTLPSpanExporter):
-    """Knows how many spans it has taken from the queue, and whether the collector refused the last ones."""
+    """Counts exported spans, and remembers whether the last export failed."""
 
     taken, failing = 0, False
 
@@ -249,7 +249,7 @@ class CountingExporter(trace_exporter.OTLPSpanExporter):
 
 
 class SeldomFilter(logging.Filter):
-    """Lets one record in SILENCE seconds through, and none while ``muted``."""
+    """Passes one record per SILENCE seconds, none while ``muted``."""
 
     muted, last = False, -SILENCE
 

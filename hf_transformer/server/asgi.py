@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
-    """What an ASGI application answers: a Response if that comes whole, else a Stream. Cancelling ends the application.
+    """The answer of an ASGI application: a Response if it comes whole, else a Stream. Cancelling ends the application.
     Raises its errors before it has begun to answer; later ones are logged or end the stream."""
     call = _Call(request)
     task = asyncio.ensure_future(app(request.scope(), call.receive, call.send))
@@ -55,16 +55,16 @@ async def _parts(call: _Call, task: asyncio.Future[Any], first: bytes) -> AsyncG
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
-    await asyncio.wait((task,))  # which raises nothing of the task's: that would hold on to who waits here
+    await asyncio.wait((task,))  # wait() does not raise the task's error, whose traceback would keep this frame alive
 
 
 class _Call:
-    """One call of an ASGI application, which sends no faster than its messages are taken."""
+    """One call of an ASGI application. ``send`` waits until the previous message was consumed."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._messages: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
-        self._error: Exception | None = None  # what the application has raised, behind its messages
+        self._error: Exception | None = None  # the application's exception, after its messages
         self._has_body = False
 
     async def receive(self) -> Message:
@@ -78,7 +78,7 @@ class _Call:
         await self._messages.put(message)
 
     async def next(self) -> Message:
-        """The application's next message. Raises what it has raised instead."""
+        """The application's next message. Raises the application's exception if it failed."""
         if self._error is not None and self._messages.empty():
             raise self._error
         message = await self._messages.get()
@@ -87,25 +87,26 @@ class _Call:
         return message
 
     def end(self, task: asyncio.Future[Any]) -> None:
-        """The application has ended: whoever waits for a message hears of it."""
+        """Wake the reader of messages when the application has ended."""
         if task.cancelled():
             return
         error = task.exception()
         self._error = (
             error if isinstance(error, Exception) else RuntimeError("the ASGI application ended without an answer")
         )
-        with suppress(asyncio.QueueFull):  # or nobody waits
+        with suppress(asyncio.QueueFull):  # no reader waits
             self._messages.put_nowait(self._error)
 
     async def close(self, task: asyncio.Future[Any]) -> None:
-        """Ends the application, and forgets what it has raised, which refers back to this call."""
+        """End the application, and drop its exception, which refers back to this call."""
         await _cancel(task)
         self._error, self._messages = None, asyncio.Queue(1)
 
 
 class AsgiApplication:
-    """The service as an ASGI application, for any server; ours takes ``application`` itself. The lifespan is that of
-    ``inner``. ``ends`` are called on the event loop when shutdown begins."""
+    """The service as an ASGI application, for any server; the built-in server calls ``application`` directly.
+
+    ``inner`` handles the lifespan. Functions in ``ends`` run on the event loop when shutdown begins."""
 
     def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
         self.application = application
@@ -113,7 +114,7 @@ class AsgiApplication:
         self._ends = ends
 
     def start_shutdown(self) -> None:
-        """The server is told to end: it still answers for a while."""
+        """Run ``ends``: the server shuts down, and answers requests until the grace period is over."""
         for end in self._ends:
             end()
 
@@ -130,7 +131,7 @@ class AsgiApplication:
             departure.cancel()
             if not task.done():
                 await _cancel(task)
-        if not task.cancelled():  # as it is when the client has left: servers would log that as a failure
+        if not task.cancelled():  # cancelled when the client disconnects: servers would log that as a failure
             task.result()
 
     async def _answer(self, request: Request, send: Send) -> None:
@@ -176,7 +177,7 @@ class _AsgiRequest(Request):
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
 
     async def listen(self, receive: Receive) -> None:
-        """Takes what comes of the body, as far as that is read, until the client leaves."""
+        """Receive the body as fast as it is read, until the client disconnects."""
         while (message := await receive())["type"] == "http.request":
             if body := message.get("body", b""):
                 await self._pieces.put(body)

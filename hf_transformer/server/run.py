@@ -1,4 +1,4 @@
-"""uvicorn with our protocol class: settings, signals, slow clients, certificates, free memory, and the end."""
+"""uvicorn with our protocol class: settings, signals, slow clients, certificate renewal, memory trimming, shutdown."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from hf_transformer.types.http import Application
 
 logger = logging.getLogger(__name__)
 
-SWEEPS = 10  # looks at a connection within the time that its client has
+SWEEPS = 10  # sweeps of a connection within the time limit of its client
 LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05  # seconds between two sweeps at most and at least
-AT_ONCE = 500  # connections that are looked at without a pause, about a millisecond
+AT_ONCE = 500  # connections per sweep without yielding, about a millisecond
 
-SHORTEST_TRIM_PAUSE, LONGEST_TRIM_PAUSE = 2.0, 60.0  # seconds between two looks at the memory
+SHORTEST_TRIM_PAUSE, LONGEST_TRIM_PAUSE = 2.0, 60.0  # seconds between two checks of the memory
 GROWN = 32 << 20  # bytes that are worth a trim
 IDLE = 0.2  # the share of one core that an idle process uses at most
 
 SAME_WISH = 1.0
-"""Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
+"""Seconds within which signals count as one: a terminal and a parent process may both send one."""
 COLLECTED_AFTER = 20_000
-"""Objects that may be new before the collector looks at the young ones; Python's own 700 are passed by the requests of
-one batch. Requests leave it nothing to find, and a short one of 32 takes a fifteenth fewer instructions so."""
+"""Threshold of the garbage collector's youngest generation. The requests of one batch exceed Python's default of 700,
+and leave no cycles; a short request at 32 connections needs a fifteenth fewer instructions with this value."""
 SIGNALLED = 128
-"""Exit code of a process that ended at once, less the signal's number; the shell's convention."""
+"""Exit code after a signal, minus the signal's number, as in shells."""
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration and our own, in a form that goes to worker processes too.
+    """uvicorn's configuration with our settings. It can be pickled for worker processes.
 
     Args:
         make: makes the application.
-        limits: what a client may take.
+        limits: limits for clients.
         grace: seconds that requests in flight have to finish when the server ends.
         certificate: the PEM files of the certificate and its key, None without TLS.
-        clean_up: removes what a process leaves behind that ends without a word, this one or a worker that did.
+        clean_up: removes leftovers of processes that were killed, such as shared memory.
         options: uvicorn's own.
     """
 
@@ -70,7 +70,7 @@ class ServerConfig(uvicorn.Config):
         self.certificate_files = certificate
         self.clean_up = clean_up
         self.certificate: ReloadableFile[KeyPair] | None = None
-        self.ending = False  # set by the server; connections look at it
+        self.ending = False  # set by the server, read by connections
         super().__init__(
             make,
             factory=True,
@@ -82,20 +82,21 @@ class ServerConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            # The server itself breaks connections off after the grace. This is for tasks that ignore even that.
+            # The server closes connections after the grace period. This limit is for tasks that ignore their
+            # cancellation.
             timeout_graceful_shutdown=int(grace) + 3,
             **options,
         )
 
     @property
     def application(self) -> Application:
-        """What answers requests, once ``load`` has made it."""
+        """The application that answers requests. Available after ``load``."""
         application: Application = self.loaded_app.application
         return application
 
     def load(self) -> None:
-        """Makes the application, and the context with the certificate as it is now. Raises ConfigError where that
-        can't be used."""
+        """Create the application and the TLS context with the current certificate. Raises ConfigError for an unusable
+        certificate."""
         super().load()
         if self.certificate_files is None:
             return
@@ -106,8 +107,8 @@ class ServerConfig(uvicorn.Config):
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. If it is ``impatient``, a second one ends the process at once; in a worker it does not,
-    since the supervisor would kill the worker."""
+    """Serves until a signal. With ``impatient``, a second signal ends the process at once; workers leave that to their
+    supervisor."""
 
     config: ServerConfig
 
@@ -117,19 +118,19 @@ class Server(uvicorn.Server):
         self._told_at = 0.0
         self._captures = False
         self._has_begun_end = False
-        self._are_used_up = False  # the descriptors, at the last look
+        self._are_used_up = False  # the number of descriptors at the last check
         self._tasks: list[asyncio.Task[None]] = []
-        self.loop: asyncio.AbstractEventLoop | None = None  # the one that serves, once it does
+        self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that serves, once it runs
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with signals handled from before the coroutine is made until the event loop is closed: what is
-        in place outside raises SystemExit, which would break off either."""
+        """Run uvicorn, with signals handled from before the coroutine exists until the event loop is closed. The
+        process's default handlers raise SystemExit, which would interrupt startup or shutdown."""
         with self.capture_signals():
             super().run(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, which calls it within the coroutine."""
+        """Do nothing: ``run`` has installed the handlers. uvicorn calls this within the coroutine."""
         if self._captures:
             yield
             return
@@ -138,7 +139,7 @@ class Server(uvicorn.Server):
             yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # What is loaded by now lives as long as the process: the collector need not look at it again.
+        # Objects loaded by now live as long as the process: exclude them from garbage collection.
         gc.freeze()
         gc.set_threshold(COLLECTED_AFTER, *gc.get_threshold()[1:])
         if sockets and self.config.ssl is not None:
@@ -149,12 +150,12 @@ class Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(keep_trimmed())]
         if self.config.certificate is not None:
-            # New connections get a renewed certificate; no other is disturbed.
+            # New connections get a renewed certificate; open ones keep theirs.
             use = partial(KeyPair.load_into, context=cast(ssl.SSLContext, self.config.ssl))
             self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, use)))
 
     async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
-        """As uvicorn does it, which knows no limit for handshakes."""
+        """Listen as uvicorn does, with a time limit for TLS handshakes."""
         return await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self.config, self.server_state, self.lifespan.state),
             sock=listening,
@@ -164,7 +165,7 @@ class Server(uvicorn.Server):
         )
 
     async def _sweep(self) -> None:
-        """Looks for clients that take too long, for ever."""
+        """Sweep all connections for slow clients until cancelled."""
         limits, loop = self.config.client_limits, asyncio.get_running_loop()
         shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
         pause = max(SHORTEST_PAUSE, min(LONGEST_PAUSE, shortest / SWEEPS))
@@ -173,7 +174,7 @@ class Server(uvicorn.Server):
             for number, connection in enumerate(list(self.server_state.connections), 1):
                 try:
                     connection.sweep(loop.time())  # type: ignore[union-attr]  # all are ours
-                except Exception:  # a fault of our own: without this, one connection would end all sweeps
+                except Exception:  # a bug of ours in one connection must not end all sweeps
                     logger.exception("a connection could not be looked at")
                 if not number % AT_ONCE:
                     await asyncio.sleep(0)
@@ -190,7 +191,7 @@ class Server(uvicorn.Server):
             self._are_used_up = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for the requests in flight, and breaks off what is left of them after the grace."""
+        """Wait for the requests in flight, and close the remaining connections after the grace period."""
         self._begin_end()
         self.config.ending = True
         timer = asyncio.get_running_loop().call_later(self.config.grace, self._break_off)
@@ -202,7 +203,7 @@ class Server(uvicorn.Server):
                 task.cancel()
 
     def _begin_end(self) -> None:
-        """Tells the application, once, so that whatever else it serves ends in the same time."""
+        """Start the application's shutdown, once, so that gRPC and streams end within the same grace period."""
         if not self._has_begun_end and self.config.loaded:
             self._has_begun_end = True
             self.config.loaded_app.start_shutdown()
@@ -212,7 +213,7 @@ class Server(uvicorn.Server):
             connection.break_off()  # type: ignore[union-attr]  # all are ours
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Is the handler of SIGTERM and SIGINT."""
+        """Handler of SIGTERM and SIGINT."""
         now = time.monotonic()
         if not self.should_exit:
             self._told_at = now
@@ -225,21 +226,22 @@ class Server(uvicorn.Server):
 
 
 def held_memory() -> int:
-    """Bytes of memory that this process alone holds: resident, without files and shared memory (proc_pid_statm(5)).
-    Raises OSError where the system has no such file."""
+    """Private resident memory of this process in bytes, without files and shared memory (proc_pid_statm(5)).
+
+    Raises OSError on systems without this file."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def keep_trimmed() -> None:
-    """Gives free memory back to the system, for ever, when it has grown and the process is idle; ends at once where the
-    C library can't.
+    """Return free memory to the system whenever it has grown and the process is idle. Ends at once if the C library
+    lacks ``malloc_trim``.
 
     glibc keeps the memory of a burst of requests: a freed block returns to the system only from the end of a heap, and
     one small block that is still in use there keeps all of it. ``malloc_trim`` returns whole free pages wherever they
     lie. It takes some 100 ms for 400 MB, in which no thread can allocate, so it runs only in an idle process. Blocks in
-    use at a trim may be freed soon after it, so another one follows, and later ones more and more seldom while they
-    give little back.
+    use during a trim may be freed soon after it, so another one follows; the interval doubles while trims return
+    little.
     """
     try:
         trim, least = ctypes.CDLL(None).malloc_trim, held_memory()

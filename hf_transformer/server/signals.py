@@ -1,4 +1,4 @@
-"""What signals do until a server handles them. Imports next to nothing, so that it can be the first thing done."""
+"""Signal handlers for the time before a server handles signals. Imports little, so that it can run first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import FrameType
 
 
 def handle_signals() -> None:
-    """SIGTERM and SIGINT end the process with 0. SIGHUP is as SIGTERM, always: it comes from a terminal that is closed.
+    """End the process with exit code 0 on SIGTERM and SIGINT. SIGHUP, sent when a terminal closes, acts as SIGTERM.
 
-    uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end. As process 1 of a
-    container a signal without a handler would be ignored.
+    uvicorn shuts down gracefully and then raises the signal again; during startup the process can simply end. As
+    process 1 of a container it would ignore a signal without a handler.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)

@@ -1,8 +1,8 @@
-"""Several processes that share one port: started, replaced when they die, and ended together.
+"""Worker processes that share one port: a supervisor starts them, replaces dead ones and ends them together.
 
-uvicorn has a supervisor too. This one passes a signal on at once, tells by its exit code that the workers can't start,
-and takes its workers along when it is killed. It has no signals that restart workers or change their number: a new
-worker would read nothing that an old one has not read.
+Unlike uvicorn's supervisor, this one forwards a signal at once, exits with an error code if the workers can't start,
+and its workers end when it is killed. It has no signals to restart workers or change their number: a new worker would
+read the same configuration.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ logger = logging.getLogger(__name__)
 
 SPAWN = multiprocessing.get_context("spawn")
 """Each worker is a fresh interpreter: gRPC and threads do not survive a fork."""
-TICK = 0.5  # seconds between two looks at the workers
+TICK = 0.5  # seconds between two checks of the workers
 HUNG = 30.0
-"""Seconds without an answer after which a worker is killed. On a busy machine a start alone may take several."""
+"""Seconds without an answer after which a worker is killed. On a busy machine startup alone takes several."""
 LATE = 10.0  # seconds beyond the grace after which a worker that has not ended is killed
 FAILED = 1  # exit code if the workers can't start
 STEADY = 60.0  # seconds after which a worker that dies is replaced at once
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-"""Seconds before the replacement of a worker that died earlier, as the one before it did; each pause is twice the last
-one."""
+"""Seconds before a worker that died soon after its start is replaced. Each pause in a row is twice the previous one."""
 
 
 class Supervisor:
-    """Keeps ``config.workers`` workers until a signal; a second one kills them. A worker that dies, or whose event loop
-    does not turn for HUNG seconds, is replaced.
+    """Keeps ``config.workers`` workers running until a signal; a second signal kills them. Replaces workers that die or
+    whose event loop hangs for HUNG seconds.
 
-    Signal handlers only write to a pipe, which the supervisor waits on: a signal never interrupts the start of a
-    worker, nor finds a list half changed.
+    Signal handlers only write to a pipe that the supervisor waits on, so a signal never interrupts the start of a
+    worker or a change of the list.
 
-    All workers listen on ``sockets``, which are closed at the end. ``prepare`` sets up a worker's interpreter.
+    All workers listen on ``sockets``; the supervisor closes them at the end. ``prepare`` sets up a worker's
+    interpreter.
     """
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
@@ -58,8 +58,8 @@ class Supervisor:
         self._signals, self._signalled = SPAWN.Pipe(duplex=False)
 
     def run(self) -> int:
-        """Returns the exit code: 0, or FAILED if the workers can't start. A second signal ends this process in here,
-        with 128 and its number."""
+        """Run until a signal; returns the exit code: 0, or FAILED if the workers can't start. A second signal ends this
+        process with 128 plus the signal's number."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         code = 0
@@ -78,13 +78,13 @@ class Supervisor:
         return [worker.process for worker in self._workers if worker.process is not None]
 
     def _replace_the_dead(self) -> int:
-        """Starts the missing workers. Returns FAILED if one could not start and none ever has, else 0."""
+        """Start missing workers. Returns FAILED if a worker could not start and none has ever started, else 0."""
         for worker in self._workers:
             process = worker.process
             if process is not None and not worker.lives():
                 if self._signals.poll():  # a signal to the whole process group
                     return 0
-                process.kill()  # it may only be hung
+                process.kill()  # it may be hung rather than dead
                 process.join()
                 pause = worker.leave()
                 self._config.clean_up()
@@ -99,9 +99,9 @@ class Supervisor:
         return 0
 
     def _end(self) -> None:
-        """Ends the workers, and kills those that take too long, or all of them at a second signal."""
+        """End the workers; kill those that take too long, or all of them at a second signal."""
         for listening in self._sockets:
-            listening.close()  # or it would take connections that no worker accepts any more
+            listening.close()  # else it would take connections that no worker accepts
         code, first_signal, began = 0, math.inf, time.monotonic()
         for process in self._processes():
             process.terminate()
@@ -117,7 +117,7 @@ class Supervisor:
                     process.kill()
         self._config.clean_up()
         if code:
-            os._exit(code)  # while Python ends, another signal would change the exit code
+            os._exit(code)  # another signal during Python's exit would change the exit code
 
 
 def _log_death(process: SpawnProcess, pause: float) -> None:
@@ -132,7 +132,7 @@ def _log_death(process: SpawnProcess, pause: float) -> None:
 
 
 class Worker:
-    """A process with a server of its own, and after its death the next one. The arguments are the Supervisor's."""
+    """One slot of the supervisor: a process that runs a server, and its replacements. Arguments as for Supervisor."""
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
         self._setup = config, sockets, prepare
@@ -140,8 +140,8 @@ class Worker:
         self._started_at = self._heard_at = self._due_at = 0.0
         self._next_pause = 0.0
         self.process: SpawnProcess | None = None
-        """None before the first start, and from a death to the next start."""
-        self.has_served = False  # whether one of the processes has
+        """None while no process runs: before the first start, and between a death and the next start."""
+        self.has_served = False  # whether any of the processes has
 
     def start(self) -> None:
         """Starts the process."""
@@ -153,29 +153,30 @@ class Worker:
         theirs.close()
 
     def is_due(self) -> bool:
-        """Whether there is no process, and it is time to start one."""
+        """Whether no process runs and the pause before the next start is over."""
         return self.process is None and time.monotonic() >= self._due_at
 
     def lives(self) -> bool:
-        """Whether the process runs and has answered lately. Does not wait for an answer; asks for the next one."""
+        """Whether the process runs and has answered within HUNG seconds. Asks for the next answer without waiting for
+        it."""
         try:
             while self._pipe.poll():
                 self.has_served = self._pipe.recv() or self.has_served
                 self._heard_at = time.monotonic()
             self._pipe.send(None)
-        except (EOFError, OSError):  # it is ending
+        except (EOFError, OSError):  # it is shutting down
             return False
         return time.monotonic() - self._heard_at < HUNG
 
     def leave(self) -> float:
-        """The process has died. Returns the seconds until the next start."""
+        """Clean up after a dead process. Returns the seconds until the next start."""
         self._pipe.close()
         self.process = None
         return self.pause_after(time.monotonic() - self._started_at)
 
     def pause_after(self, lived: float) -> float:
-        """Returns the seconds until the next start after a process that lived that long: none, or more and more after
-        several that died soon, whose starts would take the machine from those that serve."""
+        """Seconds until the next start after a process that lived this long: 0, or a growing pause after processes that
+        died soon, whose starts would take CPU from the workers that serve."""
         pause = self._next_pause if lived < STEADY else 0.0
         self._next_pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
         self._due_at = time.monotonic() + pause
@@ -185,7 +186,7 @@ class Worker:
 def work(
     config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None], supervisor: Connection[bool, None]
 ) -> None:
-    """Runs one server, in the worker's process. Raises SystemExit if it can't start."""
+    """Run one server in the worker's process. Raises SystemExit if it can't start."""
     prepare()
     server = Server(config, impatient=False)
     threading.Thread(target=_answer, args=(server, supervisor), daemon=True).start()
@@ -197,7 +198,7 @@ def work(
 
 
 def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
-    """Answers the supervisor's questions, and ends this process once the supervisor is gone."""
+    """Answer the supervisor's liveness checks; end this process when the supervisor is gone."""
     with suppress(EOFError, OSError):
         while True:
             supervisor.recv()
@@ -206,12 +207,12 @@ def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
 
 
 def serves(server: Server) -> bool:
-    """Whether the server has started. Once it has, this waits for its event loop to turn, however long that takes:
-    a worker whose loop hangs gives no answer. Loading before that may take its time."""
+    """Whether the server has started. After that it waits for a turn of the event loop, so a worker whose loop hangs
+    gives no answer. Loading has no time limit."""
     if server.loop is None:
         return False
     turned = threading.Event()
-    with suppress(RuntimeError):  # the loop is closed, and the process about to end
+    with suppress(RuntimeError):  # the loop is closed: the process is about to end
         server.loop.call_soon_threadsafe(turned.set)
     turned.wait()
     return True

@@ -52,21 +52,21 @@ def hub_snapshot(
 
     cache = cache_dir or Path(constants.HF_HUB_CACHE)
     storage = cache / ("models--" + repo.replace("/", "--"))
-    found = _cached(storage, revision, with_tokenizer=with_tokenizer, with_code=with_code)
-    if found is not None and _complete(storage, found):
-        return found
+    snapshot = _cached(storage, revision, with_tokenizer=with_tokenizer, with_code=with_code)
+    if snapshot is not None and _complete(storage, snapshot):
+        return snapshot
     try:
         return _download(repo, revision, token, cache, with_code)
     except LoadError as exc:
-        if found is None:
+        if snapshot is None:
             raise
-        # Somebody filled the cache with just these files: they are enough for most tokenizers.
-        log.warning("%s; using the files in %s", exc, found)
-        return found
+        # The cache was filled with these files only, which are enough for most tokenizers.
+        log.warning("%s; using the files in %s", exc, snapshot)
+        return snapshot
 
 
 def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bool) -> Path | None:
-    """The revision's snapshot if it has config.json and, as far as asked for, a tokenizer and its code."""
+    """The snapshot of a revision, None if it lacks config.json or a requested part: tokenizer, code."""
     commit = revision
     if not COMMIT.fullmatch(revision):
         try:
@@ -75,14 +75,14 @@ def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bo
             return None
     folder = storage / "snapshots" / commit
     inner = transformer_folder(folder)
-    found = bool(commit) and (inner / "config.json").is_file() and (not with_tokenizer or has_tokenizer(inner))
-    if found and with_code:
-        found = all((folder / name).is_file() for name in code_files(folder))
-    return folder if found else None
+    complete = bool(commit) and (inner / "config.json").is_file() and (not with_tokenizer or has_tokenizer(inner))
+    if complete and with_code:
+        complete = all((folder / name).is_file() for name in code_files(folder))
+    return folder if complete else None
 
 
 def code_files(folder: Path) -> set[str]:
-    """The Python files of its own repository that tokenizer_config.json's auto_map names."""
+    """The Python files of this repository listed in auto_map of tokenizer_config.json."""
     auto_map = read_json(folder / "tokenizer_config.json", required=False).get("auto_map")
     classes = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
     references = [classes] if isinstance(classes, str) else list(classes or ())
@@ -91,9 +91,9 @@ def code_files(folder: Path) -> set[str]:
 
 
 def _complete(storage: Path, folder: Path) -> bool:
-    """Whether a cached snapshot has all the settings files of its commit, so far as the cache knows which exist.
+    """Whether a cached snapshot has all settings files of its commit, according to the cache's file listing.
 
-    An interrupted download leaves a snapshot that would load, but without the special tokens, say.
+    An interrupted download leaves a snapshot that loads, but may lack the special tokens.
     """
     try:
         listing = orjson.loads((storage / "trees" / f"{folder.name}.json").read_bytes())
@@ -101,7 +101,7 @@ def _complete(storage: Path, folder: Path) -> bool:
             return True
         files = set(listing["files"])
     except (OSError, ValueError, KeyError, TypeError):
-        return True  # the listing is the library's own and only a hint: one of another format is no listing
+        return True  # the listing is internal to the library, so ignore one in another format
     needed = {name for name in (*SETTINGS_FILES, "tokenizer.json") if name in files}
     if "tokenizer.json" not in files:
         needed |= {name for name in (*VOCABULARY_FILES, "merges.txt") if name in files}
@@ -120,7 +120,7 @@ def _download(repo: str, revision: str, token: str | None, cache: Path, with_cod
 
 @contextmanager
 def _map_errors(repo: str, revision: str, token: str | None) -> Iterator[None]:
-    """Every error of the hub's library becomes a LoadError of one line, without the token."""
+    """Map every error of the hub's library to a LoadError in one line, without the token."""
     from huggingface_hub import errors
 
     name = f"--model_id={repo}"
@@ -140,7 +140,7 @@ def _map_errors(repo: str, revision: str, token: str | None) -> Iterator[None]:
             f"{name} revision {revision} is not in the hub's cache and the hub can't be reached ({detail}):"
             " allow the network, or mount the files and set --model_dir"
         ) from exc
-    except Exception as exc:  # the library passes on whatever its HTTP client, the disk and the OS raise
+    except Exception as exc:  # the library passes on any error of its HTTP client, the disk and the OS
         raise LoadError(f"{name} revision {revision} can't be downloaded: {_one_line(exc, token)}") from exc
 
 

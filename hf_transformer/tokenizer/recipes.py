@@ -1,8 +1,8 @@
-"""Which of transformers' tokenizer classes a folder has, and what each builds around the vocabulary.
+"""The tokenizer classes of transformers, and the pipeline that each builds around the vocabulary.
 
 Since version 5 most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
-tokenizer_config.json. One recipe per class has the vocabulary's model and its options, the special tokens that hold
-where tokenizer_config.json names none, and the stages of the pipeline. The facts are those of transformers 5.23,
+tokenizer_config.json. One recipe per class has the model type and its options, the default special tokens, and the
+stages of the pipeline. Taken from transformers 5.23,
 models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests compare them with the installed version.
 """
 
@@ -18,10 +18,10 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from hf_transformer.types.request import Json
 
 Settings = Mapping[str, Json]
-"""tokenizer_config.json, merged with the older files."""
+"""The settings in tokenizer_config.json, merged with the older files."""
 
 SpecialTokens = Mapping[str, str]
-"""``cls_token`` and so on -> its text."""
+"""The text of each special token, by names such as ``cls_token``."""
 
 
 def named(text: str) -> dict[str, str]:
@@ -41,12 +41,12 @@ Finish = Callable[[Tokenizer, Settings, SpecialTokens], None]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one class builds its tokenizer.
+    """The recipe by which one class builds its tokenizer.
 
-    ``model`` is the model's type, ``options`` its options (from the settings and the vocabulary), ``tokens`` the
-    special tokens by default, ``flags`` what a special token given as plain text gets, ``extra`` further special
-    tokens. ``stages`` sets normaliser, pre-tokenizer and decoder on the tokenizer; ``finish`` the post-processor,
-    where the class doesn't keep the file's.
+    ``model`` is the model type, ``options`` computes its options from settings and vocabulary, ``tokens`` are the
+    default special tokens, ``flags`` the options of special tokens given as plain text, ``extra`` further special
+    tokens. ``stages`` sets normalizer, pre-tokenizer and decoder; ``finish`` sets the post-processor if the class
+    replaces the one in tokenizer.json.
     """
 
     model: str
@@ -59,7 +59,7 @@ class Recipe:
 
 
 def charsmap(document: Json) -> bytes | None:
-    """SentencePiece's table of character replacements, out of a tokenizer.json's normaliser."""
+    """SentencePiece's table of character replacements from the normalizer in tokenizer.json."""
     found = document.get("normalizer") or {}
     for step in found.get("normalizers", [found]):
         if step.get("type") == "Precompiled":
@@ -73,7 +73,7 @@ def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
 
 
 def _template(single: str, pair: str) -> Finish:
-    """A post-processor by template, in which ``{cls_token}`` and so on stand for the special tokens."""
+    """A template post-processor; placeholders such as ``{cls_token}`` stand for the special tokens."""
     names = re.findall("{(.*?)}", single)
 
     def finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
@@ -130,7 +130,7 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Where Qwen2 splits words, as all its tokenizer.json files have it."""
+"""Qwen2's pattern for words, as in all its tokenizer.json files."""
 
 
 def _qwen2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -260,13 +260,13 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
-"""Class -> recipe; the generic class needs none."""
+"""The recipe of each class; the generic class has none."""
 
 GENERIC = "TokenizersBackend"
-"""The class that takes tokenizer.json as it is."""
+"""The class that loads tokenizer.json unchanged."""
 
 GENERIC_NAMES = frozenset({GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"})
-"""Names that mean the generic class when tokenizer_config.json has them, after a trailing ``Fast`` is cut off."""
+"""Class names in tokenizer_config.json, without a trailing ``Fast``, that mean the generic class."""
 
 MODEL_TYPES: Mapping[str, str] = {
     GENERIC: (
@@ -299,18 +299,18 @@ MODEL_TYPES: Mapping[str, str] = {
     ),
     "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
 }
-"""Tokenizer class -> the values of config.json's model_type that are registered for it."""
+"""The model_type values in config.json that are registered for each tokenizer class."""
 
 ALIASES: Mapping[str, str] = {
     **{f"{name}Tokenizer": "BertTokenizer" for name in "DistilBert Electra LayoutLM MobileBert SqueezeBert".split()},
     **{f"{name}Tokenizer": "RobertaTokenizer" for name in "Bart LED Longformer".split()},
 }
-"""Classes that behave exactly as another one."""
+"""Classes that behave exactly like another one."""
 
 WRONG_CLASS_TYPES = frozenset(
     {"hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2"}
 )
-"""Model types whose registered class wins over the class that tokenizer_config.json names."""
+"""Model types whose registered class overrides the class in tokenizer_config.json."""
 
 _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types.split()}
 
@@ -318,14 +318,14 @@ _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model
 def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
     """The class for a config.json and a tokenizer_config.json: a key of MODEL_TYPES.
 
-    None if it is a class that is not known here, or custom code: then transformers itself has to load it.
+    None for an unknown class or custom code, which only transformers can load.
     """
     model_type = config.get("model_type") or ""
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if "auto_map" in settings or config.get("model_name") is not None or not isinstance(named, str | None):
         return None
     if named is None:
-        # A model type without an entry may be one that transformers knows.
+        # transformers may know a model type that has no entry here.
         return _REGISTERED.get(model_type) if model_type else GENERIC
     named = named.removesuffix("Fast")
     named = GENERIC if named in GENERIC_NAMES else ALIASES.get(named, named)
@@ -335,5 +335,5 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
         return GENERIC
     if named not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
         return None
-    # The class that the folder names wins over the registered one, except over the generic class.
+    # The folder's class overrides the registered one, unless that is the generic class.
     return GENERIC if _REGISTERED.get(model_type) == GENERIC else named

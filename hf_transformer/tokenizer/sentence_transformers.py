@@ -1,11 +1,11 @@
-"""What the sentence-transformers files of a model folder say: pooling, normalization, prompts.
+"""Reads the sentence-transformers files of a model folder: pooling, normalization, prompts.
 
     modules.json                            the modules and their folders, in order
     <folder of Pooling>/config.json         the pooling modes
     sentence_bert_config.json               max_seq_length, do_lower_case
     config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
-The last part of a module's type tells its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
+The last part of a module's type is its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
 sentence_transformers.sentence_transformer.modules.pooling.Pooling.
 
 Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
@@ -31,24 +31,24 @@ POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Switches of Pooling's config.json before version 6, in the order in which their results are joined."""
+"""Flags in Pooling's config.json before version 6, in the order in which their results are concatenated."""
 
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Where the first module's settings are; the first of these that has any."""
+"""Files with the first module's settings; the first that exists applies."""
 SETTINGS = "config_sentence_transformers.json"
 NO_TOKENS = ("padding", "return_tensors")
-"""Arguments of a tokenizer's call that leave a text's tokens as they are."""
+"""Tokenizer arguments that don't change a text's tokens."""
 VECTOR = "sentence_embedding"
-"""The name of a text's vector among the modules."""
+"""The modules' name of a text's vector."""
 NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
-"""Modules that need nothing of the model besides its token vectors; Dropout does nothing outside training."""
+"""Modules that need only the model's token vectors; Dropout has no effect outside training."""
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Read the files; None where the folder has no modules.json, or one for reranking or sparse vectors.
+    """Read the files; None if the folder has no modules.json, or one for reranking or sparse vectors.
 
     Raises:
         LoadError: a file is broken, or names an unknown pooling mode or default prompt.
@@ -81,8 +81,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """The settings of a CrossEncoder, where version 6 writes them; older ones have an activation function in
-    config.json. Empty for any other folder.
+    """The settings of a CrossEncoder as written by version 6; empty for any other folder. Older versions store the
+    activation function in config.json.
 
     Raises:
         LoadError: the file is broken, or names an unknown default prompt.
@@ -98,8 +98,8 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
 
 
 def _transformer(folder: Path) -> Mapping[str, Json]:
-    """The settings of the Transformer module. Raises LoadError for arguments of the tokenizer's call that change its
-    tokens, and for a model that reads texts as messages of a chat alone; version 6 writes both."""
+    """The settings of the Transformer module. Raises LoadError for tokenizer arguments that change tokens, and for a
+    model that reads only chat messages; version 6 writes both."""
     paths = [folder / name for name in TRANSFORMER_FILES]
     path, settings = next(((path, found) for path in paths if (found := read_json(path, required=False))), (folder, {}))
     calls = settings.get("processing_kwargs")
@@ -115,19 +115,19 @@ def _transformer(folder: Path) -> Mapping[str, Json]:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Each module's kind and folder."""
+    """The kind and folder of each module."""
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise LoadError(f"{path}: expected a list of modules")
-    found = [(str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))) for module in modules]
-    for kind, place in found:
-        if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
-            raise LoadError(f"{path}: the path of {kind}, {place!r}, leads out of the model folder")
-    return found
+    folders = [(str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))) for module in modules]
+    for kind, folder in folders:
+        if PurePosixPath(folder).is_absolute() or ".." in PurePosixPath(folder).parts:
+            raise LoadError(f"{path}: the path of {kind}, {folder!r}, leads out of the model folder")
+    return folders
 
 
 def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
-    """The last module whose work only the model itself can do: one with weights, or pooling if no module does it."""
+    """The last module that only the model can run: one with weights, or pooling without a Pooling module."""
     kinds = [kind for kind, _ in modules]
     weights = [kind for kind in kinds if kind not in NO_CHANGE]
     if weights:
@@ -136,16 +136,16 @@ def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Normalize module follows for the vector of the text, not for those of its tokens."""
+    """Whether a Normalize module applies to the text's vector rather than to token vectors."""
     return any(
-        read_json(folder / place / "config.json", required=False).get("module_input_name", VECTOR) == VECTOR
-        for kind, place in modules
+        read_json(folder / name / "config.json", required=False).get("module_input_name", VECTOR) == VECTOR
+        for kind, name in modules
         if kind == "Normalize"
     )
 
 
 def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
-    """The enabled modes: since version 6 pooling_mode names one or more of them; mean is the default."""
+    """The enabled pooling modes. Since version 6 pooling_mode lists them; the default is mean."""
     named = pooling.get("pooling_mode")
     if isinstance(named, str):
         modes: tuple[str, ...] = (named,)
@@ -161,7 +161,7 @@ def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
-    """The prompts by name, checked to have the default one."""
+    """The prompts by name. Raises LoadError if the default prompt is missing."""
     given = settings.get("prompts") or {}
     if not isinstance(given, dict) or not all(text is None or isinstance(text, str) for text in given.values()):
         raise LoadError(f"{path}: expected prompts to be texts by name")
@@ -173,7 +173,7 @@ def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
 
 
 def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
-    """The limit in tokens. Since version 6 it is in tokenizer_config.json, where all tokenizers have theirs."""
+    """The limit in tokens before version 6, which moved it to tokenizer_config.json."""
     for name in ("processor_kwargs", "tokenizer_args"):
         arguments = transformer.get(name)
         if isinstance(arguments, dict) and isinstance(arguments.get("model_max_length"), int):

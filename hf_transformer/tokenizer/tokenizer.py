@@ -1,4 +1,4 @@
-"""Text to token ids and back, as transformers' AutoTokenizer does it, id for id."""
+"""Text to token ids and back, with the same ids as transformers' AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -20,57 +20,57 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
-"""Up to this many characters are encoded on the event loop, more in a thread.
+"""Characters up to which texts are encoded on the event loop; more are encoded in a thread.
 
 Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, so
 about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 ms.
 """
 
 CHUNK, CHUNK_CHARACTERS = 64, 100_000
-"""Texts, and about how many characters, that are encoded at a time. The library keeps all encodings of a call, which
-would be gigabytes for a thousand long texts. Other requests may be waiting for their turn, too."""
+"""Texts and approximate characters per call of the library. It keeps all encodings of a call in memory, gigabytes for a
+thousand long texts; smaller calls also let other requests run between them."""
 
 MANY_IDS = 2000
-"""More ids than this are decoded by a method that lets other threads run meanwhile. That many take about 1 ms."""
+"""Ids above which decoding uses a method that releases the GIL. Decoding this many takes about 1 ms."""
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""What clean_up_tokenization_spaces replaces, in this order."""
+"""Replacements of clean_up_tokenization_spaces, in order."""
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-"""The mask token is one of these where the settings name none."""
+"""Mask tokens to look for if the settings name none."""
 
 Result = TypeVar("Result")
 
 
 class Tokenizer:
-    """One model's tokenizer. Threads and requests share it: no call changes the result of another one.
+    """One model's tokenizer. Threads and requests share it; calls don't affect each other.
 
     Attributes:
         max_length: the limit in tokens, special ones included.
-        special_tokens: the special tokens that have a name (``pad_token`` and so on), by that name.
+        special_tokens: the special tokens by names such as ``pad_token``.
         pad_token_id: the id of the padding token.
-        pad_id: an id that always exists, for positions that are masked out.
+        pad_id: an existing id for masked positions: that of padding, end or unknown, else 0.
         mask_token, mask_id: the mask token and its id.
-        cls_id, unk_id: the ids of the tokens that stand for the text and for unknown words.
-        vocab_size: the highest id plus one; a model's logits need as many columns at least.
+        cls_id, unk_id: the ids of the classification token and of the token for unknown words.
+        vocab_size: the highest id plus one; a model's logits need at least this many columns.
         padding_side: ``left`` or ``right``.
         marks_subwords: whether a token that continues a word has a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
 
-    A token that the tokenizer lacks is None, and so is its id.
+    Missing tokens and their ids are None.
     """
 
     token_to_id: Callable[[str], int | None]
-    """The id of a token, None if there is no such token."""
+    """The id of a token, None if it is unknown."""
     id_to_token: Callable[[int], str | None]
-    """The token with an id, None if there is no such id."""
+    """The token of an id, None if it is unknown."""
     join_tokens: Callable[[list[str]], str]
-    """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
+    """The text of tokens, as by AutoTokenizer.convert_tokens_to_string."""
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         self._engine = engine
@@ -101,63 +101,66 @@ class Tokenizer:
         self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
-        """One encoding per text or pair: no padding, truncated to ``max_length``.
+        """One encoding per text or pair, without padding, truncated to ``max_length``. ``offsets`` fills in all
+        details.
 
-        With ``offsets``, an encoding has all its details. Raises InvalidInput.
+        Raises InvalidInput.
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=True) if offsets else PLAIN)]
 
     def encode_windows(
-        self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
+        self, texts: Sequence[TextInput], options: Tokenization, stop: threading.Event | None = None
     ) -> list[list[Encoding]]:
-        """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
+        """The encodings of each text: one, or with ``options.windows`` as many as a long text needs.
 
-        ``stop`` ends the work early, between two chunks of texts.
+        ``stop`` ends the work early, between two calls of the library.
 
         Raises:
-            InvalidInput: a text can't be encoded so.
-            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
+            InvalidInput: a text can't be encoded with these options.
+            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``.
         """
         windows: list[list[Encoding]] = []
-        left, tokens = how.max_windows, 0
+        remaining, tokens = options.max_windows, 0
         for chunk in _chunks(texts):
             if stop is not None and stop.is_set():
                 break
-            found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
-            windows += found
-            if how.windows:
-                left -= sum(map(len, found))
-            if how.whole:
-                tokens += sum(len(one) for [one] in found)
-                if tokens > how.max_tokens:
-                    raise too_many_tokens(how)
+            encoded = self._encode(
+                chunk, replace(options, max_windows=max(remaining, 0)) if options.windows else options
+            )
+            windows += encoded
+            if options.windows:
+                remaining -= sum(map(len, encoded))
+            if options.whole:
+                tokens += sum(len(encoding) for [encoding] in encoded)
+                if tokens > options.max_tokens:
+                    raise too_many_tokens(options)
         return windows
 
-    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, with the names of its tokens if they are asked for."""
-        found = self._engine.encode(texts, how)
-        if how.whole and how.detail:
-            for [one] in found:
-                names = {number: self.id_to_token(number) or "" for number in set(one.ids)}  # looked up and kept once
-                one.tokens = [names[number] for number in one.ids]
-        return found
+    def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text, with their tokens if ``options`` asks for whole texts in detail."""
+        windows = self._engine.encode(texts, options)
+        if options.whole and options.detail:
+            for [encoding] in windows:
+                names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # one string per id
+                encoding.tokens = [names[number] for number in encoding.ids]
+        return windows
 
     async def encode_off_loop(
-        self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN, length: int | None = None
+        self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
         """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
 
-        When the caller is cancelled the work in the executor ends soon too. ``length`` is the characters of all texts,
-        if the caller knows.
+        Cancelling the caller stops the work in the executor soon. ``length`` is the number of characters of all texts,
+        if known.
         """
         if length is None:
             length = sum(map(characters, texts))
         if length <= INLINE_CHARACTERS:
-            return self._encode(texts, how)
-        return await _in_thread(executor, lambda stop: self.encode_windows(texts, how, stop))
+            return self._encode(texts, options)
+        return await _in_thread(executor, lambda stop: self.encode_windows(texts, options, stop))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of some ids, as AutoTokenizer.decode gives it."""
+        """The text of ids, as by AutoTokenizer.decode."""
         if self._slow is not None:
             return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
         text = self.decode_unclean(ids, skip_special_tokens)
@@ -166,7 +169,7 @@ class Tokenizer:
         return text
 
     def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
+        """``decode`` without CLEAN_UP."""
         if self._slow is not None:
             options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
             return str(self._slow.decode(list(ids), **options))
@@ -177,8 +180,8 @@ class Tokenizer:
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
     ) -> list[str]:
-        """``decode`` for each, in the executor (None is the event loop's own) if there are many ids. That work ends
-        soon when the caller is cancelled."""
+        """``decode`` for each sequence, in the executor if there are many ids (None: the event loop's default
+        executor). Cancelling the caller stops that work soon."""
         if sum(map(len, texts)) <= MANY_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
         return await _in_thread(
@@ -186,25 +189,25 @@ class Tokenizer:
         )
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token, special tokens left out; None for a text that has no tokens or can't be
+        """The id of a text's first token, without special tokens; None for a text without tokens or one that can't be
         encoded."""
         try:
-            [[found]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
+            [[encoding]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
         except InvalidInput:
             return None
-        return found.ids[0] if found.ids else None
+        return encoding.ids[0] if encoding.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
-        """The same tokenizer with another limit in tokens."""
+        """A tokenizer with another limit in tokens."""
         if length == self.max_length:
             return self
-        other = copy(self)
-        other._engine, other.max_length = self._engine.with_max_length(length), length
-        return other
+        tokenizer = copy(self)
+        tokenizer._engine, tokenizer.max_length = self._engine.with_max_length(length), length
+        return tokenizer
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
-    """What ``work`` gives. Its event is set when the caller is cancelled."""
+    """The result of ``work``, run in a thread. Sets its event when the caller is cancelled."""
     stop = threading.Event()
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
@@ -213,7 +216,7 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
-    """The texts in parts of at most CHUNK; one that reaches CHUNK_CHARACTERS takes no more."""
+    """The texts in chunks of at most CHUNK texts; a chunk ends once it has CHUNK_CHARACTERS."""
     start = size = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == CHUNK or size >= CHUNK_CHARACTERS):
@@ -238,14 +241,14 @@ def load_tokenizer(
     """Load the tokenizer of a folder.
 
     Args:
-        folder: where tokenizer.json or the vocabulary files are.
+        folder: the folder with tokenizer.json or the vocabulary files.
         model_config: config.json, for the tokenizer's class and the longest sequence.
         max_model_len: the limit in tokens; None for the smaller of the tokenizer's and the model's, or 512.
-        at_most: lowers that smaller one; nothing if ``max_model_len`` is given.
-        lower_case: False switches lower-casing off; True leaves it as the model has it.
-        special_tokens: whether [CLS], [SEP] and the like are added.
+        at_most: a lower limit than these two; not used with ``max_model_len``.
+        lower_case: False disables lower-casing; True keeps the model's setting.
+        special_tokens: whether to add special tokens such as [CLS] and [SEP].
         trust_remote_code: whether the folder's own Python code may run.
-        word_cache: whether the ids of words are kept (words.py).
+        word_cache: whether to cache the ids of words (words.py).
 
     Raises:
         LoadError: the files are broken or missing, need code that is not allowed, or the limit does not fit.

@@ -1,10 +1,10 @@
-"""The word cache: the ids of words that occurred before. Natural text repeats its words.
+"""The word cache: the ids of words that occurred before, since natural text repeats its words.
 
-It saves a third of the CPU of a short request, and half of the encoding of natural text with BERT's vocabulary
-(benchmarks/tokenizing.py). ``--enable_word_cache=false`` switches it off; encodings are the same without it.
+It saves a third of the CPU time of a short request, and half of the time to encode natural text with BERT's vocabulary
+(benchmarks/tokenizing.py). ``--enable_word_cache=false`` disables it; encodings are the same without it.
 
 It needs a tokenizer whose ``encode(text)``, special tokens left out, is the concatenation of ``encode(chunk)`` for the
-chunks of ``text.split(" ")``. ``separable`` decides that: each stage has to let U+0020 separate the text.
+chunks of ``text.split(" ")``. ``find_separable`` decides that: each stage has to let U+0020 separate the text.
 
 - **Added tokens** are found by leftmost-longest matching, in the text and then in the normalized pieces between the
   matches. No match crosses a space if no content has whitespace, before and after normalizing. ``single_word`` looks at
@@ -41,19 +41,19 @@ from hf_transformer.types.request import Json
 Ids = tuple[int, ...]
 
 LONGEST_TEXT = 2000
-"""In characters. Longer texts are encoded in a thread, where the library lets others run and this code would not."""
+"""In characters. Longer texts go to a thread, where the library releases the GIL and this code would hold it."""
 LONGEST_CHUNK = 32
-"""In characters. A longer chunk is not a word that occurs again."""
+"""In characters. Longer chunks are not repeated words."""
 GENERATION_BYTES = 3 << 20
-"""Bound of each of the two generations: some 9,000 English words. A process was seen to grow by 3 MiB with natural text
-and by 4 with random words (benchmarks/tokenizing.py); 6 is the bound."""
+"""Size limit of each of two generations: some 9,000 English words. Measured growth of a process is 3 MiB with natural
+text and 4 MiB with random words (benchmarks/tokenizing.py); the limit of both is 6 MiB."""
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
-"""What CPython takes, at most, for a chunk and its ids without any, for each character, and for each id."""
+"""Upper bounds of CPython's memory for an entry, per character of the chunk, and per id."""
 SHARE = 4
-"""One unknown chunk, and a quarter of a text's chunks beside it, are encoded alone if they are unknown. A chunk alone
-costs about twice as much as within a text, so the library encodes texts with more of them as a whole."""
+"""A text with at most one plus a quarter of its chunks unknown has them encoded one by one. A single chunk costs about
+twice as much as within a text, so the library encodes other texts whole."""
 TURNS = (True, *(False,) * 31)
-"""Of every 32 texts with unknown chunks, one has all of them learned, however many they are."""
+"""Every 32nd text with unknown chunks is cached in full."""
 
 PARTS = {
     "BertPreTokenizer": r"[A-Za-z0-9]+|[^A-Za-z0-9]",
@@ -61,26 +61,26 @@ PARTS = {
     "WhitespaceSplit": r".+",
     "ByteLevel": r"'s|'t|'re|'ve|'m|'ll|'d|Ġ?[A-Za-z]+|Ġ?[0-9]+|Ġ?[^A-Za-z0-9Ġ]+",
 }
-"""Where pre-tokenizers split printable ASCII. Their own patterns cover other letters too, and whitespace."""
+"""Patterns by which pre-tokenizers split printable ASCII."""
 AT_WHITESPACE = PARTS.keys() - {"ByteLevel"}
 """Pre-tokenizers that split at all whitespace and drop it."""
 PARTED = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
-"""Normalizers for which a space separates the text."""
+"""Normalizers that process the text on both sides of a space independently."""
 KEEPING = {"Lowercase", "NFC", "NFD"}
-"""Those that also keep a word a word: they never drop a character, and never make a space."""
+"""Normalizers in PARTED that neither drop characters nor create spaces."""
 SPACE = "Ġ"
-"""In GPT-2's alphabet of bytes, in which printable ASCII stands for itself."""
+"""The space in GPT-2's byte alphabet, where printable ASCII characters stand for themselves."""
 ALPHANUMERIC = re.compile("[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class Separable:
-    """How a tokenizer can be taken apart.
+    """How a tokenizer can be split at spaces.
 
-    ``splitter`` is the pre-tokenizer's type. ``spaced``: each chunk but the first is encoded with the space before it,
-    and only texts whose chunks are not empty and have no whitespace count; ``prefixed``: the first chunk, and text
-    after an added token, gets a space too. ``before`` and ``after`` are the ids of the special tokens around a text.
-    ``added`` has the strings by which added tokens are found.
+    ``splitter`` is the pre-tokenizer's type. ``spaced``: each chunk except the first includes the space before it, and
+    texts with double spaces or other whitespace are not supported. ``prefixed``: the first chunk, and text after an
+    added token, also gets a space. ``before`` and ``after`` are the ids of the special tokens around a text. ``added``
+    has the strings that match added tokens.
     """
 
     splitter: str
@@ -91,8 +91,8 @@ class Separable:
     added: tuple[str, ...]
 
 
-def separable(backend: Tokenizer) -> Separable | None:
-    """How a tokenizer can be taken apart at spaces, None if that is not certain."""
+def find_separable(backend: Tokenizer) -> Separable | None:
+    """How a tokenizer can be split at spaces, None if its stages don't guarantee equal ids."""
     parts, model = _parts(backend), backend.model
     if parts is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel):
         return None
@@ -106,7 +106,7 @@ def separable(backend: Tokenizer) -> Separable | None:
         return None
     tokens = backend.get_added_tokens_decoder().values()
     added = tuple(text for token in tokens for text in _texts(token, backend.normalizer))
-    # Where words keep the space before them, lstrip removes it from the token's own chunk, but rstrip would remove the
+    # If words include the space before them, lstrip removes it from the token's own chunk, but rstrip would remove the
     # space of the next one.
     greedy = spaced and any(token.rstrip for token in tokens)
     around = _around(backend)
@@ -116,17 +116,17 @@ def separable(backend: Tokenizer) -> Separable | None:
 
 
 def _parts(backend: Tokenizer) -> Json:
-    """Normalizer and pre-tokenizer as tokenizer.json has them; None if one is written in Python."""
+    """Normalizer and pre-tokenizer as in tokenizer.json; None if one is written in Python."""
     bare = Tokenizer(models.BPE())
     try:
         bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
         return orjson.loads(bare.to_str())
-    except Exception:  # bare Exception is what the Rust library raises for a part that it can't write
+    except Exception:  # the Rust library raises bare Exception for a part that it can't serialize
         return None
 
 
 def _steps(normalizer: Json) -> set[str]:
-    """The types of a normalizer's steps."""
+    """The types of all steps of a normalizer."""
     if normalizer is None:
         return set()
     if normalizer["type"] == "Sequence":
@@ -135,51 +135,51 @@ def _steps(normalizer: Json) -> set[str]:
 
 
 def _texts(token: AddedToken, normalizer: normalizers.Normalizer | None) -> list[str]:
-    """The strings by which an added token is found."""
+    """The strings that match an added token."""
     if not token.normalized or normalizer is None:
         return [token.content]
     return [token.content, normalizer.normalize_str(token.content)]
 
 
 def _around(backend: Tokenizer) -> tuple[Ids, Ids] | None:
-    """The ids before and after a single text, as the post-processor puts them around a text of one token. None if it
-    leaves the text out, repeats it, or gives type ids."""
+    """The ids that the post-processor adds before and after a single text. None if it drops or repeats the text, or
+    sets type ids."""
     probe = Tokenizer(models.WordLevel({"a": 0}))
     probe.post_processor = backend.post_processor
-    found = probe.encode("a")
-    if found.special_tokens_mask.count(0) != 1 or any(found.type_ids):
+    encoding = probe.encode("a")
+    if encoding.special_tokens_mask.count(0) != 1 or any(encoding.type_ids):
         return None
-    place = found.special_tokens_mask.index(0)
-    return tuple(found.ids[:place]), tuple(found.ids[place + 1 :])
+    index = encoding.special_tokens_mask.index(0)
+    return tuple(encoding.ids[:index]), tuple(encoding.ids[index + 1 :])
 
 
 class AsciiEncoder:
-    """Encodes chunks of printable ASCII, for a quarter of what the library takes for a chunk.
+    """Encodes chunks of printable ASCII in a quarter of the library's time per chunk.
 
     With a separable tokenizer, the normalizer lower-cases such characters or does nothing, the pre-tokenizer splits
-    them as ``PARTS`` says, and the model gives the ids of each part. A chunk that may hold an added token is not
-    encoded: for each of these tokens, one of its characters is forbidden that is neither a letter nor a digit.
+    them by ``PARTS``, and the model encodes each part. To exclude added tokens, one non-alphanumeric character of each
+    is forbidden in chunks.
     """
 
-    def __init__(self, backend: Tokenizer, how: Separable, forbidden: Sequence[str]) -> None:
+    def __init__(self, backend: Tokenizer, separable: Separable, forbidden: Sequence[str]) -> None:
         normalizer = backend.normalizer
         self._tokenize = backend.model.tokenize
         self._lower = normalizer is not None and normalizer.normalize_str("A") == "a"
-        self._spaced, self._prefixed = how.spaced, how.prefixed
+        self._spaced, self._prefixed = separable.spaced, separable.prefixed
         allowed = re.escape("".join(sorted(set(map(chr, range(ord("!"), ord("~") + 1))).difference(forbidden))))
         self._plain = re.compile(f"[{allowed}]{{1,{LONGEST_CHUNK}}}").fullmatch
-        self._parts = re.compile(PARTS[how.splitter], re.ASCII).findall
+        self._parts = re.compile(PARTS[separable.splitter], re.ASCII).findall
 
     @classmethod
-    def of(cls, backend: Tokenizer, how: Separable) -> AsciiEncoder | None:
-        """None if an added token has only letters and digits."""
-        marks = [ALPHANUMERIC.sub("", text)[:1] for text in how.added if text.isascii()]
-        return cls(backend, how, marks) if all(marks) else None
+    def of(cls, backend: Tokenizer, separable: Separable) -> AsciiEncoder | None:
+        """The encoder; None if an added token has only letters and digits."""
+        marks = [ALPHANUMERIC.sub("", text)[:1] for text in separable.added if text.isascii()]
+        return cls(backend, separable, marks) if all(marks) else None
 
     def ids(self, chunk: str, first: bool) -> Ids | None:
-        """The ids of a chunk, None if it is of another kind. ``first``: no space precedes it in its text.
+        """The ids of a chunk, None if it has other characters. ``first``: no space precedes it in the text.
 
-        Raises what the model raises: bare Exception where it lacks its token for unknown words.
+        Raises the model's bare Exception if it lacks a token for unknown words.
         """
         if self._plain(chunk) is None:
             return None
@@ -192,22 +192,21 @@ class AsciiEncoder:
 
 
 class WordCache:
-    """Chunks of text between spaces, and their ids.
+    """The ids of chunks of text between spaces.
 
-    Its size is bounded in bytes, and so in entries, whatever clients send: two generations of ``GENERATION_BYTES``
-    each. Chunks that are looked up are in the young generation. When that is full it becomes the old one, the previous
-    old one is dropped, and chunks of the old one return when they are looked up again.
+    Its size is bounded: two generations of ``GENERATION_BYTES`` each. A lookup moves a chunk into the young generation.
+    When that is full it becomes the old one, and the previous old one is dropped.
 
-    Threads share it. Readers take no lock: looking up a string in a dict is one step of CPython, and a reader that
-    misses an entry which another thread just moved encodes it again, to the same ids. Writers take a lock, so that the
-    bytes are counted right. It is for a tokenizer that does not truncate and never changes.
+    Threads share it. Readers take no lock: a dict lookup is atomic in CPython, and a reader that misses an entry that
+    another thread just moved encodes it again, to the same ids. Writers take a lock to count the bytes. The tokenizer
+    must not truncate, and must not change.
     """
 
-    def __init__(self, backend: Tokenizer, how: Separable, special_tokens: bool) -> None:
+    def __init__(self, backend: Tokenizer, separable: Separable, special_tokens: bool) -> None:
         self._backend = backend
-        self._ascii = AsciiEncoder.of(backend, how)
-        self._spaced = how.spaced
-        self._before, self._after = ([*how.before], [*how.after]) if special_tokens else ([], [])
+        self._ascii = AsciiEncoder.of(backend, separable)
+        self._spaced = separable.spaced
+        self._before, self._after = ([*separable.before], [*separable.after]) if special_tokens else ([], [])
         self._young: dict[str, Ids] = {}
         self._old: dict[str, Ids] = {}
         self._bytes = 0
@@ -215,19 +214,19 @@ class WordCache:
         self._turns = cycle(TURNS)
 
     def ids(self, text: str) -> list[int] | None:
-        """The ids of a text, not truncated, with the special tokens if they are wanted. All are of type 0.
+        """The ids of a text, not truncated, with special tokens if enabled; all type ids are 0.
 
-        None if the library has to encode the text: it is too long, too much of it is unknown, its whitespace is not
-        covered, or it can't be encoded.
+        None if the library has to encode the text: it is too long, has too many unknown chunks or unsupported
+        whitespace, or can't be encoded.
         """
         if len(text) > LONGEST_TEXT:
             return None
         chunks = text.split(" ")
         if self._spaced:
             if chunks[0] or len(chunks) == 1:
-                # Only the first one has no space before it; no other key begins with a space.
+                # Mark the first chunk, which has no space before it; no other key begins with a space.
                 chunks[0] = f" {chunks[0]}"
-            else:  # the text begins with a space, which belongs to its first word
+            else:  # the text begins with a space, which is part of the first word
                 del chunks[0]
         ids = self._before.copy()
         young = self._young
@@ -240,52 +239,52 @@ class WordCache:
         return ids
 
     def _with_unknown(self, chunks: Sequence[str]) -> list[int] | None:
-        """What ``ids`` gives if some chunks are not in the young generation."""
-        most = 0
+        """``ids`` for a text with chunks that are not in the young generation."""
+        max_unknown = 0
         known: dict[str, Ids] = {}
         unknown: list[str] = []
         try:
             for chunk in dict.fromkeys(chunks):
-                found = self._young.get(chunk)
-                if found is None:
-                    found = self._find(chunk)
-                if found is not None:
-                    known[chunk] = found
+                cached = self._young.get(chunk)
+                if cached is None:
+                    cached = self._find(chunk)
+                if cached is not None:
+                    known[chunk] = cached
                 elif self._spaced and chunk.split() != [chunk.removeprefix(" ")]:
                     return None
                 else:
-                    most = most or (len(chunks) if next(self._turns) else 1 + len(chunks) // SHARE)
-                    if len(unknown) == most:
+                    max_unknown = max_unknown or (len(chunks) if next(self._turns) else 1 + len(chunks) // SHARE)
+                    if len(unknown) == max_unknown:
                         return None
                     unknown.append(chunk)
             if unknown:
                 known |= self._learn(unknown)
-        except Exception:  # TypeError or bare Exception: the library gets the whole text then, and says what is wrong
+        except Exception:  # TypeError or bare Exception: the library then encodes the whole text, and reports the error
             return None
         return [*self._before, *chain.from_iterable([known[chunk] for chunk in chunks]), *self._after]
 
     def _find(self, chunk: str) -> Ids | None:
-        """The ids of a chunk that is not in the young generation, and is from then on. None if it must be learned."""
-        found = self._old.get(chunk)
-        if found is None and self._ascii is not None:
+        """The ids of a chunk from the old generation or the ASCII encoder, moved to the young one; None if unknown."""
+        ids = self._old.get(chunk)
+        if ids is None and self._ascii is not None:
             first = chunk[:1] == " "
-            found = self._ascii.ids(chunk[1:] if first else chunk, first)
-        if found is not None:
-            self._keep(chunk, found)
-        return found
+            ids = self._ascii.ids(chunk[1:] if first else chunk, first)
+        if ids is not None:
+            self._keep(chunk, ids)
+        return ids
 
     def _learn(self, chunks: Sequence[str]) -> dict[str, Ids]:
-        """Encodes chunks, each alone, and keeps them. Raises what the library raises."""
+        """Encode chunks one by one, and cache them. Raises the library's errors."""
         words = chunks
         if self._spaced:
             words = [chunk[1:] if chunk[0] == " " else f" {chunk}" for chunk in chunks]
-        # The library encodes each word of a text in words as if it were a text, all of them in one call.
+        # The library encodes each word of a pre-tokenized text like a text of its own, all in one call.
         encoded = self._backend.encode(words, is_pretokenized=True, add_special_tokens=False)
-        owners: list[Any] = encoded.word_ids  # None for special tokens, of which there are none
-        found: list[list[int]] = [[] for _ in chunks]
+        owners: list[Any] = encoded.word_ids  # never None: there are no special tokens
+        ids_by_chunk: list[list[int]] = [[] for _ in chunks]
         for number, owner in zip(encoded.ids, owners, strict=True):
-            found[owner].append(number)
-        learned = {chunk: tuple(ids) for chunk, ids in zip(chunks, found, strict=True)}
+            ids_by_chunk[owner].append(number)
+        learned = {chunk: tuple(ids) for chunk, ids in zip(chunks, ids_by_chunk, strict=True)}
         for chunk, ids in learned.items():
             self._keep(chunk, ids)
         return learned

@@ -1,4 +1,4 @@
-"""question_answering against the pipeline of transformers 4 (tests/goldens/generate_question_answering.py)."""
+"""question_answering against the pipeline of transformers 4 (scripts/goldens/generate_question_answering.py)."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_goldens(serve: Serve, protocol: str) -> None:
 def test_a_stride_that_leaves_no_room(squad: Service) -> None:
     """What the pipeline refuses, too."""
     case = next(case for case in CASES if "error" in case)
-    refused(squad, [instance(case)], {}, "a stride of 64 tokens is too long for windows of 128 tokens")
+    refused(squad, [instance(case)], {}, "got 64 tokens; shorten the other text")
     assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
 
 
 def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
     question = "what is it " * 25
     assert "answer" in squad.predict([PARIS | {"question": question}])[0]
-    refused(squad, [LONG | {"question": question * 3}], {}, "leaves no room for the second")
+    refused(squad, [LONG | {"question": question * 3}], {}, "first text (the question) leaves room")
     mixed = squad.predict([PARIS | {"question": question}, LONG])
     assert mixed[1] == squad.predict([LONG])[0]
 
@@ -113,7 +113,7 @@ WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"max_seq_len": 129}, "parameters.max_seq_len: 129 is too large, the model takes 128 tokens"),
     ({"max_seq_len": 3}, "3 tokens leave no room for text"),
     ({"doc_stride": 129}, "parameters.doc_stride: 129 is larger than max_seq_len, 128"),
-    ({"doc_stride": 126}, "a stride of 126 tokens is too long for windows of 125 tokens"),
+    ({"doc_stride": 126}, "a stride below the 125 tokens of text in a window, got 126 tokens"),
     ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
     ({"stride": 4, "doc_stride": 4}, "parameters.stride: another name of doc_stride"),
     ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: only windows have one"),

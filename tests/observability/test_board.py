@@ -47,7 +47,7 @@ def work(board: WorkerBoard, orders: Connection) -> None:
         orders.send(metrics.render())
         match orders.recv():
             case bool(ready):
-                board.say(ready=ready)
+                board.set_ready(ready=ready)
             case int(requests):
                 for _ in range(requests):
                     metrics.count_request("v1", 200)

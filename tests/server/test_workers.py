@@ -117,10 +117,10 @@ async def test_it_is_the_event_loop_that_says_that_a_worker_serves() -> None:
 
 LIMITING = """
 import logging, resource, sys
-from hf_transformer.commands.serve import OTHER_FILES, allow_descriptors
+from hf_transformer.commands.serve import OTHER_DESCRIPTORS, allow_descriptors
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))
-allow_descriptors(int(sys.argv[1]) - OTHER_FILES)
+allow_descriptors(int(sys.argv[1]) - OTHER_DESCRIPTORS)
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
@@ -132,4 +132,4 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 def test_the_limit_is_lifted_as_far_as_it_may(wanted: int, limits: str, warns: bool) -> None:
     result = subprocess.run([sys.executable, "-c", LIMITING, str(wanted)], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == limits
-    assert ("only 1000 descriptors open" in result.stderr) is warns
+    assert ("limit of open files is only 1000" in result.stderr) is warns

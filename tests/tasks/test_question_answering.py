@@ -149,7 +149,7 @@ def test_a_question_without_room_for_the_stride_is_refused(padded: Tokenizer) ->
     """The tokenizers library would panic."""
     question = "what is it " * 10
     assert ask(padded, question, "It is in Berlin.", [], max_seq_len=48, doc_stride=16)["answer"]
-    with pytest.raises(InvalidInput, match=r"a stride of 16 tokens is too long for windows of 48 tokens"):
+    with pytest.raises(InvalidInput, match=r"a stride below the \d+ tokens .*got 16 tokens"):
         ask(padded, question, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
     with pytest.raises(InvalidInput, match="leaves no room"):
         ask(padded, question * 2, "many cities " * 20, [], max_seq_len=48, doc_stride=16)

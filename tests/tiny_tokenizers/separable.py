@@ -8,7 +8,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import WordCache, separable
+from hf_transformer.tokenizer.words import WordCache, find_separable
 from hf_transformer.types.tokenization import PLAIN, Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
 
@@ -111,6 +111,6 @@ def vocabulary(name: str) -> Sequence[str]:
 
 
 def cache_of(name: str, special: bool = True) -> WordCache:
-    how = separable(copy_of(name))
+    how = find_separable(copy_of(name))
     assert how is not None
     return WordCache(copy_of(name), how, special)

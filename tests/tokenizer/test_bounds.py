@@ -53,8 +53,8 @@ def test_as_many_windows_as_needed_are_allowed_and_no_fewer(
         with pytest.raises(TooLarge, match="--max_sequences"):
             windows(needed - 1)
     for how, says in (
-        (Tokenization(windows=True, stride=14), "a stride of 14 tokens is too long for windows of 14"),
-        (Tokenization(windows=True, max_length=2), "no room"),
+        (Tokenization(windows=True, stride=14), "a stride below the 14 tokens of text in a window, got 14"),
+        (Tokenization(windows=True, max_length=2), "room for text"),
     ):
         with pytest.raises(InvalidInput, match=says):
             tokenizer.encode_windows(["a " * 50], how)
@@ -68,12 +68,12 @@ def test_tokens_of_a_request_are_bounded(tokenizer: Tokenizer, text: TextInput) 
 
     for count in (1, 3, CHUNK + 2):
         assert tokens(count, 20 * count) == 20 * count
-        with pytest.raises(TooLarge, match=f"more than {20 * count - 1} tokens .*--max_answer_values"):
+        with pytest.raises(TooLarge, match=f"at most {20 * count - 1} tokens .*--max_answer_values"):
             tokens(count, 20 * count - 1)
     ids = (7,) * LENGTH
     texts: list[TextInput] = ["a", TokenIds(ids), TokenIds(ids[:2]), "b"]
     assert [one.ids for one in tokenizer.encode(texts)][1:3] == [[*ids], [7, 7]]
-    with pytest.raises(TooLarge, match=f"{LENGTH + 1} token ids in one text, and the model takes {LENGTH}"):
+    with pytest.raises(TooLarge, match=f"at most {LENGTH} token ids in a text, got {LENGTH + 1}"):
         tokenizer.encode([TokenIds((*ids, 7))])
 
 
