@@ -92,7 +92,7 @@ def test_probabilities_and_logits(serve: Serve, model: str) -> None:
         assert one == pytest.approx(golden, abs=SCORE)
         assert all(value == np.float32(value) for value in one.values())
     if model == "stars":
-        says = "parameters.return_probabilities: a regression model has none"
+        says = "parameters.return_probabilities: expected no value for a regression model"
         refused(service, [TEXT], {"return_probabilities": True}, says)
         return
     asked = cases(model)
