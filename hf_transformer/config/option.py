@@ -142,7 +142,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Option:
-    """One declaration."""
+    """The declaration of a flag."""
 
     name: str  # the flag with underscores
     group: str  # the title above it in --help

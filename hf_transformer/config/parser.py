@@ -45,7 +45,7 @@ class UnknownNote(str):
 
     @property
     def refusal(self) -> str:
-        """The error's text."""
+        """The message of the error that --strict_flags raises."""
         return re.sub(r" (is|are) ignored", r" \1 refused (--strict_flags)", self, count=1)
 
 

@@ -32,7 +32,7 @@ NO_SPAN_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One instance."""
+    """One instance: a question and its context."""
 
     question: str
     context: str

@@ -33,7 +33,7 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
 IGNORED_LABELS = ("O",)
-"""The default of transformers' pipeline."""
+"""The default of transformers' pipeline for this task."""
 ENTITY_VALUES = 6
 """Values of a token in the pipeline format: entity, score, index, word, start and end."""
 WORD_COST = 5

@@ -19,7 +19,7 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 DEFAULT_TEMPLATE = "This example is {}."
-"""The default of transformers' pipeline."""
+"""The default of transformers' pipeline for this task."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
 """Labels per instance, and characters per hypothesis, which may repeat its label."""
 INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'

@@ -112,7 +112,10 @@ BAD_TENSORS: list[tuple[Any, str]] = [
     ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: expected names of output-0, got 'logits'"),
     ({"inputs": [TENSOR], "model_name": "other"}, "model_name: expected 'bert', as in the path, got 'other'"),
     ({"inputs": [TENSOR], "model_version": "2"}, "model_version: expected '1', as in the path, got '2'"),
-    ({"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}}, "parameters.top_k: expected no value in the kserve format"),
+    (
+        {"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}},
+        "parameters.top_k: expected no value in the kserve format",
+    ),
     ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: expected at least one [MASK]"),
 ]
 """tests/protocol/test_rest.py and tests/tasks/test_tensors.py have the errors of single tensors."""
@@ -145,7 +148,11 @@ def test_bad_input_over_grpc(serve: Serve) -> None:
     with stub(serve("bert")) as calls:
         for message, code, says in (
             (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "expected a served model (bert)"),
-            (request("bert", {"text": [TEXT], "txt": [TEXT]}), invalid, "inputs[1].name: expected one of 'text', got 'txt'"),
+            (
+                request("bert", {"text": [TEXT], "txt": [TEXT]}),
+                invalid,
+                "inputs[1].name: expected one of 'text', got 'txt'",
+            ),
             (request("bert", {"text": [TEXT]}, parameters={"top_k": 1}), invalid, "parameters.top_k"),
             (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: expected at least one [MASK]"),
             (request("bert", {"text": [TEXT] * 2049}, raw=True), exhausted, "--max_sequences"),

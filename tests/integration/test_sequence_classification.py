@@ -123,7 +123,11 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([TEXT], {"top_k": 2}, "parameters.top_k: expected no value in the kserve format"),
     ([TEXT], {"top_k": None}, "parameters.top_k: expected no value in the kserve format"),
     ([TEXT], {"function_to_apply": "none"}, "parameters.function_to_apply: expected no value in the kserve format"),
-    ([TEXT], PIPELINE | {"return_raw_logits": True}, "parameters.return_raw_logits: expected no value in the pipeline format"),
+    (
+        [TEXT],
+        PIPELINE | {"return_raw_logits": True},
+        "parameters.return_raw_logits: expected no value in the pipeline format",
+    ),
     ([TEXT], {"return_raw_logits": True, "return_probabilities": True}, "return_raw_logits, got both"),
 ]
 

@@ -126,27 +126,20 @@ def test_a_flag_for_logits_needs_a_model_with_logits(
         fit_reduced(task(settings), names)
 
 
-def test_numbered_outputs_are_bound(fill_mask: ReducedFillMask) -> None:
-    spec = ModelSpec(
-        "m",
-        "1",
-        tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids__0", "attention_mask__1")),
-        (TensorSpec("topk_ids__0", "INT64", (-1, 10)), TensorSpec("topk_scores__1", "FP32", (-1, 10))),
-        8,
-        False,
-    )
-    binding = fit_signature(spec, fill_mask.outputs, task="fill_mask")
-    assert [(output.name, output.role) for output in binding.outputs] == [
-        ("topk_ids__0", TOP[0]),
-        ("topk_scores__1", TOP[1]),
-    ]
+def test_numbered_inputs_and_outputs_are_matched_by_name(fill_mask: ReducedFillMask) -> None:
     roles = ("input_ids", "attention_mask")
-    assert [(entry.name, entry.role) for entry in binding.inputs] == [(f"{roles[i]}__{i}", roles[i]) for i in (0, 1)]
+    inputs = [(f"{role}__{index}", role) for index, role in enumerate(roles)]
+    outputs = [(f"{role}__{index}", role) for index, role in enumerate(TOP)]
+    specs = [TensorSpec(f"{TOP[0]}__0", "INT64", (-1, 10)), TensorSpec(f"{TOP[1]}__1", "FP32", (-1, 10))]
+    spec = ModelSpec("m", "1", tuple(TensorSpec(name, "INT64", (-1,)) for name, _ in inputs), tuple(specs), 8)
+    binding = fit_signature(spec, fill_mask.outputs, task="fill_mask")
+    assert [(output.name, output.role) for output in binding.outputs] == outputs
+    assert [(tensor.name, tensor.role) for tensor in binding.inputs] == inputs
     assert binding.masked
     chosen = fit_signature(spec, fill_mask.outputs, input_names=roles, task="fill_mask")
     assert chosen.inputs == binding.inputs
-    assert {role_from_numbered_name(name, roles) for name in ("input_ids__0", "input_ids")} == {"input_ids"}
-    for name in ("INPUT__0", "input_ids__x", "other__0"):
+    assert role_from_numbered_name("input_ids__0", roles) == "input_ids"
+    for name in ("INPUT__0", "input_ids__x", "other__0", "input_ids"):
         assert role_from_numbered_name(name, roles) == name
 
 
