@@ -1,4 +1,4 @@
-"""Renders the declared options as --help; scripts/config_docs makes the reference page of them."""
+"""The texts of --help, rendered from the declared options; scripts/config_docs renders the reference page."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ MOST_USED = {
     "http_port": "port to listen on (8080)",
     "workers": "processes that share the port (1)",
 }
-"""The flags of the overview, and what it says of them."""
+"""The flags in the overview, with their descriptions there."""
 
 
 def overview(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
-    """The text of --help, on one screen of ``width`` columns: ``commands`` (what each does, by name), the flags most
-    used, and the groups of all others."""
-    named = {option.name: option for option in options}
-    used = {f"--{name} {named[name].convert.metavar}": text for name, text in MOST_USED.items()}
+    """The text of --help, on one screen of ``width`` columns: the commands, the most used flags, and the groups of all
+    others. ``commands`` has the description of each command by name."""
+    by_name = {option.name: option for option in options}
+    used = {f"--{name} {by_name[name].convert.metavar}": text for name, text in MOST_USED.items()}
     groups = {}
     for title, members in groups_of(options).items():
-        shown = ", ".join(option.name for option in members if option.name not in MOST_USED)
-        groups[group_key(title)] = f"{title}: {shown}"
-    groups["all"] = "Every flag there is"
+        names = ", ".join(option.name for option in members if option.name not in MOST_USED)
+        groups[group_key(title)] = f"{title}: {names}"
+    groups["all"] = "All flags"
     parts = [
         USAGE,
         "Commands",
@@ -74,7 +74,7 @@ def overview(options: Sequence[Option], commands: Mapping[str, str], width: int)
 
 
 def entries(texts: Mapping[str, str], width: int) -> list[str]:
-    """One line for each name and its text. A list of names that does not fit ends after a whole one, with dots."""
+    """One line per name and text. A list of names that does not fit is cut after a whole name and ends with dots."""
     column = max(map(len, texts)) + 2
     lines = []
     for name, text in texts.items():
@@ -91,13 +91,13 @@ def groups_of(options: Sequence[Option]) -> dict[str, list[Option]]:
 
 
 def group_key(title: str) -> str:
-    """The word that names a group after --help=."""
+    """The word that selects a group in --help=WORD."""
     return title.lower().split()[-1 if title.startswith("Text ") else 0]
 
 
 def help_about(topic: str, options: Sequence[Option], width: int) -> str:
-    """The text of --help=TOPIC: all flags, those of a group, or one. Raises ConfigError if there is no such topic; the
-    message names those that there are."""
+    """The text of --help=TOPIC: all flags, a group's, or one. Raises ConfigError, with the known topics, for an unknown
+    one."""
     groups = groups_of(options)
     word = topic.lower().lstrip("-").replace("-", "_")
     by_name = {name: option for option in options for name in (option.name, *option.aliases)}
@@ -120,7 +120,7 @@ def help_about(topic: str, options: Sequence[Option], width: int) -> str:
 
 
 def named_option(message: str, options: Sequence[Option]) -> Option | None:
-    """The option whose flag or variable an error message names first."""
+    """The option whose flag or variable comes first in an error message."""
     known = {name: option for option in options for name in (option.name, *option.aliases)}
     known |= {variable.name: option for option in options for variable in option.all_variables}
     words = (word.removeprefix("--").replace("-", "_") for word in re.findall(r"--[\w-]+|\b[A-Z][A-Z_]+\b", message))
@@ -128,7 +128,7 @@ def named_option(message: str, options: Sequence[Option]) -> Option | None:
 
 
 def option_help(option: Option, width: int) -> str:
-    """A flag with its value, then indented its use, its default and its variables."""
+    """A flag with its value, and indented its use, default and variables."""
     value = f"[={option.convert.metavar}]" if option.boolean else f" {option.convert.metavar}"
     facts = [f"default: {option.shown_default}"] if option.shown_default else []
     facts.append("variable: " + ", ".join(variable.name for variable in option.all_variables))

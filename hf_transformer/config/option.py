@@ -1,4 +1,4 @@
-"""How an option is declared: one declaration gives its flag, variables, default, limits and help.
+"""The declaration of an option, which gives its flag, variables, default, limits and help.
 
 The fields of ``Config`` are declarations. The parser, --help and the reference page read them.
 """
@@ -14,18 +14,19 @@ from typing import Any
 from hf_transformer.errors import ConfigError, without_userinfo
 
 PREFIX = "HF_TRANSFORMER_"
-SHOWN = 100  # characters of a bad value that an error message quotes
+MAX_QUOTED = 100
+"""Characters of a bad value in an error message."""
 LARGEST_INT32 = 2**31 - 1
 BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "y", "t"), True) | dict.fromkeys(
     ("false", "0", "no", "off", "n", "f"), False
 )
-"""As in KServe."""
+"""The words that KServe takes for booleans."""
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50, "warn": 30, "fatal": 50}
-"""Numbers of the logging module by name; trace is uvicorn's own."""
+"""The logging module's levels by name; trace is uvicorn's."""
 
 
 class Secret(str):
-    """A string that repr() does not show."""
+    """A string whose repr() is masked."""
 
     __slots__ = ()
 
@@ -35,16 +36,16 @@ class Secret(str):
 
 @dataclass(frozen=True)
 class Converter:
-    """Makes a value of the text of a flag or variable."""
+    """Converts the text of a flag or variable to a value."""
 
-    metavar: str  # what --help calls the value
-    expects: str  # what an error message says that it takes
-    read: Callable[[str], Any]  # gives the value; raises ValueError for a text that it refuses
-    show: Callable[[Any], str] = str  # writes a value as a user would
+    metavar: str  # the placeholder in --help
+    expects: str  # the accepted values, for error messages
+    read: Callable[[str], Any]  # converts a text; raises ValueError to refuse it
+    show: Callable[[Any], str] = str  # formats a value as a user writes it
 
 
 def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(?s:.*)") -> Converter:
-    """Any text that matches ``pattern``."""
+    """Accepts any text that matches ``pattern``."""
 
     def read(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -55,7 +56,7 @@ def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(
 
 
 def integer(least: int = 0, most: int = LARGEST_INT32) -> Converter:
-    """A whole number in ASCII digits from ``least`` to ``most``, both included."""
+    """Accepts a whole number in ASCII digits from ``least`` to ``most``, both included."""
     limits = f"of {least} or more" if most == LARGEST_INT32 else f"from {least} to {most}"
 
     def read(text: str) -> int:
@@ -67,7 +68,7 @@ def integer(least: int = 0, most: int = LARGEST_INT32) -> Converter:
 
 
 def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, metavar: str = "NUMBER") -> Converter:
-    """A finite number greater than ``above``, or equal to it if ``zero``, and at most ``most``."""
+    """Accepts a finite number greater than ``above``, or equal to it if ``zero``, and at most ``most``."""
     expects = f"a number of at least {above:g}" if zero else f"a number above {above:g}"
 
     def read(text: str) -> float:
@@ -80,7 +81,7 @@ def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, me
 
 
 def one_of(*names: str, why: str = "") -> Converter:
-    """One of the names, in any case; ``why`` explains in error messages."""
+    """Accepts one of the names, in any case; ``why`` explains the choice in error messages."""
     expects = ", ".join(names[:-1]) + f" or {names[-1]}" + (f" ({why})" if why else "")
 
     def read(text: str) -> str:
@@ -93,7 +94,7 @@ def one_of(*names: str, why: str = "") -> Converter:
 
 
 def name_list(metavar: str, expects: str, pattern: str = ".+") -> Converter:
-    """Different names separated by commas or spaces; the brackets and quotes of a JSON list are dropped."""
+    """Accepts different names separated by commas or spaces, also in the brackets and quotes of a JSON list."""
 
     def read(text: str) -> tuple[str, ...]:
         bare = text.strip().removeprefix("[").removesuffix("]")
@@ -122,7 +123,7 @@ BOOLEAN = Converter(
     "true|false", "true or false (or 1/0, yes/no, on/off)", _read_boolean, lambda value: str(value).lower()
 )
 TOKEN = Converter("TOKEN", "a text", Secret, repr)
-"""A text that neither repr() nor an error message shows."""
+"""A text that repr() and error messages mask."""
 LOG_LEVEL = Converter(
     "LEVEL",
     "debug, info, warning, error, critical or a number from 0 to 100",
@@ -133,7 +134,7 @@ LOG_LEVEL = Converter(
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable. ``read`` gives what its text means for the option, or None if that is nothing."""
+    """An environment variable. ``read`` maps its text to the option's, or to None if it does not set the option."""
 
     name: str
     read: Callable[[str], str | None] = lambda text: text
@@ -141,19 +142,19 @@ class Variable:
 
 @dataclass(frozen=True)
 class Option:
-    """One declaration. --help shows ``help`` under the title ``group``."""
+    """The declaration of a flag."""
 
     name: str  # the flag with underscores
-    group: str
+    group: str  # the title above it in --help
     help: str
     convert: Converter
-    default: Any = None  # the value if nothing is given
-    variables: Sequence[str | Variable] = ()  # environment variables beside its own
-    aliases: tuple[str, ...] = ()  # old flags of the same meaning
-    default_text: str = ""  # describes a default that is worked out later
-    many: bool = False  # whether the words that follow the flag are all values
-    may_be_empty: bool = False  # whether an empty text is a value
-    no_effect: str = ""  # why setting it changes nothing
+    default: Any = None
+    variables: Sequence[str | Variable] = ()  # in addition to its own variable
+    aliases: tuple[str, ...] = ()  # old names of the flag
+    default_text: str = ""  # describes a default that depends on other values
+    many: bool = False  # all words after the flag are values
+    may_be_empty: bool = False
+    no_effect: str = ""  # the reason why setting it changes nothing
 
     @property
     def flag(self) -> str:
@@ -165,28 +166,28 @@ class Option:
 
     @property
     def all_variables(self) -> tuple[Variable, ...]:
-        """The option's own variable first, then those of KServe; the first one that is set counts."""
-        named = (PREFIX + self.name.upper(), *self.variables)
-        return tuple(Variable(one) if isinstance(one, str) else one for one in named)
+        """The option's own variable, then those of KServe; the first one that is set wins."""
+        variables = (PREFIX + self.name.upper(), *self.variables)
+        return tuple(Variable(variable) if isinstance(variable, str) else variable for variable in variables)
 
     @property
     def shown_default(self) -> str:
-        """The default as a user would write it; empty if there is none."""
+        """The default as a user writes it; empty if there is none."""
         if self.default_text or self.default is None:
             return self.default_text
         return self.convert.show(self.default)
 
 
 @dataclass(frozen=True)
-class Given:
-    """A text given for an option; ``source`` is the flag or variable it came from, as the user wrote it."""
+class Setting:
+    """The text that sets an option; ``source`` is its flag or variable, as the user wrote it."""
 
     option: Option
     text: str
     source: str
 
     def value(self) -> Any:
-        """The converted value; raises ConfigError naming the source, the text and what was expected."""
+        """The converted value. Raises ConfigError, which names the source, the text and the expected form."""
         convert = self.option.convert
         if not self.text.strip() and not self.option.may_be_empty:
             raise self.error(convert.expects)
@@ -196,15 +197,17 @@ class Given:
             raise self.error(convert.expects) from None
 
     def error(self, expected: str) -> ConfigError:
-        """What is wrong with the text, which is shown if it is no secret."""
+        """The error for this text, which quotes it unless it is a secret."""
+        message = f"{self.source}: expected {expected}"
+        if self.option.convert.read is Secret:
+            return ConfigError(message)
         text = without_userinfo(self.text)
-        got = f", got {text if len(text) <= SHOWN else text[:SHOWN] + '...'!r}"
-        return ConfigError(f"{self.source}: expected {expected}{'' if self.option.convert.read is Secret else got}")
+        return ConfigError(f"{message}, got {text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + '...'!r}")
 
 
 def option(group: str, help: str, convert: Converter, default: Any = None, **more: Any) -> Any:
-    """A dataclass field that is an option; its name is the flag. ``default`` may be a function that makes it, or
-    MISSING for a required option; ``more`` are other attributes of Option."""
+    """A dataclass field that declares an option; its name is the flag. ``default`` may be a function that makes the
+    value, or MISSING for a required option; ``more`` are other attributes of Option."""
     metadata = {"group": group, "help": help, "convert": convert, **more}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -214,6 +217,6 @@ def option(group: str, help: str, convert: Converter, default: Any = None, **mor
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options that a dataclass's fields declare, in order."""
     return tuple(
-        Option(name=one.name, default=None if one.default is MISSING else one.default, **one.metadata)
-        for one in fields(kind)
+        Option(name=item.name, default=None if item.default is MISSING else item.default, **item.metadata)
+        for item in fields(kind)
     )

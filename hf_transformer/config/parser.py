@@ -1,8 +1,8 @@
-"""Reads the command line and the environment into the texts given for each option.
+"""Reads the command line and the environment into a text per option.
 
 A flag may be spelled with underscores or hyphens, as ``--flag value`` or ``--flag=value``. The last one wins, and a
-flag wins over a variable. Unknown flags and variables are left out with a note, never an error: KServe and vLLM users
-bring flags of their own.
+flag wins over a variable. Unknown flags and variables are ignored with a note, not an error: users of KServe and vLLM
+have other flags in their manifests.
 """
 
 from __future__ import annotations
@@ -11,47 +11,49 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from hf_transformer.config.option import PREFIX, Given, Option
+from hf_transformer.config.option import PREFIX, Option, Setting
 from hf_transformer.errors import ConfigError
 
-LEFTOVERS_SHOWN = 3
+MAX_QUOTED_WORDS = 3
+"""Words without a flag that a note quotes."""
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""How the values begin that Kubernetes gives <SERVICE>_PORT variables, for every service of the namespace."""
+"""The start of the values that Kubernetes sets in <SERVICE>_PORT, for every service of the namespace."""
 SERVICE_LINK_NAME = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_.*)$")
+"""The end of the names of Kubernetes' other service variables."""
 OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT", f"{PREFIX}BENCH_API_KEY"})
-"""Variables of the other commands, which are no mistake here."""
+"""Variables of the other commands, which this one accepts."""
 
 
 def collect(
     options: Sequence[Option], argv: Sequence[str], environ: Mapping[str, str]
-) -> tuple[dict[str, Given], list[str]]:
-    """What was given, by option name, and notes for the log. Raises ConfigError if a flag stands without its value, or
-    something is unknown and --strict_flags is set."""
+) -> tuple[dict[str, Setting], list[str]]:
+    """The settings by option name, and notes for the log. Raises ConfigError for a flag without its value, and with
+    --strict_flags for anything unknown."""
     from_flags, flag_notes = read_flags(options, argv)
     from_variables, variable_notes = read_variables(options, environ)
-    given, notes = from_variables | from_flags, flag_notes + variable_notes
+    settings, notes = from_variables | from_flags, flag_notes + variable_notes
     unknown = [note for note in notes if isinstance(note, UnknownNote)]
-    if unknown and "strict_flags" in given and given["strict_flags"].value():
+    if unknown and "strict_flags" in settings and settings["strict_flags"].value():
         raise ConfigError("; ".join(note.refusal for note in unknown))
-    return given, notes
+    return settings, notes
 
 
 class UnknownNote(str):
-    """A note about something that no option is known for. --strict_flags makes an error of it."""
+    """A note about a flag, variable or argument of no option; --strict_flags makes it an error."""
 
     __slots__ = ()
 
     @property
     def refusal(self) -> str:
-        """The error's text."""
+        """The message of the error that --strict_flags raises."""
         return re.sub(r" (is|are) ignored", r" \1 refused (--strict_flags)", self, count=1)
 
 
-def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Given], list[str]]:
-    """The flags of a command line. Raises ConfigError for a flag without its value."""
+def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Setting], list[str]]:
+    """The settings by option name, and notes, from a command line. Raises ConfigError for a flag without its value."""
     known = {name: option for option in options for name in (option.name, *option.aliases)}
     words = deque(argv)
-    given: dict[str, Given] = {}
+    settings: dict[str, Setting] = {}
     notes: list[str] = []
     leftovers: list[str] = []
     while words:
@@ -74,12 +76,12 @@ def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str
             notes.append(f"{spelled} is deprecated: use {option.flag}")
         if not equals:
             text = following_text(option, spelled, words)
-        given[option.name] = Given(option, text, spelled)
+        settings[option.name] = Setting(option, text, spelled)
     if leftovers:
-        shown = ", ".join(repr(word[:40]) for word in leftovers[:LEFTOVERS_SHOWN])
-        more = f" and {len(leftovers) - LEFTOVERS_SHOWN} more" if len(leftovers) > LEFTOVERS_SHOWN else ""
-        notes.append(UnknownNote(f"arguments that belong to no flag are ignored: {shown}{more}"))
-    return given, list(dict.fromkeys(notes))
+        quoted = ", ".join(repr(word[:40]) for word in leftovers[:MAX_QUOTED_WORDS])
+        more = f" and {len(leftovers) - MAX_QUOTED_WORDS} more" if len(leftovers) > MAX_QUOTED_WORDS else ""
+        notes.append(UnknownNote(f"arguments that belong to no flag are ignored: {quoted}{more}"))
+    return settings, list(dict.fromkeys(notes))
 
 
 def is_flag(word: str) -> bool:
@@ -88,7 +90,7 @@ def is_flag(word: str) -> bool:
 
 
 def following_values(words: deque[str], most: int | None = None) -> list[str]:
-    """Takes the words up to the next flag, at most so many."""
+    """Removes and returns the words up to the next flag, at most ``most``."""
     values: list[str] = []
     while words and words[0] != "--" and not is_flag(words[0]) and len(values) != most:
         values.append(words.popleft())
@@ -96,8 +98,8 @@ def following_values(words: deque[str], most: int | None = None) -> list[str]:
 
 
 def following_text(option: Option, spelled: str, words: deque[str]) -> str:
-    """Takes the value of a flag that was written without ``=``; a bare boolean is true. Raises ConfigError where it is
-    missing."""
+    """Removes and returns the value of a flag without ``=``; a bare boolean is true. Raises ConfigError if there is no
+    value."""
     values = following_values(words, None if option.many else 1)
     if option.boolean and not values:
         return "true"
@@ -107,9 +109,9 @@ def following_text(option: Option, spelled: str, words: deque[str]) -> str:
     return text
 
 
-def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
-    """The environment variables that say something about an option; an empty one counts as unset."""
-    given: dict[str, Given] = {}
+def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tuple[dict[str, Setting], list[str]]:
+    """The settings by option name, and notes, from the environment; an empty variable counts as unset."""
+    settings: dict[str, Setting] = {}
     notes: list[str] = []
     known: dict[str, str] = {}
     for option in options:
@@ -121,18 +123,18 @@ def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tup
             if variable.name.endswith("_PORT") and SERVICE_LINK.match(text):
                 notes.append(f"{variable.name} is ignored: it is a service link of Kubernetes, not a port")
                 continue
-            meant = variable.read(text)
-            if meant is not None and option.name not in given:
-                given[option.name] = Given(option, meant, variable.name)
+            converted = variable.read(text)
+            if converted is not None and option.name not in settings:
+                settings[option.name] = Setting(option, converted, variable.name)
     for name in sorted(environ.keys() - known.keys() - OTHER_VARIABLES):
         link = SERVICE_LINK_NAME.search(name.removeprefix(PREFIX)) or SERVICE_LINK.match(environ[name])
         if name.startswith(PREFIX) and not link:
             notes.append(UnknownNote(f"unknown variable {name} is ignored{nearest(name, known)}"))
-    return given, notes
+    return settings, notes
 
 
 def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
-    """A note that names the flag, never its value: that may be a secret."""
+    """A note that names the flag, but not its value, which may be a secret."""
     flag, space, _ = spelled.partition(" ")
     name = flag.lstrip("-").replace("-", "_")
     if space and name in known:
@@ -141,7 +143,7 @@ def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
 
 
 def nearest(name: str, candidates: Mapping[str, str]) -> str:
-    """The end of a note: the candidate whose key is most like the name, if one is."""
+    """The end of a note: the candidate whose key is most similar to the name, if any."""
     from difflib import get_close_matches  # here, because most starts have nothing to compare
 
     matches = get_close_matches(name, candidates, n=1, cutoff=0.5)

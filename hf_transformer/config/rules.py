@@ -1,6 +1,6 @@
-"""Rules between options: each checks or completes the values that were given.
+"""Rules between options: each checks or completes the values that the user set.
 
-They run in order, over one draft. A rule that finds a contradiction raises ConfigError, with one line.
+They run in order, on one draft. A rule that finds a contradiction raises ConfigError with one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_transformer.config.option import Given
+from hf_transformer.config.option import Setting
 from hf_transformer.errors import ConfigError
 
 ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)(:(?P<port>[0-9]{1,5}))?")
@@ -24,53 +24,55 @@ ANY_ADDRESS = ("0.0.0.0", "::", "0")  # noqa: S104 - compared, not bound
 
 @dataclass
 class Draft:
-    """Values on their way to a Config: what was given, its values by option name, and notes for the log."""
+    """An unfinished Config: the user's settings, the values by option name, and notes for the log."""
 
-    given: Mapping[str, Given]
+    settings: Mapping[str, Setting]
     values: dict[str, Any]
     notes: list[str]
 
     def source(self, name: str) -> str:
-        """The flag or variable that gave an option's value."""
-        return self.given[name].source
+        """The flag or variable that sets an option."""
+        return self.settings[name].source
 
     def ignore(self, name: str, why: str) -> None:
-        """Notes that an option is not used."""
+        """Adds the note that an option is not used."""
         self.notes.append(f"{self.source(name)} is ignored: {why}")
 
 
 def mention_ignored(draft: Draft) -> None:
-    """Notes the options that change nothing here."""
-    for entry in draft.given.values():
-        if entry.option.no_effect:
-            draft.notes.append(f"{entry.source} {entry.option.no_effect}")
+    """Adds a note for each option that changes nothing here."""
+    for setting in draft.settings.values():
+        if setting.option.no_effect:
+            draft.notes.append(f"{setting.source} {setting.option.no_effect}")
 
 
 def one_form_of_answer(draft: Draft) -> None:
+    """Refuses probabilities together with logits."""
     if draft.values.get("return_probabilities") and draft.values.get("return_raw_logits"):
         sources = f"{draft.source('return_probabilities')} and {draft.source('return_raw_logits')}"
         raise ConfigError(f"{sources} exclude each other: give one of them")
 
 
 def one_model(draft: Draft) -> None:
-    """As in KServe the hub's model wins over the folder. The tokenizer's revision defaults to the model's."""
-    if "model_id" in draft.given and "model_dir" in draft.given:
+    """Prefers the hub's model to the folder, as KServe does, and fills in the tokenizer's revision from the model's."""
+    if "model_id" in draft.settings and "model_dir" in draft.settings:
         draft.ignore("model_dir", f"{draft.source('model_id')} is given")
     if draft.values.get("tokenizer_revision") is None and "model_revision" in draft.values:
         draft.values["tokenizer_revision"] = draft.values["model_revision"]
 
 
 def hidden_token(draft: Draft) -> None:
-    if "hf_token" in draft.given and draft.source("hf_token").startswith("-"):
+    """Warns of a token on the command line."""
+    if "hf_token" in draft.settings and draft.source("hf_token").startswith("-"):
         draft.notes.append(f"{draft.source('hf_token')} shows in process lists: better set HF_TOKEN")
 
 
 def predictor_address(draft: Draft) -> None:
-    """Takes the scheme off the predictor's host and adds the port."""
-    if "predictor_host" not in draft.given:
+    """Splits the scheme off the predictor's host, and adds the port."""
+    if "predictor_host" not in draft.settings:
         raise ConfigError("--predictor_host is required: where Triton listens, such as --predictor_host=localhost:8000")
     source = draft.source("predictor_host")
-    scheme, host, port = split_address(draft.given["predictor_host"])
+    scheme, host, port = split_address(draft.settings["predictor_host"])
     if scheme is not None:
         if draft.values.get("predictor_use_ssl", scheme == "https") != (scheme == "https"):
             draft.ignore("predictor_use_ssl", f"{source} begins with {scheme}://")
@@ -84,20 +86,20 @@ def predictor_address(draft: Draft) -> None:
     draft.values["predictor_host"] = host if port is None else f"{host}:{port}"
 
 
-def split_address(given: Given) -> tuple[str | None, str, int | None]:
-    """Scheme, host and port of an address; an IPv6 host stands in brackets. Raises ConfigError."""
-    scheme, separator, rest = given.text.strip().rpartition("://")
+def split_address(setting: Setting) -> tuple[str | None, str, int | None]:
+    """Scheme, host and port of an address; an IPv6 host gets brackets. Raises ConfigError for a wrong address."""
+    scheme, separator, rest = setting.text.strip().rpartition("://")
     if separator and scheme.lower() not in ("http", "https"):
-        raise given.error("a scheme of http or https, or none")
+        raise setting.error("a scheme of http or https, or none")
     rest = rest.removesuffix("/") if separator else rest
     if is_ipv6(rest):
         rest = f"[{rest}]"
     match = ADDRESS.fullmatch(rest)
     if match is None or (match["host"].startswith("[") and not is_ipv6(match["host"][1:-1])):
-        raise given.error("HOST or HOST:PORT without a path, such as localhost:8000")
+        raise setting.error("HOST or HOST:PORT without a path, such as localhost:8000")
     port = None if match["port"] is None else int(match["port"])
     if port is not None and not 1 <= port <= 65535:
-        raise given.error("a port from 1 to 65535")
+        raise setting.error("a port from 1 to 65535")
     return scheme.lower() if separator else None, match["host"], port
 
 
@@ -109,7 +111,7 @@ def is_ipv6(text: str) -> bool:
 
 
 def predictor_certificates(draft: Draft) -> None:
-    """With TLS the certificates must exist. Without it they are not read: REQUESTS_CA_BUNDLE may be for others."""
+    """Requires the certificates to exist with TLS; without it REQUESTS_CA_BUNDLE may be for other programs."""
     file = draft.values.get("predictor_ca_file")
     if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder too
         del draft.values["predictor_ca_file"]
@@ -117,46 +119,46 @@ def predictor_certificates(draft: Draft) -> None:
         file = None
     if not draft.values.get("predictor_use_ssl"):
         for name in ("predictor_cert_file", "predictor_key_file"):
-            if name in draft.given:
-                draft.ignore(name, "the predictor is not asked over TLS")
+            if name in draft.settings:
+                draft.ignore(name, "the connection to the predictor has no TLS")
         return
     if file is not None and not Path(file).is_file():
-        raise draft.given["predictor_ca_file"].error("a file that exists")
+        raise draft.settings["predictor_ca_file"].error("a file that exists")
     both_files(draft, ("predictor_cert_file", "predictor_key_file"), "mutual TLS")
     folders = draft.values.get("predictor_ca_path")
     if folders is not None and not any(Path(folder).is_dir() for folder in folders.split(":") if folder):
-        raise draft.given["predictor_ca_path"].error("a folder that exists")
+        raise draft.settings["predictor_ca_path"].error("a folder that exists")
 
 
-def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
-    """Checks that certificate and key are given together, and exist."""
-    for name, other in (pair, pair[::-1]):
-        if name not in draft.given:
+def both_files(draft: Draft, pair: tuple[str, str], purpose: str) -> None:
+    """Requires certificate and key together, and their files to exist."""
+    for name, partner in (pair, pair[::-1]):
+        if name not in draft.settings:
             continue
-        if other not in draft.given:
-            raise ConfigError(f"{draft.source(name)} is given without --{other}: {what} needs both")
+        if partner not in draft.settings:
+            raise ConfigError(f"{draft.source(name)} is given without --{partner}: {purpose} needs both")
         if not Path(draft.values[name]).is_file():
-            raise draft.given[name].error("a file that exists")
+            raise draft.settings[name].error("a file that exists")
 
 
 def access_log(draft: Draft) -> None:
-    """Finds unknown atoms at the start instead of at the first request."""
-    if "access_log_format" in draft.given:
+    """Refuses unknown atoms at the start instead of at the first request."""
+    if "access_log_format" in draft.settings:
         from hf_transformer.observability.access_log import check_format  # only here: few services log accesses
 
         check_format(draft.values["access_log_format"], draft.source("access_log_format"))
 
 
 def quiet_requests(draft: Draft) -> None:
-    """Not logging texts is the safer choice, so it wins."""
+    """Prefers not to log texts, the safer choice."""
     if draft.values.get("disable_log_requests") and draft.values.get("enable_log_requests"):
         draft.ignore("enable_log_requests", f"{draft.source('disable_log_requests')} is given")
         draft.values["enable_log_requests"] = False
 
 
 def hosts_of_a_playground(draft: Draft) -> None:
-    """Restrict the playground to local host names unless --allowed_hosts is set."""
-    if "allowed_hosts" in draft.given or not draft.values.get("enable_playground"):
+    """Restricts the playground to local host names unless --allowed_hosts is set."""
+    if "allowed_hosts" in draft.settings or not draft.values.get("enable_playground"):
         return
     host = draft.values.get("host", ANY_ADDRESS[0]).strip("[]")
     more = () if host in ANY_ADDRESS else (host,)
@@ -170,7 +172,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     hidden_token,
     predictor_address,
     predictor_certificates,
-    partial(both_files, pair=("ssl_certfile", "ssl_keyfile"), what="HTTPS"),
+    partial(both_files, pair=("ssl_certfile", "ssl_keyfile"), purpose="HTTPS"),
     access_log,
     quiet_requests,
     hosts_of_a_playground,

@@ -141,7 +141,7 @@ class Pipeline:
             for text in own:
                 length = len(text) if type(text) is str else characters(text)
                 if length > limits.max_text_length:
-                    raise limits.too_long(length, task.text_name(where, own.index(text)))
+                    raise limits.too_long(length, task.text_path(where, own.index(text)))
                 total += length
             items.append(item)
             counts.append(len(own))
@@ -209,12 +209,12 @@ class Pipeline:
             for number, windows in enumerate(texts):
                 for encoding in windows:
                     if not encoding.ids:
-                        raise InvalidInput.of(f"{task.text_name(where, number)}: the text has no tokens")
+                        raise InvalidInput.of(f"{task.text_path(where, number)}: the text has no tokens")
                     if encoding.truncated:
                         truncated.add(index)
                         if task.overflow(request.options) == "error":
                             raise TooLarge.of(
-                                f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} tokens "
+                                f"{task.text_path(where, number)}: the text is longer than the {len(encoding)} tokens "
                                 "that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
                             )
                     task.check(encoding, where)

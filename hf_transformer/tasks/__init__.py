@@ -1,6 +1,6 @@
 """The predictive tasks, and the choice of one.
 
-A new one is a file here and a line in TASKS; generation/task.py has those that generate.
+A new task is a file here and a line in TASKS; generation/task.py adds those that generate.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     (ZeroShotClassification, ""),
     (Rerank, ""),
     (FeatureExtraction, ""),
-    # Last: every bare encoder is called so, and some models with a head are too.
+    # Last: every bare encoder ends so, and some models with a head do too.
     (TextEmbedding, "Model"),
 )
-"""Each task, and the end of its architectures' names in config.json; empty for one that only --task chooses. The first
-line that fits counts. tests/models/test_architectures.py compares them with transformers' own mappings."""
-OTHER_SENSES = re.compile(
+"""Each task with a suffix of its architectures' names in config.json; empty for a task that only --task chooses. The
+first match counts. tests/models/test_architectures.py compares the suffixes with transformers' own mappings."""
+NON_TEXT_ARCHITECTURES = re.compile(
     r"(Blip|Vilt|Tapas|LayoutLM)ForQuestionAnswering$"
     r"|(Data2VecAudio|Hubert|SEWD?|UniSpeech(Sat)?|Wav2Vec2\w*|WavLM)For"
     r"|(Canary|CohereAsr|Dia|KyutaiSpeechToText|Moonshine(Streaming)?|PI0|Pop2Piano|Qwen\w+Omni(Moe)?|Speech2Text)For"
     r"|(Vision|Speech)EncoderDecoderModel$|VisionModel$|AudioModel$"
 )
-"""Architectures that read pictures, sound or tables, by their names."""
-OTHER_INPUTS = frozenset(
+"""Names of architectures that read pictures, sound or tables."""
+NON_TEXT_FIELDS = frozenset(
     {
         *("vision_config", "audio_config", "speech_config", "image_size", "patch_size", "num_mel_bins", "num_channels"),
         *("image_token_id", "image_token_index", "audio_token_id", "video_token_id", "feat_extract_norm", "vision"),
     }
 )
-"""Fields of config.json that only models have which read pictures or sound."""
+"""Fields of config.json that only models for pictures or sound have."""
 
 
 def find_task(
     name: str | None, model_config: Mapping[str, Any], tasks: Sequence[tuple[type[Servable], str]]
 ) -> type[Servable]:
-    """The task that --task names, else the one of the model's architecture.
+    """The task that --task names, else the task of the model's architecture.
 
     Args:
-        name: underscored or hyphenated, None if not given.
+        name: underscored or hyphenated; None without --task.
         model_config: config.json.
-        tasks: those to choose from, in the form of TASKS; the service passes ALL_TASKS of generation/task.py.
+        tasks: the choices, in the form of TASKS; the service passes ALL_TASKS of generation/task.py.
 
     Raises:
-        ConfigError: --task names one that can't be served; the message names those that can.
-        LoadError: config.json names none that can.
+        ConfigError: --task names an unknown task; the message lists the known ones.
+        LoadError: config.json names no known architecture.
     """
     known = ", ".join(dict.fromkeys(task.name for task, _ in tasks))
     if name is not None:
@@ -72,12 +72,12 @@ def find_task(
         for task, _ in tasks:
             if wanted in (task.name, *task.other_names):
                 return task
-        raise ConfigError(f"--task={name}: can't be served, expected one of {known}")
-    architectures = [str(one) for one in model_config.get("architectures") or ()]
+        raise ConfigError(f"--task={name}: expected one of {known}")
+    architectures = [str(architecture) for architecture in model_config.get("architectures") or ()]
     for architecture in architectures:
-        # The text part of such a model is a task of its own where a ForCausalLM has its name.
-        other = OTHER_SENSES.search(architecture) or not OTHER_INPUTS.isdisjoint(model_config)
-        if other and not architecture.endswith("ForCausalLM"):
+        # The text part of such a model is a task if the name ends in ForCausalLM.
+        non_text = NON_TEXT_ARCHITECTURES.search(architecture) or not NON_TEXT_FIELDS.isdisjoint(model_config)
+        if non_text and not architecture.endswith("ForCausalLM"):
             raise LoadError(
                 f"the architecture {architecture} reads more than text (pictures, sound or tables), which no task "
                 f"does; for its text part alone set --task to one of {known}"
@@ -85,8 +85,10 @@ def find_task(
         for task, suffix in tasks:
             if suffix and architecture.endswith(suffix):
                 return task
-    if not architectures:
-        found = "config.json names no architectures" if model_config else "there is no config.json, or nothing in it"
-        raise LoadError(f"{found}, so the task can't be told; set --task to one of {known}")
-    shown = ", ".join(architectures)
-    raise LoadError(f"the architecture {shown} stands for no task that can be served; set --task to one of {known}")
+    if architectures:
+        problem = f"the architecture {', '.join(architectures)} stands for no task"
+    elif model_config:
+        problem = "config.json names no architectures, so the task is unknown"
+    else:
+        problem = "there is no config.json, or it is empty, so the task is unknown"
+    raise LoadError(f"{problem}; set --task to one of {known}")

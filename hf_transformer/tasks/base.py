@@ -1,4 +1,4 @@
-"""The base of all tasks: how an instance becomes text, and how its output rows become its answer."""
+"""Base classes of tasks: from an instance to texts, and from output rows to an answer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
-"""A text longer than the model is cut, refused, or read in windows."""
+"""Treatment of a text longer than the model takes: truncate it, refuse it, or read it in windows."""
 Encodings: TypeAlias = Sequence[Sequence[Sequence[Encoding]]]
-"""Those of one request, per instance, text and window."""
+"""The encodings of one request, per instance, text and window."""
+Outputs: TypeAlias = Mapping[str, Array]
+"""The outputs for one encoding by role name, without batch axis and padding."""
 
 LOGITS = ("return_probabilities", "return_raw_logits")
+"""Parameters, and flags with their defaults, that ask for a number per label or token."""
 
 
 class TaskOptions(Protocol):
-    """One request's choices, of which each task has a class of its own."""
+    """One request's parameters; each task has its own class."""
 
     @property
     def overflow(self) -> Overflow:
-        """How the request treats a text that is too long."""
+        """Treatment of a text that is too long."""
 
 
 Item = TypeVar("Item")
@@ -36,7 +39,7 @@ Part = TypeVar("Part")
 
 
 class TaskTokenizer(Protocol):
-    """The part of a tokenizer that tasks need. None stands for a token that it does not have."""
+    """The part of a tokenizer that tasks use. None stands for a token that the tokenizer lacks."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -67,13 +70,13 @@ class SentenceTransformers:
     """The settings in the sentence-transformers files of a model folder (modules.json and the files it names).
 
     Attributes:
-        pooling: the modes that 1_Pooling/config.json switches on (keys of pooling.POOLING), joined in this order.
+        pooling: the enabled modes of 1_Pooling/config.json (keys of pooling.POOLING), concatenated in this order.
         normalize: whether a Normalize module follows.
         prompts: texts in front of each text, by name.
         include_prompt: whether the prompt's tokens are pooled too.
-        truncate_dim: how many components of a vector are left, None for all.
+        truncate_dim: the number of components to keep of a vector, None for all.
         lower_case: whether texts are lower-cased.
-        inside: a module that only the model itself can have done (Dense, ...); its output is the finished vector.
+        inside: a module (Dense, ...) that only the model itself can apply; its output is the finished vector.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -89,8 +92,8 @@ class SentenceTransformers:
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder:
-    """The settings in config_sentence_transformers.json of a CrossEncoder, which version 6 of sentence-transformers
-    writes: the ``activation_fn`` of its scores, and texts in front of each query, by name."""
+    """The settings in config_sentence_transformers.json of a CrossEncoder (sentence-transformers 6 and later): the
+    ``activation_fn`` of its scores, and texts in front of each query, by name."""
 
     activation_fn: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -99,10 +102,10 @@ class CrossEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
-    """What V1, V2 and Triton's generate endpoints do where a request says nothing; OpenAI's have OpenAI's defaults.
+    """Default sampling parameters of V1, V2 and Triton's generate endpoints; OpenAI's API has OpenAI's defaults.
 
-    ``max_length`` bounds the prompt and the new tokens together. ``max_new_tokens`` bounds the new tokens of a text
-    in every API; None leaves as many as the model's length does. ``top_k`` 0 is all tokens.
+    ``max_length`` bounds prompt and new tokens together. ``max_new_tokens`` bounds the new tokens per text in every
+    API; None leaves that to the model's length. ``top_k`` 0 means all tokens.
     """
 
     max_length: int = 20
@@ -132,15 +135,20 @@ class TaskSettings:
     cross_encoder: CrossEncoder = CrossEncoder()
     generation: GenerationSettings = GenerationSettings()
 
+    @property
+    def window_stride(self) -> int:
+        """Tokens that neighbouring windows share: --stride, else a quarter of the model's length."""
+        return self.max_length // 4 if self.stride is None else self.stride
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """One axis of an output, without the batch axis.
 
     Attributes:
-        tokens: whether it is as long as the instance's encoding.
-        minimum, maximum: the bounds of any other axis; no maximum is no bound.
-        why: where the bounds come from, in a few words for error messages.
+        tokens: whether its size is the number of the encoding's tokens.
+        minimum, maximum: the bounds of any other axis; a maximum of None is no bound.
+        why: the source of the bounds, a few words for error messages.
     """
 
     name: str
@@ -162,9 +170,9 @@ class OutputRole:
     Attributes:
         name: its usual name.
         axes: its shape per instance.
-        other_names: further names, the likelier first.
-        other_axes: further shapes, told apart by the number of axes.
-        datatypes: those that the task can read.
+        other_names: alternative names, the likelier first.
+        other_axes: alternative shapes; the number of axes tells them apart.
+        datatypes: the datatypes that the task can read.
     """
 
     name: str
@@ -182,24 +190,23 @@ class Servable(ABC):
     other_names: ClassVar[tuple[str, ...]] = ()
     """Its names among Hugging Face pipelines, underscored."""
     has_windows: ClassVar[bool] = False
-    """Whether it knows --on_overflow=window."""
+    """Whether it supports --on_overflow=window."""
     reads_sentence_transformers: ClassVar[bool] = False
     """Whether the sentence-transformers files of a model folder apply to it."""
     fields: ClassVar[tuple[Field, ...]] = (TEXT,)
     """The parts of an instance, each a tensor in V2."""
     switched_on_by: ClassVar[Mapping[str, str]] = {}
-    """Output tensors beside the predictions, each with the parameter that asks for it."""
+    """Optional output tensors, each with the parameter that asks for it."""
     parameters: ClassVar[Sequence[str]]
-    """The names of a request's parameters. A flag of that name (app/wiring.py, FLAGS) is the default of one."""
-    instead_of_logits: ClassVar[str] = ""
-    """What an error says of a task that has no LOGITS, beside its name."""
+    """The names of a request's parameters. A flag of the same name (app/wiring.py, FLAGS) sets the default."""
+    logits_hint: ClassVar[str] = "leave it out"
+    """Advice in the error about a flag of LOGITS, for a task without such answers."""
 
     def __init__(self, settings: TaskSettings) -> None:
-        """Raises ConfigError if a flag asks for LOGITS that the task does not have, and LoadError if the model can't do
-        the task."""
+        """Raises ConfigError for a flag of LOGITS that the task lacks, LoadError for a model that can't do the task."""
         for flag in LOGITS:
             if getattr(settings, flag) and flag not in self.parameters:
-                raise ConfigError(f"--{flag}: {self.name}{self.instead_of_logits} has no such answers; leave it out")
+                raise ConfigError(f"--{flag}: {self.name} has no such answers; {self.logits_hint}")
         self.settings = settings
 
     @abstractmethod
@@ -208,13 +215,11 @@ class Servable(ABC):
 
         Raises:
             InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another.
+            TooLarge: a parameter is over a limit.
         """
 
     def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
-        """The predictions as one tensor whose first axis is the instances.
-
-        BYTES [instances], JSON text, unless a task has a better form.
-        """
+        """The predictions as one tensor whose first axis is the instances: BYTES [instances], JSON text, by default."""
         return json_tensor(predictions)
 
     @property
@@ -231,59 +236,60 @@ class Task(Servable, Generic[Item, Options, Part]):
     """
 
     outputs: tuple[OutputRole, ...]
-    """The outputs that ``decode`` reads; set by each task when it is made."""
+    """The outputs that ``decode`` reads; each task sets them in its constructor."""
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Options:
-        """As for every task; the methods below take the result."""
+        """Does the same as Servable.options; the methods below take the result."""
 
-    def item(self, instance: Json, where: str, options: Options) -> Item:
-        """Reads one element of the request's instances, by default with ``read_text``.
+    def item(self, instance: Json, path: str, options: Options) -> Item:
+        """Parses one element of the request's instances, by default with ``read_text``.
 
         Args:
-            where: its name in error messages, such as ``instances[3]``.
+            path: the path of the instance for errors, such as ``instances[3]``.
 
         Raises:
             InvalidInput: the instance has another form.
+            TooLarge: a part of the instance is over a limit.
         """
-        return cast(Item, read_text(instance, where))
+        return cast(Item, read_text(instance, path))
 
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
         """The texts of an item: the item itself for most tasks, one per label or document for others."""
         return (cast(TextInput, item),)
 
-    def text_name(self, where: str, number: int) -> str:
-        """The name of an item's text in error messages, by its number in ``texts``."""
-        return where
+    def text_path(self, path: str, index: int) -> str:
+        """The path of the text ``texts[index]`` of the instance at ``path``, for errors."""
+        return path
 
     def tokenization(self, options: Options) -> Tokenization:
-        """How the texts are tokenized."""
+        """The tokenizer's settings for this request."""
         return PLAIN
 
     def overflow(self, options: Options) -> Overflow:
-        """How this request treats a text that is too long."""
+        """Treatment of this request's texts that are too long."""
         return options.overflow
 
-    def check(self, encoding: Encoding, where: str) -> None:
-        """Raises InvalidInput where the task can't be done on these tokens."""
+    def check(self, encoding: Encoding, path: str) -> None:
+        """Raises InvalidInput if the task can't be done on these tokens of the instance at ``path``."""
 
     @abstractmethod
     def answer_size(self, encoding: Encoding, options: Options) -> int:
-        """About how many values this encoding adds to the answer: a measure of the work to make and send it."""
+        """Estimates the number of values that this encoding adds to the answer: the work to build and send it."""
 
     def decode_cost(self, encoding: Encoding, options: Options) -> int:
-        """About how long ``decode`` takes for this encoding, in quarters of a microsecond."""
+        """Estimates the time of ``decode`` for this encoding, in quarters of a microsecond."""
         return self.answer_size(encoding, options)
 
     @abstractmethod
-    def decode(self, item: Item, encoding: Encoding, outputs: Mapping[str, Array], options: Options) -> Part:
+    def decode(self, item: Item, encoding: Encoding, outputs: Outputs, options: Options) -> Part:
         """The part of the answer in one encoding's outputs; it must not keep views of them.
 
         Args:
             item: the instance, from ``item``.
             encoding: one of its texts, or a window of it.
-            outputs: by role name, without batch axis and padding: [tokens, ...] with tokens = len(encoding), or
-                the axes that the role names. Views into a buffer that is gone after this call.
+            outputs: [tokens, ...] with tokens = len(encoding), or the axes that the role names. They are views into a
+                buffer that is freed after this call.
             options: the request's, from ``options``.
 
         Raises:
@@ -291,37 +297,33 @@ class Task(Servable, Generic[Item, Options, Part]):
         """
 
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
-        """One instance's prediction, from its decoded parts: a list per text, with an element per window. By default
+        """One instance's prediction from its decoded parts: a list per text, with an element per window. By default
         the only part of the only text."""
         return parts[0][0]
 
     @staticmethod
-    def padded(encodings: Encodings) -> int:
-        """The tokens of all instances, each padded to the longest one."""
-        lengths = (sum(len(one) for windows in texts for one in windows) for texts in encodings)
+    def padded_tokens(encodings: Encodings) -> int:
+        """Counts the tokens of all instances, each padded to the longest one."""
+        lengths = (sum(len(window) for windows in texts for window in windows) for texts in encodings)
         return len(encodings) * max(lengths, default=0)
 
     def tensor_size(self, encodings: Encodings, options: Options) -> int:
-        """How many values ``tensor`` holds, padding included; 0 where ``answer_size`` says it."""
+        """Counts the values of ``tensor``, padding included; 0 if ``answer_size`` covers them."""
         return 0
 
     def extra_outputs(self, encodings: Encodings, options: Options) -> Sequence[Tensor]:
-        """Output tensors beside the predictions."""
+        """The optional output tensors that the request asks for."""
         return ()
 
     def extra_size(self, encodings: Encodings, options: Options) -> int:
-        """How many values the tensors of ``beside`` hold."""
+        """Counts the values of ``extra_outputs``, padding included."""
         return 0
 
 
-def read_text(instance: Json, where: str) -> str:
-    """The instance itself, or its ``text``.
-
-    Raises:
-        InvalidInput: the instance has another form.
-    """
+def read_text(instance: Json, path: str) -> str:
+    """The instance itself, or its ``text``. Raises InvalidInput for an instance of another form."""
     if isinstance(instance, dict) and instance.keys() == {"text"}:
         instance = instance["text"]
     if not isinstance(instance, str):
-        raise InvalidInput.of(f'{where}: expected a string or {{"text": string}}, got {describe(instance)}')
+        raise InvalidInput(path, 'a string or {"text": string}', describe(instance))
     return instance

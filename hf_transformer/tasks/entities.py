@@ -1,6 +1,6 @@
-"""Tokens' logits to entities, as in transformers' pipelines/token_classification.py (5.23).
+"""Entities from the logits of tokens, as in transformers' pipelines/token_classification.py (5.23).
 
-numpy works on all tokens at once. Python runs over the entities, and over the tokens only for strategies that need
+numpy works on all tokens at once. Python loops over the entities, and over the tokens only for strategies that need
 words (first, average, max). Scores are [labels, tokens]: numpy is several times as fast along the long axis.
 """
 
@@ -24,7 +24,7 @@ STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """The text that offsets point into. An instance in ``words`` has the place of each in ``starts``."""
+    """The text that offsets refer to. For an instance in ``words``, ``starts`` has the offset of each word."""
 
     text: str
     words: Words | None = None
@@ -32,29 +32,29 @@ class Sentence:
 
 
 class Labels:
-    """The classes of a token. ``names`` are "B-PER", ``groups`` the names of the entities made of such tokens, "PER".
+    """The classes of a token: ``names``, such as "B-PER", and ``groups``, the names of their entities, such as "PER".
 
-    ``begins`` [labels] is true for B-; ``tags`` [labels] are numbers, equal where labels may belong to one entity.
+    ``begins`` [labels] is true for B-; ``tags`` [labels] are numbers, equal for labels that may share an entity.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.groups = tuple(name.split("-", 1)[-1] for name in names)
-        # Unlike the entity's name the tag keeps a prefix that is neither B- nor I-.
+        # Unlike the entity's name, the tag keeps a prefix other than B- and I-.
         tags = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
         self.tags = np.array([tags.index(tag) for tag in tags])
         self.begins = np.array([name.startswith("B-") for name in names])
 
     def ignored(self, ignore_labels: Collection[str], strategy: Strategy) -> Array:
-        """Which labels [labels] are left out: by their own names, or by those of their entities."""
+        """The mask [labels] of labels to leave out, by name, or by the entity's name if tokens are grouped."""
         names = self.names if strategy == "none" else self.groups
         return np.array([name in ignore_labels for name in names])
 
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The tokens or words that entities are made of. ``first`` and ``last`` [units] are indices of tokens in the
-    encoding; ``words`` are the words' texts, None for tokens."""
+    """The tokens or words to group into entities. ``first`` and ``last`` [units] are indices of tokens in the encoding;
+    ``words`` are the words' texts, None for tokens."""
 
     labels: Array
     scores: Array
@@ -64,7 +64,10 @@ class _Units:
 
 
 class _Scores:
-    """The best label of each token and its probability, both [tokens], from logits [tokens, labels]."""
+    """The best label of each token and its probability, both [tokens], from logits [tokens, labels].
+
+    Raises PredictorError if the logits are not numbers.
+    """
 
     def __init__(self, logits: Array) -> None:
         columns = np.ascontiguousarray(logits.T, np.float32)
@@ -73,7 +76,7 @@ class _Scores:
         self.best = columns.argmax(axis=0)
         self.exponentials = np.exp(columns - maxima)
         self.sums = self.exponentials.sum(axis=0)
-        # The softmax of the best label is exp(0) over the sum.
+        # The best label's softmax is exp(0) over the sum.
         self.top = 1 / self.sums
 
 
@@ -93,12 +96,12 @@ class _Text:
         if self._word_ids is not None:
             word = self._word_ids[index]
             if word is not None:
-                place = self._starts[word]
-                return place + start, place + end
+                offset = self._starts[word]
+                return offset + start, offset + end
         return start, end
 
     def pieces(self, indices: Sequence[int], vocabulary: TaskTokenizer) -> list[str]:
-        """The tokens as the vocabulary writes them; an unknown one as the text has it."""
+        """The names of tokens in the vocabulary; for an unknown token, its characters in the text."""
         ids, unknown, to_token = self.ids, vocabulary.unk_id, vocabulary.id_to_token
         pieces = []
         for index in indices:
@@ -112,7 +115,7 @@ class _Text:
 
 
 class EntityFinder:
-    """Finds the entities of a text, or of one window of it."""
+    """Finds the entities in a text, or in one window of it."""
 
     def __init__(self, vocabulary: TaskTokenizer, labels: Labels) -> None:
         self._vocabulary = vocabulary
@@ -124,9 +127,9 @@ class EntityFinder:
         """The entities in the order of the text.
 
         Args:
-            encoding: with all details.
-            logits: [tokens, labels].
-            ignored: which labels are left out, [labels].
+            encoding: an encoding with all details.
+            logits: floats [tokens, labels].
+            ignored: the mask of labels to leave out, [labels].
 
         Raises:
             PredictorError: the logits are not numbers.
@@ -159,7 +162,7 @@ class EntityFinder:
         return entities
 
     def _words(self, text: _Text, scores: _Scores, kept: Array, strategy: Strategy) -> _Units:
-        """Makes words of the tokens that are not special, at the places ``kept``."""
+        """Joins the tokens at the indices ``kept``, which are not special, to words."""
         indices = kept.tolist()
         pieces = text.pieces(indices, self._vocabulary)
         starts = self._word_starts(text, indices, pieces)
@@ -171,36 +174,36 @@ class EntityFinder:
         else:
             deciding = kept[starts]
             if strategy == "max":
-                own = scores.top[kept]
-                highest = np.repeat(np.maximum.reduceat(own, starts), ends - starts)
-                # The first of a word's tokens that have its highest score.
-                deciding = np.minimum.reduceat(np.where(own == highest, kept, len(scores.best)), starts)
+                token_scores = scores.top[kept]
+                highest = np.repeat(np.maximum.reduceat(token_scores, starts), ends - starts)
+                # The first token of each word with the word's highest score.
+                deciding = np.minimum.reduceat(np.where(token_scores == highest, kept, len(scores.best)), starts)
             labels, top = scores.best[deciding], scores.top[deciding]
         join = self._vocabulary.join_tokens
         words = [join(pieces[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         return _Units(labels, top, kept[starts], kept[ends - 1], words)
 
     def _word_starts(self, text: _Text, indices: list[int], pieces: Sequence[str]) -> Array:
-        """The tokens that begin a word, by the pipeline's guess; the first one always does.
+        """The positions of tokens that begin a word, by the pipeline's heuristic; the first one always does.
 
-        Where the vocabulary marks the pieces of words (##), a token that is not as long as its text continues a word;
-        otherwise a token with no space before it or at its start does. An unknown token always begins a word.
+        If the vocabulary marks the pieces of words (##), a token shorter or longer than its text continues a word;
+        otherwise a token without a space before it or at its start does. An unknown token always begins a word.
         """
         unknown, marked = self._vocabulary.unk_id, self._vocabulary.marks_subwords
         starts = [0]
-        for number in range(1, len(indices)):
-            index = indices[number]
+        for position in range(1, len(indices)):
+            index = indices[position]
             start, end = text.span(index)
             if marked:
-                inside = len(pieces[number]) != end - start
+                inside = len(pieces[position]) != end - start
             else:
                 inside = start > 0 and " " not in text.characters[start - 1 : start + 1]
             if not inside or text.ids[index] == unknown:
-                starts.append(number)
+                starts.append(position)
         return np.array(starts)
 
     def _groups(self, text: _Text, units: _Units, ignored: Array) -> list[Json]:
-        """Entities: neighbours of one tag, where B- begins another one."""
+        """Groups neighbours of one tag into entities; B- begins a new one."""
         labels = units.labels
         tags = self._labels.tags[labels]
         begins = self._labels.begins[labels]
@@ -209,11 +212,11 @@ class EntityFinder:
         starts = begins.nonzero()[0]
         ends = _ends(starts, len(labels))
         means = np.add.reduceat(units.scores, starts) / (ends - starts)
-        wanted = (~ignored[labels[starts]]).nonzero()[0]
-        firsts, lasts = starts[wanted], ends[wanted] - 1
+        kept = (~ignored[labels[starts]]).nonzero()[0]
+        firsts, lasts = starts[kept], ends[kept] - 1
         rows = zip(
             labels[firsts].tolist(),
-            means[wanted].tolist(),
+            means[kept].tolist(),
             firsts.tolist(),
             lasts.tolist(),
             units.first[firsts].tolist(),
@@ -234,7 +237,8 @@ class EntityFinder:
 
 
 def _ends(starts: Array, length: int) -> Array:
-    """The ends of runs that begin at ``starts`` and cover ``length`` units; np.append is slow."""
+    """The ends of adjacent runs that begin at ``starts`` and cover ``length`` units."""
+    # np.append is slow.
     ends = np.empty_like(starts)
     ends[:-1] = starts[1:]
     ends[-1] = length
@@ -242,12 +246,12 @@ def _ends(starts: Array, length: int) -> Array:
 
 
 def merge_entities(entities: Sequence[Json]) -> list[Json]:
-    """The entities of all windows of a text, each once: of two that overlap the longer, then the likelier.
+    """Removes duplicates of overlapping windows: the longer of two entities stays, then the likelier.
 
     As in the pipeline's aggregate_overlapping_entities, an entity is compared with the last one that stayed.
     """
     merged: list[Json] = []
-    for entity in sorted(entities, key=lambda one: one["start"]):
+    for entity in sorted(entities, key=lambda entity: entity["start"]):
         if merged and merged[-1]["start"] <= entity["start"] < merged[-1]["end"]:
             last = merged[-1]
             lengths = entity["end"] - entity["start"], last["end"] - last["start"]

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings
-from hf_transformer.tasks.parameters import Parameters, read_truncation
-from hf_transformer.tasks.pooling import USUAL_SIZE, hidden_axis, hidden_size, require_finite_vectors
+from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
+from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding
 
-PARAMETERS = ("output_format", "truncation")
 OUTPUT = "last_hidden_state"
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureExtractionOptions:
-    """One request's choices."""
+    """One request's parameters."""
 
     overflow: Overflow
 
@@ -35,36 +34,34 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
     """
 
     name = "feature_extraction"
-    parameters = PARAMETERS
+    parameters = ("output_format", "truncation")
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         axes = (TOKENS, hidden_axis(settings.model_config))
         self.outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
         self._width = hidden_size(settings.model_config)
-        self._size = self._width or USUAL_SIZE
+        self._size = self._width or DEFAULT_HIDDEN_SIZE
 
     def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
-        given = Parameters(parameters, self.parameters)
-        given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
-        return FeatureExtractionOptions(read_truncation(given, self.settings))
+        checked = Parameters(parameters, self.parameters)
+        read_output_format(checked, self.settings)
+        return FeatureExtractionOptions(read_truncation(checked, self.settings))
 
     def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
         return len(encoding) * self._size
 
-    def decode(
-        self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FeatureExtractionOptions
-    ) -> Array:
+    def decode(self, item: str, encoding: Encoding, outputs: Outputs, options: FeatureExtractionOptions) -> Array:
         vectors = np.array(outputs[OUTPUT], np.float32, order="C")
         require_finite_vectors(vectors)
         return vectors[np.newaxis]
 
     def tensor(self, predictions: Sequence[Json], options: FeatureExtractionOptions) -> Tensor:
-        """FP32 [instances, 1, tokens, hidden]; zeros behind the last token of a shorter text."""
-        return ragged_tensor([one[0] for one in predictions], "FP32", 0)
+        """FP32 [instances, 1, tokens, hidden], shorter texts padded with zeros."""
+        return ragged_tensor([vectors for (vectors,) in predictions], "FP32", 0)
 
     def tensor_size(self, encodings: Encodings, options: FeatureExtractionOptions) -> int:
-        return self.padded(encodings) * self._size
+        return self.padded_tokens(encodings) * self._size
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:

@@ -1,4 +1,4 @@
-"""fill_mask: which token belongs where the text says [MASK]."""
+"""fill_mask: the likeliest tokens at each [MASK] of a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tasks.base import TOKENS, Axis, Encodings, OutputRole, Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import LOGITS, TOKENS, Axis, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
@@ -16,17 +16,21 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding
 
-PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
-"""That of transformers' fill-mask pipeline."""
+"""The default of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Words, and characters per word: each may have to be tokenized, which happens on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillMaskOptions:
-    """One request's choices. ``target_ids`` restricts the pipeline format to these tokens, sorted as given. ``exact``:
-    the request has ``top_k`` itself, and fewer tokens won't do."""
+    """One request's parameters.
+
+    Attributes:
+        top_k: answers per mask in the pipeline format.
+        target_ids: the only candidates in the pipeline format, ascending; None for the whole vocabulary.
+        exact: refuses to answer with fewer than ``top_k`` tokens, since the request has the parameter itself.
+    """
 
     form: Form
     top_k: int = DEFAULT_TOP_K
@@ -46,7 +50,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
     """
 
     name = "fill_mask"
-    parameters = PARAMETERS
+    parameters = ("output_format", *LOGITS, "top_k", "targets", "truncation")
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -60,46 +64,46 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         columns = Axis(name="vocabulary", minimum=size, why=f"the tokenizer has {size} tokens")
         declared = settings.model_config.get("vocab_size")
         if isinstance(declared, int) and declared >= size:
-            # Runtimes pad the vocabulary to a multiple of up to 128; more than that is another model.
+            # Runtimes pad the vocabulary to a multiple of up to 128; a larger one is another model's.
             why = f"config.json says vocab_size {declared}"
             columns = Axis(name="vocabulary", minimum=declared, maximum=declared + 127, why=why)
             self._columns = declared
         self.outputs = (OutputRole("logits", (TOKENS, columns)),)
 
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
-        given = Parameters(parameters, self.parameters)
-        form = read_form(given, self.settings, pipeline_only=("top_k", "targets"))
-        overflow, top_k = read_truncation(given, self.settings), given.integer("top_k", DEFAULT_TOP_K, 1)
-        return FillMaskOptions(form, top_k, self._targets(given), overflow, exact="top_k" in parameters)
+        checked = Parameters(parameters, self.parameters)
+        form = read_form(checked, self.settings, pipeline_only=("top_k", "targets"))
+        overflow, top_k = read_truncation(checked, self.settings), checked.integer("top_k", DEFAULT_TOP_K, 1)
+        return FillMaskOptions(form, top_k, self._targets(checked), overflow, exact="top_k" in parameters)
 
-    def _targets(self, given: Parameters) -> Array | None:
+    def _targets(self, parameters: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
-        words = given.strings("targets")
+        words = parameters.strings("targets")
         if words is None:
             return None
         vocabulary = self.settings.vocabulary
-        if len(words) > MAX_TARGETS or max(map(len, words)) > MAX_TARGET_LENGTH:
-            raise TooLarge.of(
-                f"parameters.targets: at most {MAX_TARGETS} words of {MAX_TARGET_LENGTH} characters are taken"
-            )
+        longest = max(map(len, words))
+        if len(words) > MAX_TARGETS or longest > MAX_TARGET_LENGTH:
+            expected = f"at most {MAX_TARGETS} words of {MAX_TARGET_LENGTH} characters"
+            raise TooLarge("parameters.targets", expected, f"{len(words)} words of up to {longest} characters")
         ids: dict[int, None] = {}
-        for word in words:
-            found = vocabulary.token_to_id(word)
-            if found is None:
-                found = vocabulary.first_token_id(word)
-            if found is None:
-                raise InvalidInput.of("parameters.targets: holds a word that the tokenizer gives no token for")
-            ids[found] = None
+        for index, word in enumerate(words):
+            number = vocabulary.token_to_id(word)
+            if number is None:
+                number = vocabulary.first_token_id(word)
+            if number is None:
+                got = f"a word without tokens at index {index}"
+                raise InvalidInput("parameters.targets", "words that the tokenizer has tokens for", got)
+            ids[number] = None
         return np.sort(np.fromiter(ids, np.int64))
 
-    def check(self, encoding: Encoding, where: str) -> None:
-        if self._mask_id not in encoding.ids:
-            if encoding.truncated:
-                raise InvalidInput.of(
-                    f"{where}: no {self._mask_token} among the first {len(encoding)} tokens, "
-                    "which is all that the model takes; shorten the text before it"
-                )
-            raise InvalidInput.of(f"{where}: no {self._mask_token} in the text; fill_mask needs at least one")
+    def check(self, encoding: Encoding, path: str) -> None:
+        if self._mask_id in encoding.ids:
+            return
+        if encoding.truncated:
+            expected = f"{self._mask_token} among the first {len(encoding)} tokens, which are all that the model takes"
+            raise InvalidInput(path, expected, hint="shorten the text before it")
+        raise InvalidInput(path, f"at least one {self._mask_token} in the text", "none")
 
     def answer_size(self, encoding: Encoding, options: FillMaskOptions) -> int:
         masks = encoding.ids.count(self._mask_id)
@@ -111,10 +115,10 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         choices = size if options.target_ids is None else len(options.target_ids)
         return masks * min(options.top_k, choices) * len(encoding)
 
-    def decode(self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
+    def decode(self, item: str, encoding: Encoding, outputs: Outputs, options: FillMaskOptions) -> Json:
         positions = self.mask_positions(encoding)
-        # Columns that the runtime added to round up its matrices are no tokens. These are views: a copy of 100 KB
-        # takes longer than to find the best token.
+        # Columns beyond the vocabulary are the runtime's padding. These are views: a copy of 100 KB takes longer than
+        # the search for the best token.
         logits = [outputs["logits"][position, : self._columns] for position in positions]
         highest = [argmax(row) for row in logits]
         if options.form == "plain":
@@ -123,15 +127,11 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return [_by_token(row.tolist()) for row in logits]
         if options.form == "probabilities":
             return [_by_token([f"{value:.4f}" for value in softmax(row).tolist()]) for row in logits]
-        lists = []
-        for position, row in zip(positions, logits, strict=True):
-            if options.target_ids is None:
-                best = top_k(row, options.top_k)
-            else:
-                best = options.target_ids[top_k(row[options.target_ids], options.top_k)]
-            scores = softmax_at(row, best).tolist()
-            lists.append(self.candidates(encoding, position, best.tolist(), scores, alone=len(positions) == 1))
-        return lists[0] if len(lists) == 1 else lists
+        targets, best = options.target_ids, []
+        for row in logits:
+            indices = top_k(row, options.top_k) if targets is None else targets[top_k(row[targets], options.top_k)]
+            best.append((indices, softmax_at(row, indices)))
+        return self.candidates(encoding, positions, best)
 
     def mask_positions(self, encoding: Encoding) -> list[int]:
         """The indices of the mask tokens."""
@@ -141,7 +141,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         """BYTES [instances]: the text of the best tokens, or JSON text in the pipeline format. Probabilities and logits
         are BYTES [instances, masks, vocabulary], JSON text per token of the vocabulary."""
         if options.form == "plain":
-            return bytes_tensor([one.encode() for one in predictions])
+            return bytes_tensor([text.encode() for text in predictions])
         return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
 
     def tensor_size(self, encodings: Encodings, options: FillMaskOptions) -> int:
@@ -156,28 +156,24 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return super().tensor_specs
         return (TensorSpec(OUTPUT, "BYTES", (FREE, FREE, self._columns or FREE)),)
 
-    def candidates(
-        self, encoding: Encoding, position: int, tokens: Sequence[int], scores: Sequence[float], *, alone: bool
-    ) -> list[Json]:
-        """One mask's best tokens, as transformers' pipelines/fill_mask.py gives them.
+    def candidates(self, encoding: Encoding, positions: Sequence[int], best: Sequence[tuple[Array, Array]]) -> Json:
+        """The answer in the pipeline format, from the tokens [k] and scores [k] of each mask.
 
-        As there, the sequence shows special tokens only if other masks are left in it.
+        As in transformers' pipelines/fill_mask.py, the sequence has special tokens if there are several masks.
         """
-        vocabulary = self.settings.vocabulary
-        answers = []
-        for token, score in zip(tokens, scores, strict=True):
-            ids = list(encoding.ids)
-            ids[position] = token
-            shown = [one for one in ids if one != vocabulary.pad_token_id]
-            answers.append(
-                {
-                    "score": score,
-                    "token": token,
-                    "token_str": vocabulary.decode([token]),
-                    "sequence": vocabulary.decode(shown, skip_special_tokens=alone),
-                }
-            )
-        return answers
+        vocabulary, alone = self.settings.vocabulary, len(positions) == 1
+        lists = []
+        for position, (tokens, scores) in zip(positions, best, strict=True):
+            answers = []
+            for token, score in zip(tokens.tolist(), scores.tolist(), strict=True):
+                ids = list(encoding.ids)
+                ids[position] = token
+                unpadded = [number for number in ids if number != vocabulary.pad_token_id]
+                sequence = vocabulary.decode(unpadded, skip_special_tokens=alone)
+                text = vocabulary.decode([token])
+                answers.append({"score": score, "token": token, "token_str": text, "sequence": sequence})
+            lists.append(answers)
+        return lists[0] if alone else lists
 
 
 def _by_token(values: list[Json]) -> list[Json]:

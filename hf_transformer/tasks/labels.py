@@ -9,7 +9,7 @@ from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types.request import Json
 
 DEFAULT_LABELS = 2
-"""transformers leaves the number of labels out of config.json where it is 2."""
+"""The number of labels that transformers leaves out of config.json."""
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -17,21 +17,21 @@ def read_labels(model_config: Mapping[str, Json]) -> tuple[str, ...]:
     """The labels' names by id, from ``id2label`` (its keys may be strings), else LABEL_0, ... up to ``num_labels``.
 
     Raises:
-        LoadError: one of them has another form.
+        LoadError: the field has another form.
     """
-    named = model_config.get("id2label")
-    if named is None:
+    names_by_id = model_config.get("id2label")
+    if names_by_id is None:
         count = model_config.get("num_labels", DEFAULT_LABELS)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise LoadError("config.json: num_labels is not a whole number of at least 1")
-        return tuple(f"LABEL_{number}" for number in range(count))
+        return tuple(f"LABEL_{index}" for index in range(count))
     try:
-        names = {int(key): str(name) for key, name in named.items()}
+        names = {int(key): str(name) for key, name in names_by_id.items()}
     except (AttributeError, TypeError, ValueError):
         raise LoadError("config.json: id2label is not an object from whole numbers to names") from None
     if not names or sorted(names) != list(range(len(names))):
         raise LoadError("config.json: id2label does not name the labels 0, 1, ... without gaps")
-    return tuple(names[number] for number in range(len(names)))
+    return tuple(names[index] for index in range(len(names)))
 
 
 def labels_axis(count: int) -> Axis:
@@ -46,12 +46,9 @@ def text_logits(count: int) -> OutputRole:
 
 
 def read_problem_type(model_config: Mapping[str, Json]) -> str | None:
-    """config.json's ``problem_type``, one of PROBLEM_TYPES, or None.
-
-    Raises:
-        LoadError: it is something else.
-    """
-    found = model_config.get("problem_type")
-    if found is not None and found not in PROBLEM_TYPES:
-        raise LoadError(f"config.json: problem_type is {str(found)[:60]!r}, expected one of {', '.join(PROBLEM_TYPES)}")
-    return found
+    """config.json's ``problem_type``, one of PROBLEM_TYPES, or None. Raises LoadError for any other value."""
+    problem = model_config.get("problem_type")
+    if problem is not None and problem not in PROBLEM_TYPES:
+        expected = ", ".join(PROBLEM_TYPES)
+        raise LoadError(f"config.json: problem_type is {str(problem)[:60]!r}, expected one of {expected}")
+    return problem

@@ -9,8 +9,8 @@ import numpy as np
 from hf_transformer.errors import PredictorError
 from hf_transformer.types.tensors import Array
 
-BLOCKS, MANY = 64, 4096
-"""The number of blocks in ``top_k``, and the scores from which on it uses them."""
+BLOCKS, MIN_BLOCKED_SCORES = 64, 4096
+"""The number of blocks in ``top_k``, and the number of scores from which blocks pay."""
 
 
 def softmax(logits: Array) -> Array:
@@ -30,7 +30,7 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    """1 / (1 + exp(-x)) of each element, written so that exp can't overflow.
+    """1 / (1 + exp(-x)) of each element, in a form whose exp can't overflow.
 
     Args:
         logits: floats of any precision and shape.
@@ -40,8 +40,8 @@ def sigmoid(logits: Array) -> Array:
     """
     values = logits.astype(np.float32)
     small = np.exp(-np.abs(values))
-    chances: Array = np.where(values >= 0, np.float32(1), small) / (1 + small)
-    return chances
+    probabilities: Array = np.where(values >= 0, np.float32(1), small) / (1 + small)
+    return probabilities
 
 
 def softmax_at(logits: Array, indices: Array) -> Array:
@@ -49,21 +49,21 @@ def softmax_at(logits: Array, indices: Array) -> Array:
     shifted = logits.astype(np.float32)
     shifted -= shifted.max()
     np.exp(shifted, out=shifted)
-    found: Array = shifted[indices] / shifted.sum()
-    return found
+    probabilities: Array = shifted[indices] / shifted.sum()
+    return probabilities
 
 
 def top_k(scores: Array, k: int) -> Array:
     """Indices of the ``k`` highest of ``scores`` [N], the highest first; all of them if k is larger than N.
 
-    Of equal scores the one with the lower index comes first.
+    Equal scores come in the order of their indices.
     """
     size = scores.shape[-1]
     if k >= size:
         return np.argsort(-scores, kind="stable")
-    if k <= BLOCKS // 2 and size >= MANY:
-        # The k highest maxima of blocks are k of the scores, so the k highest scores are none below them. This is ten
-        # times as fast as to partition the scores.
+    if k <= BLOCKS // 2 and size >= MIN_BLOCKED_SCORES:
+        # Ten times as fast as partitioning all scores. The k highest maxima of blocks are scores themselves, so no
+        # score below them is among the k highest.
         maxima = scores[: size - size % BLOCKS].reshape(BLOCKS, -1).max(axis=1)
         least = np.partition(maxima, -k)[-k]
     else:
@@ -73,10 +73,10 @@ def top_k(scores: Array, k: int) -> Array:
 
 
 def require_numbers(logits: Array) -> None:
-    """Raises PredictorError where a row of ``logits`` [R, N] has NaN or +inf, or nothing but -inf.
+    """Raises PredictorError if a row of ``logits`` [R, N] has NaN or +inf, or only -inf.
 
-    argmax takes such an element for the best class, and softmax makes the whole row NaN. A single -inf is a legitimate
-    logit: that of a banned token.
+    argmax takes such an element for the best class, and softmax turns the whole row into NaN. A single -inf is
+    legitimate: the logit of a banned token.
     """
     require_finite(logits.max(axis=-1))
 
@@ -84,10 +84,9 @@ def require_numbers(logits: Array) -> None:
 def argmax(logits: Array) -> int:
     """The index of the highest of ``logits`` [N], the first of equal ones.
 
-    Raises:
-        PredictorError: as ``require_numbers``, without another pass. numpy's argmax takes a NaN for the highest, and
-            the highest is infinite where one is +inf, or all are -inf.
+    Raises PredictorError in the cases of ``require_numbers``.
     """
+    # No second pass: numpy's argmax treats NaN as the highest, and +inf or only -inf make the highest infinite.
     index = int(logits.argmax())
     if not isfinite(logits[index]):
         require_finite(logits[index])
@@ -95,6 +94,6 @@ def argmax(logits: Array) -> int:
 
 
 def require_finite(maxima: Array) -> None:
-    """``require_numbers`` for the maxima [R] of rows: a maximum is NaN if one element is."""
+    """Does the work of ``require_numbers`` for the maxima [R] of rows; the maximum of a row with NaN is NaN."""
     if not np.isfinite(maxima).all():
         raise PredictorError("the model answered with logits that are not finite numbers (NaN or infinite)")

@@ -1,4 +1,4 @@
-"""Pooling: the vectors of tokens become one vector of a text. All arithmetic is in float32.
+"""Pooling of the token vectors of a text to one vector. All arithmetic is in float32.
 
 Source of the formulas: sentence-transformers, sentence_transformer/modules/pooling.py and base/modules/normalize.py.
 """
@@ -14,17 +14,16 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import Axis
 from hf_transformer.types.tensors import Array
 
-WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
+HIDDEN_SIZE_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 """Keys of config.json for the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""
-
-USUAL_SIZE = 1024
-"""Components of a vector where config.json does not say; an estimate that only limits use."""
+DEFAULT_HIDDEN_SIZE = 1024
+"""Estimated components of a vector if config.json has no size; it only affects limits."""
 
 
 def hidden_size(model_config: Mapping[str, Any]) -> int | None:
     """The size of a token's vector in config.json, None without one."""
-    found = (model_config.get(name) for name in WIDTHS)
-    return next((size for size in found if isinstance(size, int) and size > 0), None)
+    sizes = (model_config.get(key) for key in HIDDEN_SIZE_KEYS)
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
 
 def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
@@ -37,15 +36,15 @@ def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
 
 
 def pool(rows: Array, modes: Sequence[str], skip: int = 0) -> Array:
-    """One vector out of a text's token vectors.
+    """Pools a text's token vectors to one vector.
 
     Args:
-        rows: [tokens, hidden], floats of any precision, special tokens included and padding left out.
-        modes: names in POOLING, at least one; the results of several are joined in this order.
-        skip: leading tokens (a prompt's) to leave out; fewer than there are.
+        rows: [tokens, hidden], floats of any precision, with special tokens and without padding.
+        modes: names in POOLING, at least one; the results are concatenated in this order.
+        skip: number of leading tokens (a prompt's) to leave out, less than ``tokens``.
 
     Returns:
-        float32 [modes * hidden], an array of its own.
+        float32 [modes * hidden], a new array.
     """
     rows = rows.astype(np.float32, copy=False)
     return np.concatenate([POOLING[mode](rows, skip) for mode in modes])
@@ -58,7 +57,7 @@ def unit(vector: Array) -> Array:
 
 
 def require_finite_vectors(vectors: Array) -> None:
-    """Raises PredictorError where a component is NaN or infinite."""
+    """Raises PredictorError if a component is NaN or infinite."""
     if not np.isfinite(vectors).all():
         raise PredictorError("the model answered with a vector that has NaN or infinite components")
 
@@ -74,7 +73,7 @@ def _mean_sqrt_len(rows: Array, skip: int) -> Array:
 
 
 def _weighted_mean(rows: Array, skip: int) -> Array:
-    # Tokens after a prompt keep their own positions as weights.
+    # The weights are positions in the whole text, prompt included.
     weights = np.arange(skip + 1, len(rows) + 1, dtype=np.float32)
     mean: Array = (rows[skip:] * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
     return mean

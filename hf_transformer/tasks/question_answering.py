@@ -1,7 +1,7 @@
-"""question_answering: which words of a context answer a question.
+"""question_answering: the words of a context that answer a question.
 
-Spans are found as in pipelines/question_answering.py of transformers 4.57, except that only spans of the allowed length
-are computed: [longest, tokens] products in place of [tokens, tokens].
+The search is that of pipelines/question_answering.py in transformers 4.57, but computes only spans of the allowed
+length: [longest, tokens] products in place of [tokens, tokens].
 """
 
 from __future__ import annotations
@@ -12,39 +12,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, describe
-from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import TOKENS, OutputRole, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
-from hf_transformer.tasks.parameters import Parameters, read_output_format
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
-PARAMETERS = (
-    "output_format",
-    "top_k",
-    "max_answer_len",
-    "handle_impossible_answer",
-    "align_to_words",
-    "max_seq_len",
-    "doc_stride",
-    "stride",
-    "max_question_len",
-    "truncation",
-)
 MAX_SEQ_LEN, MAX_ANSWER_LEN, MAX_QUESTION_LEN = 384, 15, 64
 """Tokens; the defaults of transformers' pipeline."""
-VALUES = 4
-"""Of one answer: score, start, end and the text."""
-CANDIDATE_COST = 10
-"""Of one answer, in units of Task.decode_cost; about two spans are candidates for it."""
+ANSWER_VALUES = 4
+"""Values of one answer: score, start, end and the text."""
+ANSWER_COST = 10
+"""Cost of one answer, in units of Task.decode_cost; about two spans are candidates for it."""
 FIELDS = ("question", "context")
 NO_SPAN_KEY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One instance."""
+    """One instance: a question and its context."""
 
     question: str
     context: str
@@ -52,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnsweringOptions:
-    """One request's choices; lengths are in tokens. ``doc_stride`` None: half of the window, 128 at most."""
+    """One request's parameters; lengths are in tokens. ``doc_stride`` None means half of the window, at most 128."""
 
     top_k: int
     max_answer_len: int
@@ -64,7 +52,7 @@ class QuestionAnsweringOptions:
 
     @property
     def candidates(self) -> int:
-        """Spans that are taken from a window; aligned to words, some of them become one."""
+        """The number of spans to take from a window. Alignment to words merges some of them."""
         return self.top_k * 2 + 10 if self.align_to_words else self.top_k
 
 
@@ -89,15 +77,19 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     """Reads ``start_logits`` and ``end_logits`` [tokens] at the tokens of the context.
 
     The answer of an instance is that of the pipeline, in both output formats, since KServe has no such task: {score,
-    start, end, answer}, with characters of the client's context. It is a list of these, the best first, where ``top_k``
-    asks for several and there are several. Scores of the same text add up, so one may be above 1.
+    start, end, answer}, with offsets in characters of the client's context. If ``top_k`` asks for several and there are
+    several, it is a list of these, the best first. Scores of the same text add up, so a score may be above 1.
 
     As in the pipeline the question comes first, or second if the tokenizer pads on the left. In the second case the
-    pipeline takes tokens of the question for answers (a slip of operator precedence in its mask); this does not.
+    pipeline also takes tokens of the question for answers (a slip of operator precedence in its mask); this task does
+    not.
     """
 
     name = "question_answering"
-    parameters = PARAMETERS
+    parameters = (
+        *("output_format", "top_k", "max_answer_len", "handle_impossible_answer", "align_to_words"),
+        *("max_seq_len", "doc_stride", "stride", "max_question_len", "truncation"),
+    )
     fields = (Field("question"), Field("context"))
     has_windows = True
 
@@ -105,67 +97,55 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         super().__init__(settings)
         self._question_first = settings.vocabulary.padding_side != "left"
         self._cls_id = settings.vocabulary.cls_id
-        # The last two are the names that exporters and Triton's PyTorch backend give to outputs without any.
+        # The last two are default names, of exporters and of Triton's PyTorch backend.
         self.outputs = (
             OutputRole("start_logits", (TOKENS,), ("start", "output_0", "OUTPUT__0")),
             OutputRole("end_logits", (TOKENS,), ("end", "output_1", "OUTPUT__1")),
         )
 
     def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
-        given = Parameters(parameters, self.parameters)
-        read_output_format(given, self.settings)
-        # The pipeline has this parameter too, and with a fast tokenizer never looks at it.
-        given.integer("max_question_len", MAX_QUESTION_LEN, 1)
-        overflow = self._overflow(given)
+        checked = Parameters(parameters, self.parameters)
+        read_output_format(checked, self.settings)
+        # The pipeline has this parameter too, and ignores it with a fast tokenizer.
+        checked.integer("max_question_len", MAX_QUESTION_LEN, 1)
+        # Windows are the pipeline's default.
+        overflow = read_overflow(checked, "error" if self.settings.on_overflow == "error" else "window")
         longest = self.settings.max_length
-        usual = min(longest, MAX_SEQ_LEN) if overflow == "window" else longest
-        max_seq_len = given.integer("max_seq_len", usual, 1)
+        max_seq_len = checked.integer("max_seq_len", min(longest, MAX_SEQ_LEN) if overflow == "window" else longest, 1)
         if max_seq_len > longest:
-            raise InvalidInput.of(
-                f"parameters.max_seq_len: {max_seq_len} is too large, the model takes {longest} tokens"
-            )
+            expected = f"at most {longest}, the model's length in tokens"
+            raise InvalidInput("parameters.max_seq_len", expected, str(max_seq_len))
         return QuestionAnsweringOptions(
-            top_k=given.integer("top_k", 1, 1),
-            max_answer_len=given.integer("max_answer_len", MAX_ANSWER_LEN, 1),
-            handle_impossible_answer=given.flag("handle_impossible_answer", False),
-            align_to_words=given.flag("align_to_words", True),
+            top_k=checked.integer("top_k", 1, 1),
+            max_answer_len=checked.integer("max_answer_len", MAX_ANSWER_LEN, 1),
+            handle_impossible_answer=checked.flag("handle_impossible_answer", False),
+            align_to_words=checked.flag("align_to_words", True),
             max_seq_len=max_seq_len,
-            doc_stride=self._stride(given, max_seq_len, overflow),
+            doc_stride=self._stride(checked, max_seq_len, overflow),
             overflow=overflow,
         )
 
-    def _overflow(self, given: Parameters) -> Overflow:
-        """Windows, as in the pipeline, unless the service refuses long texts or the request has ``truncation``."""
-        if "truncation" in given:
-            return "truncate" if given.flag("truncation", True) else "error"
-        return "error" if self.settings.on_overflow == "error" else "window"
-
-    def _stride(self, given: Parameters, max_seq_len: int, overflow: Overflow) -> int | None:
-        if "doc_stride" in given and "stride" in given:
-            raise InvalidInput.of("parameters.stride: another name of doc_stride, give one of them")
-        name = "stride" if "stride" in given else "doc_stride"
-        if name not in given:
+    def _stride(self, parameters: Parameters, max_seq_len: int, overflow: Overflow) -> int | None:
+        name = parameters.one_of("doc_stride", "stride")
+        if name is None:
             stride = self.settings.stride
         elif overflow == "window":
-            stride = given.integer(name, 0, 0)
+            stride = parameters.integer(name, 0, 0)
         else:
-            raise InvalidInput.of(
-                f"parameters.{name}: only windows have one, and with truncation or --on_overflow=error there are none"
-            )
+            hint = "leave truncation out, and start the service without --on_overflow=error"
+            raise InvalidInput(f"parameters.{name}", "no value without windows", hint=hint)
         if overflow == "window" and stride is not None and stride > max_seq_len:
-            raise InvalidInput.of(f"parameters.{name}: {stride} is larger than max_seq_len, {max_seq_len}")
+            expected = f"at most max_seq_len, {max_seq_len}"
+            raise InvalidInput(f"parameters.{name or 'doc_stride'}", expected, str(stride))
         return stride
 
-    def item(self, instance: Json, where: str, options: QuestionAnsweringOptions) -> Question:
+    def item(self, instance: Json, path: str, options: QuestionAnsweringOptions) -> Question:
         if not isinstance(instance, dict) or instance.keys() != set(FIELDS):
-            raise InvalidInput.of(
-                f'{where}: expected {{"question": string, "context": string}}, got {describe(instance)}'
-            )
+            raise InvalidInput(path, '{"question": string, "context": string}', describe(instance))
         for name in FIELDS:
-            if not isinstance(instance[name], str):
-                raise InvalidInput.of(f"{where}.{name}: expected a string, got {describe(instance[name])}")
-            if not instance[name]:
-                raise InvalidInput.of(f"{where}.{name}: is empty")
+            if not isinstance(instance[name], str) or not instance[name]:
+                got = "an empty one" if instance[name] == "" else describe(instance[name])
+                raise InvalidInput(f"{path}.{name}", "a string", got)
         return Question(instance["question"], instance["context"])
 
     def texts(self, item: Question, options: QuestionAnsweringOptions) -> Sequence[TextInput]:
@@ -183,18 +163,18 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         )
 
     def answer_size(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        return VALUES * self._answers(encoding, options)
+        return ANSWER_VALUES * self._answers(encoding, options)
 
     def decode_cost(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        """The tokens of the window, and the candidates whose characters are found."""
-        return len(encoding) + CANDIDATE_COST * self._answers(encoding, options)
+        """Counts the tokens of the window, and the candidates to map to characters."""
+        return len(encoding) + ANSWER_COST * self._answers(encoding, options)
 
     def _answers(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        """Answers at most: no more than there are spans."""
+        """The maximum number of answers, at most one per span."""
         return min(options.top_k, len(encoding) * min(options.max_answer_len, len(encoding)))
 
     def decode(
-        self, item: Question, encoding: Encoding, outputs: Mapping[str, Array], options: QuestionAnsweringOptions
+        self, item: Question, encoding: Encoding, outputs: Outputs, options: QuestionAnsweringOptions
     ) -> WindowSpans:
         context = self._context(encoding)
         cls, allowed = self._allowed(encoding, context)
@@ -203,41 +183,41 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         if cls is not None:
             null_score = float(starts[cls] * ends[cls])
             starts[cls] = ends[cls] = 0
-        found = best_spans(starts, ends, options.candidates, options.max_answer_len)
-        characters = Characters(encoding, context, whole_words=options.align_to_words)
+        firsts, lasts, scores = best_spans(starts, ends, options.candidates, options.max_answer_len)
+        mapper = SpanMapper(encoding, context, whole_words=options.align_to_words)
         spans: dict[str, AnswerSpan] = {}
-        for first, last, score in zip(*(each.tolist() for each in found), strict=True):
-            place = characters.span(first, last)
-            if place is not None:
-                _add(spans, item.context[place[0] : place[1]].lower(), AnswerSpan(score, *place))
-        if len(found[0]) < options.candidates or not spans:
-            # The pipeline fills up with empty spans of score 0, such as that from [CLS] to [CLS].
+        for first, last, score in zip(firsts.tolist(), lasts.tolist(), scores.tolist(), strict=True):
+            span = mapper.span(first, last)
+            if span is not None:
+                _add(spans, item.context[span[0] : span[1]].lower(), AnswerSpan(score, *span))
+        if len(firsts) < options.candidates or not spans:
+            # The pipeline fills up with empty spans of score 0, such as [CLS] to [CLS].
             _add(spans, NO_SPAN_KEY, AnswerSpan(0.0, 0, 0))
         return WindowSpans(spans, null_score)
 
     def _context(self, encoding: Encoding) -> slice:
-        """The tokens of the context, which are neighbours."""
+        """The range of the context's tokens."""
         sides = encoding.sequence_ids or []
         side = 1 if self._question_first else 0
         start = sides.index(side) if side in sides else 0
         return slice(start, start + sides.count(side))
 
     def _allowed(self, encoding: Encoding, context: slice) -> tuple[int | None, list[slice]]:
-        """The tokenizer's own [CLS], which stands for "no answer", and all tokens that can be in an answer.
+        """The index of the tokenizer's [CLS], which means "no answer", and the ranges of tokens allowed in an answer.
 
-        As in the pipeline these are the context's and every [CLS], also one in the client's question.
+        As in the pipeline the context's tokens are allowed and every [CLS], even one in the client's question.
         """
         cls_id = self._cls_id
         if cls_id is None:
             return None, [context]
-        own, allowed, start = None, [context], 0
+        special, allowed, start = None, [context], 0
         for _ in range(encoding.ids.count(cls_id)):
             index = encoding.ids.index(cls_id, start)
             start = index + 1
             allowed.append(slice(index, start))
-            if own is None and encoding.sequence_ids and encoding.sequence_ids[index] is None:
-                own = index
-        return own, allowed
+            if special is None and encoding.sequence_ids and encoding.sequence_ids[index] is None:
+                special = index
+        return special, allowed
 
     def answer(self, item: Question, parts: Sequence[Sequence[WindowSpans]], options: QuestionAnsweringOptions) -> Json:
         windows = parts[0]
@@ -257,7 +237,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
 
 
 def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
-    """Adds a span, or its score to that of a span with the same text."""
+    """Adds a span; if there is one with the same text, adds up their scores."""
     known = spans.get(text)
     if known is None:
         spans[text] = AnswerSpan(span.score, span.start, span.end)
@@ -266,12 +246,12 @@ def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
 
 
 def probabilities(start_logits: Array, end_logits: Array, allowed: Sequence[slice]) -> Array:
-    """The probabilities of each token to be the first one of the answer, and the last one.
+    """The probabilities of each token to be the answer's first and last token.
 
     Args:
         start_logits: floats [tokens].
         end_logits: floats [tokens].
-        allowed: the tokens that can be; the softmax leaves the others out.
+        allowed: ranges of the tokens to include in the softmax.
 
     Returns:
         float32 [2, tokens], 0 for tokens that are not allowed.
@@ -295,36 +275,36 @@ def best_spans(starts: Array, ends: Array, count: int, longest: int) -> tuple[Ar
     Args:
         starts: float32 probabilities [tokens].
         ends: float32 probabilities [tokens].
-        count: at most so many spans.
-        longest: tokens of the longest span.
+        count: maximum number of spans.
+        longest: maximum tokens of a span.
 
     Returns:
-        first tokens, last tokens and scores, the best span first; no span of score 0.
+        first tokens, last tokens and scores [spans], the best span first, without spans of score 0.
     """
     tokens = len(starts)
     width = min(longest, tokens)
     padded = np.zeros(tokens + width - 1, np.float32)
     padded[:tokens] = ends
-    # Column f of this view is ends[f], ends[f + 1], ...; it needs no copy.
+    # Column f of this view, which needs no copy, is ends[f], ends[f + 1], ...
     last = np.ndarray((width, tokens), np.float32, padded, strides=(padded.itemsize, padded.itemsize))
     scores = starts * last
-    # The best ``count`` spans begin at ``count`` tokens at most: those with the best spans of their own.
+    # The best ``count`` spans begin at most at ``count`` tokens: those whose best spans are highest.
     begins = np.sort(top_k(scores.max(axis=0), count))
     among = scores[:, begins].T.ravel()
     best = top_k(among, count)
     best = best[among[best] > 0]
-    row, beyond = np.divmod(best, width)
+    row, length = np.divmod(best, width)
     first = begins[row]
-    return first, first + beyond, among[best]
+    return first, first + length, among[best]
 
 
-class Characters:
-    """The places of one window's tokens in the context.
+class SpanMapper:
+    """Maps one window's spans of tokens to characters of the context.
 
     Args:
         encoding: the window, with details.
-        context: its tokens of the context.
-        whole_words: whether a span is extended to whole words, as far as they are in the window.
+        context: the range of the context's tokens.
+        whole_words: whether to extend a span to whole words, as far as the window has them.
     """
 
     def __init__(self, encoding: Encoding, context: slice, *, whole_words: bool) -> None:
@@ -334,40 +314,40 @@ class Characters:
         self._words: dict[int, tuple[int, int] | None] = {}
 
     def span(self, first: int, last: int) -> tuple[int, int] | None:
-        """The characters from one token to another; None if they are not in the context."""
-        found = self._word(first), self._word(last)
-        if found[0] is not None and found[1] is not None:
-            start, end = found[0][0], found[1][1]
+        """The start and end, in characters, of a span of tokens; None if it is not in the context."""
+        first_word, last_word = self._word(first), self._word(last)
+        if first_word is not None and last_word is not None:
+            start, end = first_word[0], last_word[1]
         elif first >= self._context.start and last < self._context.stop:
-            # For tokenizers without words, and tokens outside of words.
+            # Tokenizers without words, and tokens outside of words.
             start, end = self._offsets[first][0], self._offsets[last][1]
         else:
             return None
         return (start, end) if start <= end else None
 
     def _word(self, token: int) -> tuple[int, int] | None:
-        """The characters of the context's word that has the number of the token's word.
+        """The start and end of the context's word with the id of the token's word.
 
-        A [CLS] in the client's question has the number of a word of the question. As in the pipeline, it stands for the
-        context's word of that number.
+        A [CLS] in the client's question has the id of a word of the question. As in the pipeline, it stands for the
+        context's word with that id.
         """
-        number = self._word_ids[token] if self._word_ids else None
-        if number is None:
+        word_id = self._word_ids[token] if self._word_ids else None
+        if word_id is None:
             return None
-        if number not in self._words:
-            self._words[number] = self._find(number, token)
-        return self._words[number]
+        if word_id not in self._words:
+            self._words[word_id] = self._find(word_id, token)
+        return self._words[word_id]
 
-    def _find(self, number: int, token: int) -> tuple[int, int] | None:
+    def _find(self, word_id: int, token: int) -> tuple[int, int] | None:
         words, lowest, end = self._word_ids, self._context.start, self._context.stop
         if not lowest <= token < end:
             try:
-                token = words.index(number, lowest, end)
+                token = words.index(word_id, lowest, end)
             except ValueError:
                 return None
         first = last = token
-        while first > lowest and words[first - 1] == number:
+        while first > lowest and words[first - 1] == word_id:
             first -= 1
-        while last + 1 < end and words[last + 1] == number:
+        while last + 1 < end and words[last + 1] == word_id:
             last += 1
         return self._offsets[first][0], self._offsets[last][1]

@@ -20,7 +20,7 @@ FREE = -1
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One part of an instance: a string, or with ``many`` a list of strings.
+    """One part of an instance: a string, or a list of strings if ``many``.
 
     As a tensor it is BYTES [instances, 1] or [instances], or [instances, strings], under its name or one of
     ``other_names``.
@@ -33,8 +33,8 @@ class Field:
 
     @property
     def spec(self) -> TensorSpec:
-        """The tensor that holds it. The second axis is there for clients that take the first one for the batch and
-        have to send something of a known shape for each instance."""
+        """The tensor of this field. Its second axis serves clients that take the first one for the batch axis and need
+        a known shape per instance."""
         return TensorSpec(self.name, "BYTES", (FREE, FREE if self.many else 1), self.optional)
 
 
@@ -45,75 +45,71 @@ TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "tex
 def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]) -> list[Json]:
     """The instances in a request's input tensors.
 
-    An input with one row, or a list without the axis of instances, holds for all instances. An instance with nothing
-    but the first field is the string itself, any other an object with a key per field. The only input may have any
-    name if one field is required.
+    An input with one row, or a list without the axis of instances, holds for all instances. An instance with only the
+    first field is the string itself, any other an object with a key per field. If one field is required and the request
+    has one input, the input may have any name.
 
     Raises:
-        InvalidInput: an input is unknown, missing, not BYTES, or of a shape that does not fit.
+        InvalidInput: an input is unknown, missing, not BYTES, or of a wrong shape.
     """
     columns: dict[str, list[Json]] = {}
     required = [field for field in fields if not field.optional]
     only = required[0] if len(required) == 1 and len(inputs) == 1 else None
-    for name, tensor in inputs.items():
-        field = _find(name, fields, only if isinstance(tensor, Texts) else None)
+    for index, (name, tensor) in enumerate(inputs.items()):
+        field = _find(name, fields) or (only if isinstance(tensor, Texts) else None)
+        if field is None:
+            raise InvalidInput(f"inputs[{index}].name", f"one of {_names(fields)}", repr(name[:100]))
         if field.name in columns:
-            raise InvalidInput.of(f"inputs: {field.name!r} comes twice, once as {name!r}")
-        columns[field.name] = _read_column(tensor, field)
+            raise InvalidInput(f"inputs[{index}].name", f"one input for {field.name!r}", f"another one, {name!r}")
+        columns[field.name] = _read_column(tensor, field, index)
     for field in required:
         if field.name not in columns:
-            given = ", ".join(map(repr, inputs)) or "none"
-            raise InvalidInput.of(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
+            got = ", ".join(map(repr, inputs)) or "none"
+            raise InvalidInput("inputs", _names(fields), got, f"{field.name!r} is missing")
     first = fields[0]
     if len(columns) == 1 and first.name in columns and not first.many:
         return columns[first.name]
     rows = max(map(len, columns.values()), default=0)
-    for name, column in columns.items():
+    for index, (name, column) in enumerate(columns.items()):
         if len(column) not in (1, rows):
-            raise InvalidInput.of(f"inputs: {name!r} has {len(column)} rows where another input has {rows}")
+            expected = f"1 row of {name!r}, or {rows} as in another input"
+            raise InvalidInput(f"inputs[{index}].shape", expected, str(len(column)))
     whole = {name: column * rows if len(column) == 1 else column for name, column in columns.items()}
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
 
-def _find(name: str, fields: Sequence[Field], otherwise: Field | None) -> Field:
-    """The field of this name, or ``otherwise``."""
+def _find(name: str, fields: Sequence[Field]) -> Field | None:
     for field in fields:
         if name == field.name or name in field.other_names:
             return field
-    if otherwise is not None:
-        return otherwise
-    raise InvalidInput.of(f"inputs: {name[:100]!r} is unknown, expected {_expected(fields)}")
+    return None
 
 
-def _expected(fields: Sequence[Field]) -> str:
+def _names(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name!r} (optional)" if field.optional else repr(field.name) for field in fields)
 
 
-def _read_column(tensor: Tensor | Texts, field: Field) -> list[Json]:
-    """One field of all instances: strings, or lists of strings."""
+def _read_column(tensor: Tensor | Texts, field: Field, index: int) -> list[Json]:
+    """One field of all instances: strings, or lists of strings. ``index`` is the position of the input, for errors."""
     if not isinstance(tensor, Texts):
-        raise InvalidInput.of(f"inputs: {tensor.name!r} is {tensor.datatype}, expected BYTES (text in UTF-8)")
+        expected = f"BYTES (text in UTF-8) for {tensor.name!r}"
+        raise InvalidInput(f"inputs[{index}].datatype", expected, tensor.datatype)
     shape, texts = tensor.shape, tensor.texts
-    if field.many:
-        if len(shape) == 1:
-            return [texts]
-        if len(shape) != 2:
-            raise _wrong_shape(tensor, "[instances, strings], or [strings] for all instances")
+    if field.many and len(shape) == 1:
+        return [texts]
+    if field.many and len(shape) == 2:
         rows, strings = shape
         return [texts[row * strings : (row + 1) * strings] for row in range(rows)]
     # Triton's models with a batch axis have texts of shape [instances, 1].
-    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
-        raise _wrong_shape(tensor, "[instances] or [instances, 1]")
-    return texts
-
-
-def _wrong_shape(tensor: Texts, expected: str) -> InvalidInput:
-    return InvalidInput.of(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
+    if not field.many and (len(shape) < 2 or (len(shape) == 2 and shape[1] == 1)):
+        return texts
+    expected = "[instances, strings] or [strings]" if field.many else "[instances] or [instances, 1]"
+    raise InvalidInput(f"inputs[{index}].shape", f"{expected} for {tensor.name!r}", str(list(shape)))
 
 
 def json_tensor(predictions: Sequence[Json]) -> Tensor:
     """``output-0`` BYTES [instances], each prediction as JSON text."""
-    return bytes_tensor([orjson.dumps(one, option=orjson.OPT_SERIALIZE_NUMPY) for one in predictions])
+    return bytes_tensor([orjson.dumps(prediction, option=orjson.OPT_SERIALIZE_NUMPY) for prediction in predictions])
 
 
 def bytes_tensor(elements: Sequence[bytes]) -> Tensor:
@@ -123,28 +119,28 @@ def bytes_tensor(elements: Sequence[bytes]) -> Tensor:
     return Tensor(OUTPUT, "BYTES", data)
 
 
-def ragged_tensor(rows: Sequence[Array], datatype: str, filling: float) -> Tensor:
-    """``output-0`` of arrays [tokens, ...] of different lengths: [instances, 1, tokens, ...], the rest is ``filling``.
+def ragged_tensor(rows: Sequence[Array], datatype: str, padding: float) -> Tensor:
+    """``output-0`` [instances, 1, tokens, ...] of arrays [tokens, ...], shorter ones padded with ``padding``.
 
     The second axis has one element, as in KServe's token classification.
     """
     longest = max(map(len, rows))
-    data = np.full((len(rows), 1, longest, *rows[0].shape[1:]), filling, rows[0].dtype)
-    for place, row in zip(data, rows, strict=True):
-        place[0, : len(row)] = row
+    data = np.full((len(rows), 1, longest, *rows[0].shape[1:]), padding, rows[0].dtype)
+    for padded, row in zip(data, rows, strict=True):
+        padded[0, : len(row)] = row
     return Tensor(OUTPUT, datatype, data)
 
 
 def ragged_json_tensor(predictions: Sequence[Sequence[Json]]) -> Tensor:
-    """``output-0`` of a list of values, or of lists of equal length, for each instance, as KServe has them.
+    """``output-0`` of one list of values per instance, or of lists of equal length, as in KServe.
 
-    BYTES [instances, values] or [instances, values, columns]: each element as JSON text, ``null`` behind the last one
-    of a shorter list.
+    BYTES [instances, values] or [instances, values, columns]: each element as JSON text. Shorter lists are padded with
+    ``null``.
     """
     first = predictions[0][0]
     columns = (len(first),) if isinstance(first, list) else ()
     data = np.full((len(predictions), max(map(len, predictions)), *columns), b"null", np.object_)
-    for place, values in zip(data, predictions, strict=True):
-        for number, value in enumerate(values):
-            place[number] = [orjson.dumps(one) for one in value] if columns else orjson.dumps(value)
+    for padded, values in zip(data, predictions, strict=True):
+        for index, value in enumerate(values):
+            padded[index] = [orjson.dumps(element) for element in value] if columns else orjson.dumps(value)
     return Tensor(OUTPUT, "BYTES", data)

@@ -1,4 +1,4 @@
-"""token_classification: what each token is, or which entities the text names (NER)."""
+"""token_classification: a label per token, or the named entities of a text (NER)."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from typing import cast
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, describe
-from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Overflow, Task, TaskSettings, read_text
+from hf_transformer.tasks.base import (
+    LOGITS,
+    TOKENS,
+    Encodings,
+    OutputRole,
+    Outputs,
+    Overflow,
+    Task,
+    TaskSettings,
+    read_text,
+)
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
-from hf_transformer.tasks.parameters import Form, Parameters, read_form
+from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_overflow
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_json_tensor, ragged_tensor
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
-PARAMETERS = (
-    "output_format",
-    "return_probabilities",
-    "return_raw_logits",
-    "return_offsets_mapping",
-    *PIPELINE_PARAMETERS,
-    "truncation",
-    "stride",
-)
 IGNORED_LABELS = ("O",)
-"""The default of transformers' pipeline."""
+"""The default of transformers' pipeline for this task."""
 ENTITY_VALUES = 6
-"""Of a token in the pipeline format: entity, score, index, word, start and end."""
+"""Values of a token in the pipeline format: entity, score, index, word, start and end."""
 WORD_COST = 5
-"""Of a token in units of decode_cost, for strategies that choose a label per word."""
+"""Cost of a token, in units of decode_cost, for strategies that choose a label per word."""
 NO_LABEL = -100
-"""In a tensor of labels where there is no token: the "ignore index" of transformers and torch."""
+"""Padding of a tensor of labels: the "ignore index" of transformers and torch."""
 MAX_DELIMITER_LENGTH = 20
-"""In characters; a delimiter stands behind every word."""
+"""Characters; the delimiter repeats after every word."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenClassificationOptions:
-    """One request's choices.
+    """One request's parameters.
 
-    ``ignored`` [labels] are left out of the pipeline format. Neighbouring windows share ``stride`` tokens.
+    ``ignored`` [labels] masks labels that the pipeline format leaves out. Neighbouring windows share ``stride`` tokens.
     """
 
     form: Form
@@ -65,11 +66,11 @@ class TokenClassificationOptions:
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """The place of a window in its text.
+    """The position of a window in its text.
 
     Attributes:
-        length: in tokens.
-        before, after: special tokens around those of the text.
+        length: number of tokens.
+        before, after: number of special tokens before and after those of the text.
         begins: the word (0 for a text that is not in words) and the character of the window's first token.
     """
 
@@ -83,8 +84,8 @@ class WindowShape:
         """The shape of an encoding that has all details."""
         special = encoding.special_mask or []
         length = len(encoding)
-        before = next((place for place, one in enumerate(special) if not one), length)
-        after = next((place for place, one in enumerate(reversed(special)) if not one), 0)
+        before = special.index(0) if 0 in special else length
+        after = special[::-1].index(0) if 0 in special else 0
         if before == length or encoding.offsets is None:
             return cls(length, length, 0, (0, 0))
         word = encoding.word_ids[before] if encoding.word_ids is not None else None
@@ -93,7 +94,7 @@ class WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class WindowAnswer:
-    """The values of one window's tokens, or its entities. ``shape`` is None in a request without windows."""
+    """The values of one window's tokens, or its entities; ``shape`` is None in a request without windows."""
 
     values: list[Json]
     shape: WindowShape | None
@@ -103,7 +104,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     """Reads ``logits`` [tokens, labels].
 
     Answers per instance of S tokens, special ones included, and L labels:
-        plain           [[3, 0, ...]], the best label's index for each token, in one more list, as KServe does
+        plain           [[3, 0, ...]], the best label's index per token, in an outer list, as in KServe
         probabilities   S objects of L {"<index>": probability, 4 decimals}
         raw_logits      S objects of L {"<index>": logit}
         pipeline        {entity, score, index, word, start, end} per token, or with an aggregation strategy
@@ -112,7 +113,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
 
     name = "token_classification"
     other_names = ("ner",)
-    parameters = PARAMETERS
+    parameters = (
+        *("output_format", *LOGITS, "return_offsets_mapping"),
+        *(*PIPELINE_PARAMETERS, "truncation", "stride"),
+    )
     switched_on_by = MappingProxyType({"offset_mapping": "return_offsets_mapping"})
     has_windows = True
 
@@ -121,48 +125,34 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         names = read_labels(settings.model_config)
         self._labels = Labels(names)
         self._finder = EntityFinder(settings.vocabulary, self._labels)
-        self._columns = tuple(str(number) for number in range(len(names)))
+        self._columns = tuple(map(str, range(len(names))))
         self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
         self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
-        given, settings = Parameters(parameters, self.parameters), self.settings
-        form = read_form(given, settings, PIPELINE_PARAMETERS)
-        overflow, stride = self._overflow(given)
-        chosen = given.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES)
-        strategy = cast(Strategy, chosen)
-        ignore = given.strings("ignore_labels", empty=True)
+        checked, settings = Parameters(parameters, self.parameters), self.settings
+        form = read_form(checked, settings, PIPELINE_PARAMETERS)
+        if "stride" in checked and "truncation" in checked:
+            expected = "stride, which asks for windows, or truncation"
+            raise InvalidInput("parameters.stride", expected, "both")
+        strategy = cast(Strategy, checked.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES))
+        ignore = checked.strings("ignore_labels", empty=True)
         return TokenClassificationOptions(
             form=form,
-            overflow=overflow,
-            stride=stride,
-            offsets=given.flag("return_offsets_mapping", settings.return_offsets_mapping),
+            overflow=read_overflow(checked, "window" if "stride" in checked else settings.on_overflow),
+            stride=checked.integer("stride", settings.window_stride, 0),
+            offsets=checked.flag("return_offsets_mapping", settings.return_offsets_mapping),
             strategy=strategy,
             ignored=self._ignored[strategy] if ignore is None else self._labels.ignored(set(ignore), strategy),
-            delimiter=_read_delimiter(given),
+            delimiter=_read_delimiter(checked),
         )
 
-    def _overflow(self, given: Parameters) -> tuple[Overflow, int]:
-        """How a long text is treated, and the stride of its windows."""
-        settings = self.settings
-        default = settings.max_length // 4 if settings.stride is None else settings.stride
-        if "truncation" not in given:
-            overflow = "window" if "stride" in given else settings.on_overflow
-            return overflow, given.integer("stride", default, 0)
-        if "stride" in given:
-            raise InvalidInput.of(
-                "parameters.stride: a text that is read in windows is not truncated, leave out truncation"
-            )
-        return "truncate" if given.flag("truncation", True) else "error", default
-
-    def item(self, instance: Json, where: str, options: TokenClassificationOptions) -> Sentence:
-        words = _read_words(instance, where)
+    def item(self, instance: Json, path: str, options: TokenClassificationOptions) -> Sentence:
+        words = _read_words(instance, path)
         if words is None:
             if options.delimiter is not None:
-                raise InvalidInput.of(
-                    f"parameters.delimiter: joins the words of an instance, and {where} is not in words"
-                )
-            return Sentence(read_text(instance, where))
+                raise InvalidInput("parameters.delimiter", "instances in words, which it joins", f"a text at {path}")
+            return Sentence(read_text(instance, path))
         delimiter = " " if options.delimiter is None else options.delimiter
         starts = [0, *accumulate(len(word) + len(delimiter) for word in words)]
         return Sentence(delimiter.join(words), Words(tuple(words)), starts)
@@ -178,31 +168,30 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         if options.form in ("probabilities", "raw_logits"):
             return len(encoding) * len(self._columns)
-        # Where no label is left out every token has an object; else most have none.
+        # Every token has an object if no label is left out; otherwise most have none.
         everything = options.form == "pipeline" and not options.ignored.any()
         return len(encoding) * (ENTITY_VALUES if everything else 1)
 
     def decode_cost(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
-        """More than ``answer_size`` for strategies that put words together."""
+        """Exceeds ``answer_size`` for strategies that join words."""
         size = self.answer_size(encoding, options)
         by_word = options.form == "pipeline" and options.strategy not in ("none", "simple")
         return max(size, len(encoding) * WORD_COST) if by_word else size
 
     def extra_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
-        """Numbers in ``offset_mapping`` at most, padding included; windows share tokens, which are given once."""
-        if not options.offsets:
-            return 0
-        return self.padded(encodings) * 2
+        """Counts the numbers in ``offset_mapping``, padding included. It counts tokens that windows share more than
+        once, although the tensor has them once."""
+        return self.padded_tokens(encodings) * 2 if options.offsets else 0
 
     def decode(
-        self, item: Sentence, encoding: Encoding, outputs: Mapping[str, Array], options: TokenClassificationOptions
+        self, item: Sentence, encoding: Encoding, outputs: Outputs, options: TokenClassificationOptions
     ) -> WindowAnswer:
         logits = outputs["logits"]
         shape = WindowShape.of(encoding) if options.windows else None
         if options.form == "pipeline":
-            found = self._finder.find(item, encoding, logits, options.strategy, options.ignored)
-            return WindowAnswer(found, shape)
-        # Maxima along the longer axis are several times as fast to find.
+            entities = self._finder.find(item, encoding, logits, options.strategy, options.ignored)
+            return WindowAnswer(entities, shape)
+        # Maxima along the longer axis are several times as fast.
         require_finite(np.ascontiguousarray(logits.T).max(axis=0))
         if options.form == "plain":
             return WindowAnswer(logits.argmax(axis=-1).tolist(), shape)
@@ -224,16 +213,16 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return [values] if options.form == "plain" else values
 
     def tensor(self, predictions: Sequence[Json], options: TokenClassificationOptions) -> Tensor:
-        """INT64 [instances, 1, tokens], NO_LABEL behind the last token of a shorter text. Probabilities and logits are
-        BYTES [instances, tokens], JSON text per token. The pipeline format is BYTES [instances]."""
+        """INT64 [instances, 1, tokens], shorter texts padded with NO_LABEL. Probabilities and logits are BYTES
+        [instances, tokens], JSON text per token. The pipeline format is BYTES [instances]."""
         if options.form == "plain":
-            return ragged_tensor([np.array(one[0], np.int64) for one in predictions], "INT64", NO_LABEL)
+            return ragged_tensor([np.array(labels, np.int64) for (labels,) in predictions], "INT64", NO_LABEL)
         return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
 
     def tensor_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
         if options.form == "pipeline":
             return 0
-        return self.padded(encodings) * (1 if options.form == "plain" else len(self._columns))
+        return self.padded_tokens(encodings) * (1 if options.form == "plain" else len(self._columns))
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
@@ -244,89 +233,85 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
     def extra_outputs(self, encodings: Encodings, options: TokenClassificationOptions) -> Sequence[Tensor]:
-        """``offset_mapping`` INT64 [B, S, 2]: start and end of each token, (0, 0) for special tokens and padding."""
+        """``offset_mapping`` INT64 [instances, tokens, 2]: start and end of each token, (0, 0) for special tokens and
+        padding."""
         if not options.offsets:
             return ()
         rows = [_offsets(texts[0], options.stride) for texts in encodings]
         data = np.zeros((len(rows), max(map(len, rows)), 2), np.int64)
-        for place, row in zip(data, rows, strict=True):
-            place[: len(row)] = row
+        for padded, row in zip(data, rows, strict=True):
+            padded[: len(row)] = row
         return (Tensor("offset_mapping", "INT64", data),)
 
 
-def _read_delimiter(given: Parameters) -> str | None:
-    found = given.strings("delimiter")
-    if found is None:
+def _read_delimiter(parameters: Parameters) -> str | None:
+    delimiters = parameters.strings("delimiter")
+    if delimiters is None:
         return None
-    if len(found) > 1 or len(found[0]) > MAX_DELIMITER_LENGTH:
-        raise InvalidInput.of(f"parameters.delimiter: expected a string of at most {MAX_DELIMITER_LENGTH} characters")
-    return found[0]
+    if len(delimiters) > 1 or len(delimiters[0]) > MAX_DELIMITER_LENGTH:
+        raise InvalidInput("parameters.delimiter", f"a string of at most {MAX_DELIMITER_LENGTH} characters")
+    return delimiters[0]
 
 
-def _read_words(instance: Json, where: str) -> list[str] | None:
-    """The words of an instance, None for one that is a text.
-
-    Raises:
-        InvalidInput: its words are something else, or there are none.
-    """
+def _read_words(instance: Json, path: str) -> list[str] | None:
+    """The words of an instance, None for a text. Raises InvalidInput for anything but one or more strings."""
     if isinstance(instance, dict) and len(instance) == 1 and (name := next(iter(instance))) in ("tokens", "words"):
-        words, where = instance[name], f"{where}.{name}"
+        words, path = instance[name], f"{path}.{name}"
     elif isinstance(instance, str | dict):
         return None
     elif isinstance(instance, list):
         words = instance
     else:
-        raise InvalidInput.of(
-            f'{where}: expected a string, {{"text": string}} or a list of words, got {describe(instance)}'
-        )
+        raise InvalidInput(path, 'a string, {"text": string} or a list of words', describe(instance))
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        shown = "other things in it" if isinstance(words, list) else describe(words)
-        raise InvalidInput.of(f"{where}: expected a list of words (strings), got {shown}")
+        got = "one with other elements" if isinstance(words, list) else describe(words)
+        raise InvalidInput(path, "a list of words (strings)", got)
     if not words:
-        raise InvalidInput.of(f"{where}: expected at least one word, got an empty list")
+        raise InvalidInput(path, "at least one word", "an empty list")
     return words
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPart:
-    """The tokens ``begin`` to ``end`` of a window, by its number; in the whole text they begin at ``place``."""
+    """The tokens ``begin`` to ``end`` of the window with index ``window``; ``start`` is the first one's index in the
+    whole text."""
 
     window: int
     begin: int
     end: int
-    place: int
+    start: int
 
 
 def window_parts(windows: Sequence[WindowShape], stride: int) -> list[WindowPart]:
-    """The tokens of the whole text, each from the window that shows more around it, in the order of the text.
+    """Splits the whole text between its windows: each token comes from the window with more context around it.
 
-    Of the ``stride`` tokens that neighbours share, the first half is taken from the window before, the second from the
-    one after. Special tokens are those before the first window and after the last.
+    Of the ``stride`` tokens that neighbours share, the first half comes from the window before, the second from the
+    window after. Special tokens come from the start of the first window and the end of the last.
     """
     order = list(range(len(windows)))
-    if windows[0].begins > windows[-1].begins:  # a tokenizer that cuts on the left gives the end of the text first
+    if windows[0].begins > windows[-1].begins:  # a tokenizer that truncates on the left returns the last window first
         order.reverse()
     parts: list[WindowPart] = []
-    place = 0
-    for number, window in enumerate(order):
+    start = 0
+    for position, window in enumerate(order):
         shape = windows[window]
-        begin = shape.before + (stride + 1) // 2 if number else 0
-        end = shape.length - (shape.after + stride // 2 if number < len(order) - 1 else 0)
-        parts.append(WindowPart(window, begin, end, place))
-        place += end - begin
+        begin = shape.before + (stride + 1) // 2 if position else 0
+        end = shape.length - (shape.after + stride // 2 if position < len(order) - 1 else 0)
+        parts.append(WindowPart(window, begin, end, start))
+        start += end - begin
     return parts
 
 
 def _merge_tokens(windows: Sequence[WindowAnswer], options: TokenClassificationOptions) -> list[Json]:
-    """A value for each token of the whole text; an entity of one token gets its index there."""
+    """The values of the whole text's tokens; the index of a token's entity becomes its index in the whole text."""
     values: list[Json] = []
     for part in window_parts([window.shape for window in windows if window.shape is not None], options.stride):
-        mine = windows[part.window].values
+        window_values = windows[part.window].values
         if options.form == "pipeline":
-            inside = [entity for entity in mine if part.begin <= entity["index"] < part.end]
-            values += [entity | {"index": entity["index"] - part.begin + part.place} for entity in inside]
+            inside = [entity for entity in window_values if part.begin <= entity["index"] < part.end]
+            values += [entity | {"index": entity["index"] - part.begin + part.start} for entity in inside]
         else:
-            values += mine[part.begin : part.end]
+            values += window_values[part.begin : part.end]
     return values
 
 

@@ -1,4 +1,4 @@
-"""zero_shot_classification: which of a request's own labels fit a text, by a model trained on entailment."""
+"""zero_shot_classification: scores of a request's own labels for a text, by a model trained on entailment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
-from hf_transformer.tasks.base import Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
@@ -18,22 +18,21 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
-PARAMETERS = ("output_format", "candidate_labels", "hypothesis_template", "multi_label", "truncation")
 DEFAULT_TEMPLATE = "This example is {}."
-"""That of transformers' pipeline."""
+"""The default of transformers' pipeline for this task."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
-"""Labels of an instance, and characters of a hypothesis, in which a label can stand several times."""
-EXPECTED = 'expected a string or {"sequence": string, "candidate_labels": list of strings}'
+"""Labels per instance, and characters per hypothesis, which may repeat its label."""
+INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
-HYPOTHESES_WHOLE = Tokenization(only_first=True)
-"""Only the sequence is cut, so that no label is lost."""
+TRUNCATE_SEQUENCE = Tokenization(only_first=True)
+"""Truncates the sequence alone, so that no label is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroShotOptions:
-    """One request's choices.
+    """One request's parameters.
 
-    A hypothesis is the label between the pieces of ``template``. ``labels`` are for instances without their own.
+    A hypothesis is the label between the pieces of ``template``. ``labels`` serve instances without their own.
     """
 
     labels: tuple[str, ...] | None
@@ -59,7 +58,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """
 
     name = "zero_shot_classification"
-    parameters = PARAMETERS
+    parameters = ("output_format", "candidate_labels", "hypothesis_template", "multi_label", "truncation")
     fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -76,56 +75,52 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
-        given = Parameters(parameters, self.parameters)
-        read_output_format(given, self.settings)
-        template = given.string("hypothesis_template")
-        labels = parameters.get("candidate_labels")
+        checked = Parameters(parameters, self.parameters)
+        read_output_format(checked, self.settings)
+        template = checked.string("hypothesis_template")
+        labels = checked.get("candidate_labels")
         return ZeroShotOptions(
-            labels=None if labels is None else read_labels_given(labels, "parameters"),
+            labels=None if labels is None else read_candidate_labels(labels, "parameters"),
             template=split_template(DEFAULT_TEMPLATE if template is None else template),
-            multi_label=given.flag("multi_label", False),
-            overflow=read_truncation(given, self.settings),
+            multi_label=checked.flag("multi_label", False),
+            overflow=read_truncation(checked, self.settings),
         )
 
-    def item(self, instance: Json, where: str, options: ZeroShotOptions) -> ZeroShotItem:
+    def item(self, instance: Json, path: str, options: ZeroShotOptions) -> ZeroShotItem:
         sequence, labels = instance, options.labels
         if isinstance(instance, dict):
             names = [name for name in SEQUENCE_NAMES if name in instance]
             if len(names) != 1 or not instance.keys() <= {names[0], "candidate_labels"}:
-                raise InvalidInput.of(f"{where}: {EXPECTED}, got {describe(instance)}")
+                raise InvalidInput(path, INSTANCE, describe(instance))
             sequence = instance[names[0]]
             if not isinstance(sequence, str):
-                one_each = "; send an instance for each" if isinstance(sequence, list) else ""
-                raise InvalidInput.of(f"{where}.{names[0]}: expected a string, got {describe(sequence)}{one_each}")
+                hint = "send an instance for each text" if isinstance(sequence, list) else ""
+                raise InvalidInput(f"{path}.{names[0]}", "a string", describe(sequence), hint)
             if instance.get("candidate_labels") is not None:
-                labels = read_labels_given(instance["candidate_labels"], where)
+                labels = read_candidate_labels(instance["candidate_labels"], path)
         elif not isinstance(instance, str):
-            raise InvalidInput.of(f"{where}: {EXPECTED}, got {describe(instance)}")
+            raise InvalidInput(path, INSTANCE, describe(instance))
         if not sequence:
-            raise InvalidInput.of(f"{where}: the text is empty")
+            raise InvalidInput(path, "a text", "an empty one")
         if labels is None:
-            raise InvalidInput.of(f"{where}: no candidate_labels, neither here nor in parameters")
+            raise InvalidInput(path, "candidate_labels in the instance or in parameters", "none")
+        length = sum(map(len, options.template)) + max(map(len, labels)) * (len(options.template) - 1)
+        if length > MAX_HYPOTHESIS_LENGTH:
+            owner = "parameters" if labels is options.labels else path
+            expected = f"labels that give a hypothesis of at most {MAX_HYPOTHESIS_LENGTH} characters"
+            raise TooLarge(f"{owner}.candidate_labels", expected, f"one of {length}")
         return ZeroShotItem(sequence, labels)
 
     def texts(self, item: ZeroShotItem, options: ZeroShotOptions) -> Sequence[TextInput]:
-        longest = max(map(len, item.labels))
-        length = sum(map(len, options.template)) + longest * (len(options.template) - 1)
-        if length > MAX_HYPOTHESIS_LENGTH:
-            raise TooLarge.of(
-                f"candidate_labels: with hypothesis_template one makes {length} characters, at most "
-                f"{MAX_HYPOTHESIS_LENGTH} are taken"
-            )
         return [(item.sequence, label.join(options.template)) for label in item.labels]
 
     def tokenization(self, options: ZeroShotOptions) -> Tokenization:
-        return HYPOTHESES_WHOLE
+        return TRUNCATE_SEQUENCE
 
     def answer_size(self, encoding: Encoding, options: ZeroShotOptions) -> int:
         return 2
 
-    def decode(
-        self, item: ZeroShotItem, encoding: Encoding, outputs: Mapping[str, Array], options: ZeroShotOptions
-    ) -> Array:
+    def decode(self, item: ZeroShotItem, encoding: Encoding, outputs: Outputs, options: ZeroShotOptions) -> Array:
         """The logits of contradiction and entailment, float32 [2]."""
         logits = outputs["logits"][self._columns].astype(np.float32)
         require_numbers(logits[:, np.newaxis])
@@ -147,68 +142,68 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
 
 
 def entailment_id(model_config: Mapping[str, Json]) -> int:
-    """The number of the label whose name starts with "entail", in ``label2id``, else ``id2label``.
+    """The id of the label whose name starts with "entail", in ``label2id``, else ``id2label``.
 
     Raises:
-        LoadError: there is none.
+        LoadError: no label does.
     """
     ids = model_config.get("label2id")
     if not isinstance(ids, dict):
-        ids = {name: number for number, name in enumerate(read_labels(model_config))}
-    for name, number in ids.items():
-        if name.lower().startswith("entail") and isinstance(number, int):
-            return number
+        ids = {name: index for index, name in enumerate(read_labels(model_config))}
+    for name, index in ids.items():
+        if name.lower().startswith("entail") and isinstance(index, int):
+            return index
     raise LoadError(
         "zero_shot_classification needs a model trained on entailment: none of the labels in config.json (label2id) "
         f"starts with 'entail': {', '.join(map(str, ids))[:200]}"
     )
 
 
-def read_labels_given(given: Json, where: str) -> tuple[str, ...]:
-    """A list of labels, or a string of them with commas between, which are stripped then.
+def read_candidate_labels(value: Json, owner: str) -> tuple[str, ...]:
+    """A list of labels, or a string with commas between labels, whose surrounding spaces are stripped.
+
+    Args:
+        owner: the path of the object with the field, for errors: ``parameters`` or an instance.
 
     Raises:
-        InvalidInput: it is something else, or has no label.
-        TooLarge: there are too many.
+        InvalidInput: the value has another form, or no label.
+        TooLarge: there are more than MAX_LABELS.
     """
-    if isinstance(given, str):
-        given = [label.strip() for label in given.split(",") if label.strip()]
-    if not isinstance(given, list) or not given:
-        found = describe(given) if given != [] else "none"
-        raise InvalidInput.of(
-            f"{where}.candidate_labels: expected labels, in a list or with commas between, got {found}"
-        )
-    if len(given) > MAX_LABELS:
-        raise TooLarge.of(f"{where}.candidate_labels: {len(given)} labels, at most {MAX_LABELS} are taken")
-    for index, label in enumerate(given):
+    if isinstance(value, str):
+        value = [label.strip() for label in value.split(",") if label.strip()]
+    if not isinstance(value, list) or not value:
+        got = describe(value) if value != [] else "none"
+        raise InvalidInput(f"{owner}.candidate_labels", "labels, in a list or separated by commas", got)
+    if len(value) > MAX_LABELS:
+        raise TooLarge(f"{owner}.candidate_labels", f"at most {MAX_LABELS} labels", str(len(value)))
+    for index, label in enumerate(value):
         if not isinstance(label, str):
-            raise InvalidInput.of(f"{where}.candidate_labels[{index}]: expected a string, got {describe(label)}")
-    return tuple(given)
+            raise InvalidInput(f"{owner}.candidate_labels[{index}]", "a string", describe(label))
+    return tuple(value)
 
 
 def split_template(template: str) -> tuple[str, ...]:
-    """The pieces of a template between the places of the label: ``label.join(pieces)`` is a hypothesis.
+    """The pieces of a template around its label: ``label.join(pieces)`` is a hypothesis.
 
-    A place is {}, or any number of {0}; {{ and }} stand for braces. With the attributes and widths of str.format a
-    client could read or fill the memory.
+    {}, or any number of {0}, stands for the label; {{ and }} for braces. str.format's attributes and widths are
+    refused: a client could read or fill the memory with them.
 
     Raises:
-        InvalidInput: the template has no place for the label, or says something else in braces.
+        InvalidInput: the template has no label, or other text in braces.
     """
-    wrong = InvalidInput.of(
-        'parameters.hypothesis_template: expected a text with {} where the label goes, such as "This example is {}."'
-    )
-    pieces, places = [""], []
+    expected = 'a text with {} for the label, such as "This example is {}."'
+    wrong = InvalidInput("parameters.hypothesis_template", expected)
+    pieces, fields = [""], set()
     try:
         for literal, field, layout, conversion in string.Formatter().parse(template):
             pieces[-1] += literal
             if field is not None:
                 if layout or conversion:
                     raise wrong
-                places.append(field)
+                fields.add(field)
                 pieces.append("")
     except ValueError:
         raise wrong from None
-    if places != [""] and (not places or set(places) != {"0"}):
+    if fields != {"0"} and (fields != {""} or len(pieces) != 2):
         raise wrong
     return tuple(pieces)

@@ -278,7 +278,7 @@ async def test_return_full_text_excludes_the_prompt() -> None:
         ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: "),
         ({"stream": 1}, "parameters.stream: expected true or false, got a number"),
         ({"stream": True, "top_k": "x"}, "parameters.top_k: expected"),
-        ({"temperature": True}, "parameters.temperature: expected a number, got a boolean"),
+        ({"temperature": True}, "parameters.temperature: expected a number from 0 to 100, got a boolean"),
         ({"top_k": -2}, "parameters.top_k: "),
     ],
     ids=str,

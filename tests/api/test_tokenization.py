@@ -48,7 +48,7 @@ def rendered(tokenizer: Tokenizer, texts: Sequence[PreparedText]) -> Any:
         ({"text": 1}, {}, r"instances\[1\]\.text: expected a string, got a number"),
         ("a", {"add_special_tokens": 1}, r"parameters\.add_special_tokens: expected true or false, got a number"),
         ("a", {"return_tokens": "no"}, r"parameters\.return_tokens: expected true or false, got a string"),
-        ("a", {"prompt": "a"}, r"parameters\.prompt: unknown"),
+        ("a", {"prompt": "a"}, r"parameters\.prompt: expected one of add_special_tokens"),
     ],
 )
 def test_invalid_tokenize_requests_name_the_field(
@@ -62,10 +62,10 @@ def test_invalid_tokenize_requests_name_the_field(
     ("instance", "says"),
     [
         ({"ids": [2]}, r"instances\[3\]: .* the keys ids"),
-        ([2, 3, -1], r"instances\[3\]: token 2 is -1, expected 0 to \d+"),
-        ([2, 10**30], r"instances\[3\]: token 1 is 10+, expected 0 to \d+"),
-        ([True], r"instances\[3\]: token 0 is a boolean"),
-        ([2, 3.0], r"instances\[3\]: token 1 is a number, expected a whole number"),
+        ([2, 3, -1], r"instances\[3\]: expected token ids from 0 to \d+, got -1 at index 2"),
+        ([2, 10**30], r"instances\[3\]: expected token ids from 0 to \d+, got 10+ at index 1"),
+        ([True], r"instances\[3\]: .*got a boolean at index 0"),
+        ([2, 3.0], r"instances\[3\]: .*got a number at index 1"),
     ],
 )
 def test_invalid_ids_are_named(tokenizer: Tokenizer, instance: Any, says: str) -> None:

@@ -1,4 +1,4 @@
-"""What is given but not known, has no effect, or contradicts something else."""
+"""Flags and variables that are unknown, without effect, or in contradiction to others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hf_transformer.config.options import IGNORED, Config
 from tests.configuring import config, error, example, notes, parse
 
 
-def test_the_arguments_that_kserve_appends() -> None:
+def test_the_arguments_that_kserve_appends_are_known() -> None:
     appended = "--model_name bert --predictor_host bert-predictor.default --http_port 8080 --workers 3"
-    parsed, said = parse(*appended.split())
-    assert said == []
+    parsed, logged = parse(*appended.split())
+    assert logged == []
     assert (parsed.model_name, parsed.predictor_host) == ("bert", "bert-predictor.default")
     assert (parsed.http_port, parsed.workers, parsed.predictor_port) == (8080, 3, None)
 
@@ -38,13 +38,13 @@ def test_the_arguments_that_kserve_appends() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_what_is_not_known_is_ignored_with_a_note(argv: list[str], note: str) -> None:
-    parsed, said = parse("--workers=2", *argv)
-    assert said == [note]
+def test_unknown_arguments_are_ignored_with_a_note(argv: list[str], note: str) -> None:
+    parsed, logged = parse("--workers=2", *argv)
+    assert logged == [note]
     assert parsed == config("--workers=2")
 
 
-def test_notes_name_what_is_unknown_once_and_no_value() -> None:
+def test_a_note_names_an_unknown_flag_once_and_never_its_value() -> None:
     assert notes("--api-token", "hunter2", "--api-token=hunter2") == [notes("--api-token", "hunter2")[0]]
     assert "hunter2" not in notes("--api-token", "hunter2")[0]
     assert notes(HF_TRANSFORMER_HTP_PORT="1", HTP_PORT="1") == [
@@ -52,7 +52,7 @@ def test_notes_name_what_is_unknown_once_and_no_value() -> None:
     ]
 
 
-def test_service_links_of_kubernetes_do_no_harm() -> None:
+def test_service_links_of_kubernetes_are_ignored() -> None:
     links = {
         "HF_TRANSFORMER_SERVICE_HOST": "10.0.0.1",
         "HF_TRANSFORMER_SERVICE_PORT": "80",
@@ -61,48 +61,54 @@ def test_service_links_of_kubernetes_do_no_harm() -> None:
     }
     assert parse(HTTP_PORT="tcp://10.0.0.1:80", **links) == parse()
     for name in ("PREDICTOR_PORT", "HF_TRANSFORMER_HTTP_PORT"):
-        parsed, said = parse(**{name: "tcp://10.0.0.1:80"})
+        parsed, logged = parse(**{name: "tcp://10.0.0.1:80"})
         assert parsed == config()
-        assert said == [f"{name} is ignored: it is a service link of Kubernetes, not a port"]
+        assert logged == [f"{name} is ignored: it is a service link of Kubernetes, not a port"]
 
 
 @pytest.mark.parametrize("option", IGNORED, ids=lambda option: option.name)
 def test_flags_without_effect_are_accepted_and_mentioned_once(option: Option) -> None:
     text = example(option)[0]
     expected = f"{option.flag} has no effect "
-    parsed, said = parse(option.flag, text, f"{option.flag}={text}")
+    parsed, logged = parse(option.flag, text, f"{option.flag}={text}")
     assert parsed == config()
-    assert len(said) == 1 and said[0].startswith(expected)
+    assert len(logged) == 1 and logged[0].startswith(expected)
     name = option.all_variables[-1].name
     assert [note.split(" has")[0] for note in notes(**{name: text})] == [name]
 
 
-def test_old_names() -> None:
-    parsed, said = parse("--max_length", "128", "--protocol=grpc-v2")
+def test_old_names_of_flags_still_work() -> None:
+    parsed, logged = parse("--max_length", "128", "--protocol=grpc-v2")
     assert (parsed.max_model_len, parsed.predictor_protocol) == (128, "grpc-v2")
-    assert said == [
+    assert logged == [
         "--max_length is deprecated: use --max_model_len",
         "--protocol is deprecated: use --predictor_protocol",
     ]
     parsed = config(MAX_LENGTH="100")
     assert (parsed.max_model_len, parsed.generation_max_length) == (None, 100), "the variable is about generation"
+
+
+def test_errors_name_the_flag_or_variable_as_the_user_wrote_it() -> None:
     for flag in ("--predictor_protocol", "--protocol"):
         assert error(f"{flag}=v1") == f"{flag}: expected v2 or grpc-v2 (Triton has no v1), got 'v1'"
     assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2 or grpc-v2")
-    assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2"), "a scheme is none"
+    assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2")
 
 
-def test_which_of_two_wins() -> None:
-    parsed, said = parse("--model_dir=/models", "--model_id=bert-base-uncased")
-    assert (parsed.model_id, said) == ("bert-base-uncased", ["--model_dir is ignored: --model_id is given"])
+def test_of_two_contradicting_settings_one_wins() -> None:
+    parsed, logged = parse("--model_dir=/models", "--model_id=bert-base-uncased")
+    assert (parsed.model_id, logged) == ("bert-base-uncased", ["--model_dir is ignored: --model_id is given"])
     assert config("--enable_log_requests").enable_log_requests
-    parsed, said = parse("--enable_log_requests", "--disable_log_requests")
+    parsed, logged = parse("--enable_log_requests", "--disable_log_requests")
     assert not parsed.enable_log_requests
-    assert said == ["--enable_log_requests is ignored: --disable_log_requests is given"]
+    assert logged == ["--enable_log_requests is ignored: --disable_log_requests is given"]
     assert config("--model_revision=a").tokenizer_revision == "a"
     assert config("--model_revision=a", "--tokenizer_revision=b").tokenizer_revision == "b"
     assert config("--tokenizer_revision=b").model_revision is None
-    assert config(KSERVE_OPENAI_ROUTE_PREFIX="").openai_route_prefix == "", "only this one may be empty"
+
+
+def test_only_the_route_prefix_may_be_empty() -> None:
+    assert config(KSERVE_OPENAI_ROUTE_PREFIX="").openai_route_prefix == ""
     assert config("--openai_route_prefix=", KSERVE_OPENAI_ROUTE_PREFIX="x").openai_route_prefix == ""
     assert error("--model_id=") == "--model_id: expected a text, got ''"
 
@@ -111,7 +117,7 @@ def test_which_of_two_wins() -> None:
     ("text", "protocol", "tls"),
     [("https", "v2", True), ("HTTP", "v2", False), ("grpc-v2", "grpc-v2", False), ("v2", "v2", False)],
 )
-def test_predictor_protocol_as_a_variable(text: str, protocol: str, tls: bool) -> None:
+def test_the_variable_predictor_protocol_may_be_a_scheme(text: str, protocol: str, tls: bool) -> None:
     parsed = config(PREDICTOR_PROTOCOL=text)
     assert (parsed.predictor_protocol, parsed.predictor_use_ssl) == (protocol, tls)
 
@@ -131,7 +137,7 @@ def test_certificate_and_key_come_together(tmp_path: Path) -> None:
     assert config(f"--ssl_keyfile={key}", f"--ssl_certfile={key}").ssl_certfile == str(key)
 
 
-def test_certificates_of_the_predictor(tmp_path: Path) -> None:
+def test_certificates_of_the_predictor_must_exist_with_tls(tmp_path: Path) -> None:
     bundle = tmp_path / "ca.crt"
     bundle.touch()
     tls = "--predictor_use_ssl"
@@ -145,7 +151,7 @@ def test_certificates_of_the_predictor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "environ", "says"),
+    ("argv", "environ", "message"),
     [
         (["--htp_port=1"], {}, "unknown flag --htp_port is refused (--strict_flags); did you mean --http_port?"),
         (["a", "b"], {}, "arguments that belong to no flag are refused (--strict_flags): 'a', 'b'"),
@@ -153,12 +159,12 @@ def test_certificates_of_the_predictor(tmp_path: Path) -> None:
     ],
     ids=["flag", "argument", "variable"],
 )
-def test_strict_flags_refuse_what_is_unknown(argv: list[str], environ: dict[str, str], says: str) -> None:
-    assert says in error(*argv, "--strict_flags", **environ)
-    assert says in error(*argv, HF_TRANSFORMER_STRICT_FLAGS="true", **environ)
+def test_strict_flags_refuse_what_is_unknown(argv: list[str], environ: dict[str, str], message: str) -> None:
+    assert message in error(*argv, "--strict_flags", **environ)
+    assert message in error(*argv, HF_TRANSFORMER_STRICT_FLAGS="true", **environ)
     assert config(*argv, HF_TRANSFORMER_STRICT_FLAGS="false", **environ) == config()
-    known = notes("--strict_flags", "--dtype=auto", "--protocol=v2")
-    assert len(known) == 2, "flags of KServe without effect, and deprecated names, stay notes"
+    # Flags of KServe without effect, and deprecated names, stay notes.
+    assert len(notes("--strict_flags", "--dtype=auto", "--protocol=v2")) == 2
 
 
 @pytest.mark.parametrize(
@@ -176,12 +182,12 @@ def test_strict_flags_refuse_what_is_unknown(argv: list[str], environ: dict[str,
         ("https://triton:8443/", "triton:8443", True),
     ],
 )
-def test_addresses_of_the_predictor(text: str, host: str, tls: bool) -> None:
+def test_the_predictor_s_address_has_a_host_and_maybe_a_scheme_and_port(text: str, host: str, tls: bool) -> None:
     for parsed in (config(f"--predictor_host={text}"), config(PREDICTOR_HOST=text)):
         assert (parsed.predictor_host, parsed.predictor_use_ssl) == (host, tls)
 
 
-NO_HOSTS = (
+WRONG_HOSTS = (
     *("http://triton/v2", "triton/", "user@triton", "triton:http", "two words", "http://"),
     *("[::1", "[::g]:80", "[1.2.3.4]", "triton:"),
 )
@@ -190,38 +196,41 @@ NO_HOSTS = (
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *((text, "HOST or HOST:PORT without a path") for text in NO_HOSTS),
+        *((text, "HOST or HOST:PORT without a path") for text in WRONG_HOSTS),
         ("triton:0", "a port from 1 to 65535"),
         ("triton:65536", "a port from 1 to 65535"),
         ("grpc://triton", "a scheme of http or https"),
     ],
 )
-def test_no_addresses_of_the_predictor(text: str, expected: str) -> None:
+def test_a_wrong_address_of_the_predictor_is_refused(text: str, expected: str) -> None:
     message = error("--predictor_host", text)
     assert message.startswith(f"--predictor_host: expected {expected}") and message.endswith(f"got {text!r}")
 
 
-def test_the_port_is_appended_where_there_is_none() -> None:
-    parsed, said = parse(PREDICTOR_HOST="triton", PREDICTOR_PORT="8443")
-    assert (parsed.predictor_host, parsed.predictor_port, said) == ("triton:8443", 8443, [])
+def test_the_port_is_appended_to_an_address_without_one() -> None:
+    parsed, logged = parse(PREDICTOR_HOST="triton", PREDICTOR_PORT="8443")
+    assert (parsed.predictor_host, parsed.predictor_port, logged) == ("triton:8443", 8443, [])
     assert config("--predictor_host=::1", "--predictor_port=90").predictor_host == "[::1]:90"
-    parsed, said = parse(PREDICTOR_PORT="8443")
+    parsed, logged = parse(PREDICTOR_PORT="8443")
     assert (parsed.predictor_host, parsed.predictor_port) == ("triton:8000", 8000)
-    assert said == ["PREDICTOR_PORT is ignored: --predictor_host has the port 8000"]
+    assert logged == ["PREDICTOR_PORT is ignored: --predictor_host has the port 8000"]
     assert notes(PREDICTOR_PORT="8000") == []
     openshift = {"PREDICTOR_HOST": "bert-predictor", "PREDICTOR_PORT": "8443", "PREDICTOR_PROTOCOL": "https"}
     expected = Config(predictor_host="bert-predictor:8443", predictor_port=8443, predictor_use_ssl=True)
     assert parse(**openshift) == (expected, [])
     for text in ("0", "65536", "http"):
-        says = f"PREDICTOR_PORT: expected an integer from 1 to 65535, got '{text}'"
-        assert error("--predictor_host=triton", PREDICTOR_PORT=text) == says
+        expected_error = f"PREDICTOR_PORT: expected an integer from 1 to 65535, got '{text}'"
+        assert error("--predictor_host=triton", PREDICTOR_PORT=text) == expected_error
+
+
+def test_the_predictor_s_address_is_required() -> None:
     message = error(PREDICTOR_HOST="")
     assert message.startswith("--predictor_host is required: ")
     assert message.endswith(" --predictor_host=localhost:8000")
 
 
-def test_the_scheme_decides_about_tls() -> None:
-    parsed, said = parse("--predictor_host=http://triton", "--predictor_use_ssl=true")
+def test_the_scheme_overrides_predictor_use_ssl() -> None:
+    parsed, logged = parse("--predictor_host=http://triton", "--predictor_use_ssl=true")
     assert not parsed.predictor_use_ssl
-    assert said == ["--predictor_use_ssl is ignored: --predictor_host begins with http://"]
+    assert logged == ["--predictor_use_ssl is ignored: --predictor_host begins with http://"]
     assert notes("--predictor_host=https://triton", "--predictor_use_ssl") == []

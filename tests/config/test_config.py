@@ -1,4 +1,4 @@
-"""Every option: its flag, its variables, its default, and what it refuses."""
+"""Flag, variables, default and refused values of every option."""
 
 from __future__ import annotations
 
@@ -45,35 +45,47 @@ ids = attrgetter("name")
 
 
 def test_the_default_of_every_option() -> None:
-    parsed, said = parse()
-    assert said == []
+    parsed, logged = parse()
+    assert logged == []
     assert parsed == Config(predictor_host="triton:8000", predictor_port=8000)
     expected = {option.name: option.default for option in SIMPLE} | {"max_asyncio_workers": default_threads()}
     assert {name: getattr(parsed, name) for name in expected} == expected
 
 
-def test_single_values() -> None:
-    parsed = config()  # the defaults that KServe has too
+def test_defaults_are_those_of_kserve() -> None:
+    parsed = config()
     assert (parsed.http_port, parsed.workers, parsed.timeout_keep_alive) == (8080, 1, 65)
     assert (parsed.model_name, parsed.model_dir, parsed.model_id) == ("model", "/mnt/models", None)
     assert (parsed.predictor_request_timeout_seconds, parsed.predictor_request_retries) == (600.0, 0)
     assert parsed.enable_latency_logging and not parsed.enable_log_requests
+
+
+def test_model_dir_is_a_local_folder() -> None:
     for uri in ("file:///models/a%20b", "file://localhost/models/a b"):
         assert config(f"--model_dir={uri}").model_dir == "/models/a b"
     for uri in ("s3://bucket/model", "file://host/models", "hf://org/model"):
-        said = error(f"--model_dir={uri}")
-        assert "storage-initializer" in said and "--model_id" in said
-    assert config("--http_port=abc", "--http-port", "81", "--http_port=82").http_port == 82, "the last one wins"
-    assert config(HF_TRANSFORMER_MODEL_NAME="a", INFERENCE_SERVICE_NAME="b").model_name == "a", "our own variable wins"
+        message = error(f"--model_dir={uri}")
+        assert "storage-initializer" in message and "--model_id" in message
+
+
+def test_the_last_flag_and_the_first_variable_win() -> None:
+    assert config("--http_port=abc", "--http-port", "81", "--http_port=82").http_port == 82
+    assert config(HF_TRANSFORMER_MODEL_NAME="a", INFERENCE_SERVICE_NAME="b").model_name == "a"
     assert config(LOG_LEVEL="error", KSERVE_LOGLEVEL="debug").log_level == 40
     assert config("--grpc_max_send_message_length", "-1").grpc_max_send_message_length == -1
+
+
+def test_a_log_level_is_a_name_or_a_number() -> None:
     for text, level in (("INFO", 20), ("warn", 30), ("15", 15), ("trace", 5)):
         assert config(LOG_LEVEL=text).log_level == level
-    assert len(error("--http_port=" + "1" * 100_000)) < 300, "long values are cut in messages"
+
+
+def test_a_long_value_is_cut_in_messages() -> None:
+    assert len(error("--http_port=" + "1" * 100_000)) < 300
 
 
 @pytest.mark.parametrize("option", all_options(), ids=ids)
-def test_flags_with_and_without_a_value(option: Option) -> None:
+def test_only_a_boolean_flag_may_be_bare(option: Option) -> None:
     if not option.boolean:
         assert error(option.flag).startswith(f"{option.flag}: the value is missing; expected ")
         assert error(option.flag, "--workers=1").startswith(f"{option.flag}: the value is missing")
@@ -83,26 +95,26 @@ def test_flags_with_and_without_a_value(option: Option) -> None:
         return getattr(config(*argv), option.name)
 
     assert value(option.flag) is value(option.flag, "--workers=1") is True
-    for word, meant in (("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)):
-        assert value(option.flag, word) is value(f"{option.flag}={word}") is meant
+    for word, expected in (("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)):
+        assert value(option.flag, word) is value(f"{option.flag}={word}") is expected
     assert error(option.flag, "maybe").startswith(f"{option.flag}: expected true or false")
 
 
 @pytest.mark.parametrize("option", SIMPLE, ids=ids)
-def test_the_flag_and_the_variables_of_every_option(option: Option) -> None:
+def test_every_option_is_set_by_its_flag_or_one_of_its_variables(option: Option) -> None:
     text, value = example(option)
     assert value != option.default
     hyphens = f"--{option.name.replace('_', '-')}"
     for argv in ([f"{option.flag}={text}"], [option.flag, text], [hyphens, text]):
         assert getattr(config(*argv, *partner(option)), option.name) == value
     for variable in option.all_variables:
-        given = "https" if (variable.name, option.name) == ("PREDICTOR_PROTOCOL", "predictor_use_ssl") else text
-        assert getattr(config(*partner(option), **{variable.name: given}), option.name) == value
+        setting = "https" if (variable.name, option.name) == ("PREDICTOR_PROTOCOL", "predictor_use_ssl") else text
+        assert getattr(config(*partner(option), **{variable.name: setting}), option.name) == value
     bad = {option.all_variables[0].name: bad_text(option)}
     assert getattr(config(option.flag, text, *partner(option), **bad), option.name) == value, "a flag wins"
 
 
-@pytest.mark.parametrize("option", [one for one in SIMPLE if not one.may_be_empty], ids=ids)
+@pytest.mark.parametrize("option", [option for option in SIMPLE if not option.may_be_empty], ids=ids)
 def test_an_empty_variable_counts_as_unset(option: Option) -> None:
     environ = {variable.name: " " for variable in option.all_variables}
     assert config(**environ) == config()
@@ -121,22 +133,22 @@ def test_a_bad_value_names_its_source_and_what_was_expected(option: Option) -> N
 
 
 @pytest.mark.parametrize("text", ["a,b", "a b", "a, b", '["a", "b"]', "['a','b']", "[a,b]"])
-def test_names_in_every_form(text: str) -> None:
+def test_a_list_of_names_is_separated_by_commas_or_spaces(text: str) -> None:
     assert config(f"--tensor_input_names={text}").tensor_input_names == ("a", "b")
     assert config("--tensor_output_names", text).tensor_output_names == ("a", "b")
     assert config("--tensor_output_names", "a", "b", "--workers=2").tensor_output_names == ("a", "b")
     assert "expected different names" in error("--tensor_input_names=a,a")
 
 
-def test_the_secret_is_never_shown_and_a_config_travels_to_workers() -> None:
-    parsed, said = parse("--hf_token=hf_secret", "--tensor_input_names=a,b")
+def test_a_config_is_immutable_masks_its_secret_and_is_pickled_for_workers() -> None:
+    parsed, logged = parse("--hf_token=hf_secret", "--tensor_input_names=a,b")
     assert parsed.hf_token == "hf_secret"
-    assert said == ["--hf_token shows in process lists: better set HF_TOKEN"]
+    assert logged == ["--hf_token shows in process lists: better set HF_TOKEN"]
     assert notes(HF_TOKEN="hf_secret") == []
     again = pickle.loads(pickle.dumps(parsed))
     assert again == parsed
-    for one in (parsed, again):
-        assert "hf_secret" not in repr(one) and "'***'" in repr(one)
+    for copy in (parsed, again):
+        assert "hf_secret" not in repr(copy) and "'***'" in repr(copy)
     with pytest.raises(FrozenInstanceError):
         parsed.workers = 2  # type: ignore[misc]
 
@@ -151,7 +163,8 @@ def test_every_flag_and_variable_is_declared_once() -> None:
     shared = {name: options for name, options in users.items() if len(options) > 1}
     assert shared == {"PREDICTOR_PROTOCOL": ["predictor_protocol", "predictor_use_ssl"]}
     for option in all_options():
-        own, *others = [variable.name for variable in option.all_variables]
-        assert own == PREFIX + option.name.upper()
-        # Kubernetes may set bare names that end so, for its services.
-        assert not {name for name in others if name.endswith(("_PORT", "_HOST"))} - {"PREDICTOR_HOST", "PREDICTOR_PORT"}
+        first, *further = [variable.name for variable in option.all_variables]
+        assert first == PREFIX + option.name.upper()
+        # Kubernetes may set bare names with these endings for its services.
+        bare = {name for name in further if name.endswith(("_PORT", "_HOST"))}
+        assert bare <= {"PREDICTOR_HOST", "PREDICTOR_PORT"}

@@ -254,7 +254,8 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
     [form] = document["components"]["schemas"]["Parameters"]["anyOf"]
     known = "...".join(form["properties"].keys() - TRITON_PARAMETERS)
     wrong: list[tuple[str, Any, str]] = [
-        (name, 1, f"unknown, expected one of output_format...{known}") for name in ("none", OF_OTHERS[task])
+        (name, 1, f"expected one of output_format...{known}...got an unknown name")
+        for name in ("none", OF_OTHERS[task])
     ]
     for name, schema in form["properties"].items():
         if name in {*TRITON_PARAMETERS, "stride"}:  # which only windows have
@@ -262,10 +263,12 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
         for kind in {*schema.get("type", ())} - {"null"}:
             values, says = WRONG_VALUES[kind]
             if "enum" in schema:
-                values, says = [*values, "xml"], f"... is not one of {', '.join(schema['enum'][:-1])}"
+                values, says = [*values, "xml"], f"expected one of {', '.join(schema['enum'][:-1])}"
             wrong += [(name, value, says) for value in values]
             if "minimum" in schema:
-                wrong.append((name, schema["minimum"] - 1, f"{schema['minimum'] - 1} is too small"))
+                wrong.append(
+                    (name, schema["minimum"] - 1, f"expected {schema['minimum']} or more, got {schema['minimum'] - 1}")
+                )
     for name, value, says in wrong:
         refused(service, instances, {"output_format": "pipeline", name: value}, f"parameters.{name}: {says}")
 

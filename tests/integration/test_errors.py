@@ -94,26 +94,29 @@ BAD: list[tuple[Any, str]] = [
     ({"instances": None}, "instances: expected a list"),
     ({"instances": [TEXT, 7]}, "instances[1]: expected a string"),
     ({"instances": [[TEXT]]}, "instances[0]: expected a string"),
-    ({"instances": [TEXT, "no mask"]}, "instances[1]: no [MASK]"),
-    ({"instances": [""]}, "instances[0]: no [MASK]"),
-    ({"instances": ["word " * 500 + TEXT]}, "no [MASK] among the first"),
+    ({"instances": [TEXT, "no mask"]}, "instances[1]: expected at least one [MASK]"),
+    ({"instances": [""]}, "instances[0]: expected at least one [MASK]"),
+    ({"instances": ["word " * 500 + TEXT]}, "[MASK] among the first"),
     ({**BODY, "parameters": [1]}, "parameters: expected an object"),
-    ({**BODY, "parameters": {"top_k": 2}}, "only the pipeline format"),
-    ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "combined"),
+    ({**BODY, "parameters": {"top_k": 2}}, "no value in the kserve format"),
+    ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "got both"),
 ]
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
 RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
 BAD_TENSORS: list[tuple[Any, str]] = [
     (b"{", "body: expected JSON in UTF-8"),
     ({"instances": [TEXT]}, "inputs: expected a list of tensors, got null"),
-    ({"inputs": []}, "inputs: 'text' is missing"),
+    ({"inputs": []}, "inputs: expected 'text', got none; 'text' is missing"),
     ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
     ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "inputs[0].data[0]: expected text in UTF-8"),
     ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: expected names of output-0, got 'logits'"),
     ({"inputs": [TENSOR], "model_name": "other"}, "model_name: expected 'bert', as in the path, got 'other'"),
     ({"inputs": [TENSOR], "model_version": "2"}, "model_version: expected '1', as in the path, got '2'"),
-    ({"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}}, "parameters.top_k: only the pipeline format"),
-    ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
+    (
+        {"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}},
+        "parameters.top_k: expected no value in the kserve format",
+    ),
+    ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: expected at least one [MASK]"),
 ]
 """tests/protocol/test_rest.py and tests/tasks/test_tensors.py have the errors of single tensors."""
 
@@ -145,9 +148,13 @@ def test_bad_input_over_grpc(serve: Serve) -> None:
     with stub(serve("bert")) as calls:
         for message, code, says in (
             (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "expected a served model (bert)"),
-            (request("bert", {"text": [TEXT], "txt": [TEXT]}), invalid, "'txt' is unknown"),
+            (
+                request("bert", {"text": [TEXT], "txt": [TEXT]}),
+                invalid,
+                "inputs[1].name: expected one of 'text', got 'txt'",
+            ),
             (request("bert", {"text": [TEXT]}, parameters={"top_k": 1}), invalid, "parameters.top_k"),
-            (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: no [MASK]"),
+            (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: expected at least one [MASK]"),
             (request("bert", {"text": [TEXT] * 2049}, raw=True), exhausted, "--max_sequences"),
         ):
             with fails(code, says):

@@ -90,4 +90,4 @@ def test_a_request_overrides_the_flag(serve: Serve) -> None:
 def test_texts_without_a_mask(serve: Serve) -> None:
     service = serve("bert")
     for case in goldens("fill_mask")["without_mask"]:
-        refused(service, [case["text"]], {}, "no [MASK]")
+        refused(service, [case["text"]], {}, "instances[0]: expected...[MASK]")

@@ -82,7 +82,7 @@ def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, squad:
     parameters = {"max_seq_len": 48, "handle_impossible_answer": True}
     for stride, given in ((16, {}), (3, {"stride": 3})):
         assert strided.predict([LONG], parameters | given) == squad.predict([LONG], parameters | {"doc_stride": stride})
-    says = "parameters.doc_stride: 16 is larger than max_seq_len, 10"
+    says = "parameters.doc_stride: expected at most max_seq_len, 10, got 16"
     refused(strided, [LONG], {"max_seq_len": 10}, says)
     assert squad.predict([late])[0]["answer"] == "1984"
     counter = 'hf_transformer_truncated_instances_total{model_name="squad"}'
@@ -97,26 +97,26 @@ def test_long_contexts_are_refused_where_that_is_asked_for(serve: Serve, squad: 
     refused(strict, [PARIS, LONG], {}, "instances[1]: the text is longer", 413)
     refused(squad, [LONG], {"truncation": False}, "instances[0]: the text is longer", 413)
     assert "answer" in strict.predict([LONG], {"truncation": True})[0]
-    refused(strict, [LONG], {"stride": 1}, "parameters.stride: only windows have one")
+    refused(strict, [LONG], {"stride": 1}, "parameters.stride: expected no value without windows")
 
 
 WRONG_INSTANCES: list[tuple[Any, str]] = [
     ("Where?", 'instances[1]: expected {"question": string, "context": string}, got a string'),
     ({"question": "Where?"}, "instances[1]: expected"),
     (PARIS | {"top_k": 2}, "got an object with the keys context, question, top_k"),
-    (PARIS | {"question": ""}, "instances[1].question: is empty"),
-    (PARIS | {"context": ""}, "instances[1].context: is empty"),
+    (PARIS | {"question": ""}, "instances[1].question: expected a string, got an empty one"),
+    (PARIS | {"context": ""}, "instances[1].context: expected a string, got an empty one"),
     (PARIS | {"context": None}, "instances[1].context: expected a string, got null"),
     (PARIS | {"question": ["Where?"]}, "instances[1].question: expected a string, got a list"),
 ]
 WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
-    ({"max_seq_len": 129}, "parameters.max_seq_len: 129 is too large, the model takes 128 tokens"),
+    ({"max_seq_len": 129}, "parameters.max_seq_len: expected at most 128, the model's length in tokens, got 129"),
     ({"max_seq_len": 3}, "3 tokens leave no room for text"),
-    ({"doc_stride": 129}, "parameters.doc_stride: 129 is larger than max_seq_len, 128"),
+    ({"doc_stride": 129}, "parameters.doc_stride: expected at most max_seq_len, 128, got 129"),
     ({"doc_stride": 126}, "a stride below the 125 tokens of text in a window, got 126 tokens"),
     ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
-    ({"stride": 4, "doc_stride": 4}, "parameters.stride: another name of doc_stride"),
-    ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: only windows have one"),
+    ({"stride": 4, "doc_stride": 4}, "parameters.stride: expected doc_stride or stride, got both"),
+    ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: expected no value without windows"),
 ]
 
 

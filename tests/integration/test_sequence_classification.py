@@ -92,7 +92,7 @@ def test_probabilities_and_logits(serve: Serve, model: str) -> None:
         assert one == pytest.approx(golden, abs=SCORE)
         assert all(value == np.float32(value) for value in one.values())
     if model == "stars":
-        says = "parameters.return_probabilities: a regression model has none"
+        says = "parameters.return_probabilities: expected no value for a regression model"
         refused(service, [TEXT], {"return_probabilities": True}, says)
         return
     asked = cases(model)
@@ -120,11 +120,15 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([{"text_pair": TEXT}], {}, "the keys text_pair"),
     ([{"text": 1}], {}, "instances[0].text: expected a string, got a number"),
     ([{"text": TEXT, "text_pair": [TEXT]}], {}, "instances[0].text_pair:...got a list"),
-    ([TEXT], {"top_k": 2}, "parameters.top_k: only the pipeline format"),
-    ([TEXT], {"top_k": None}, "parameters.top_k: only the pipeline format"),
-    ([TEXT], {"function_to_apply": "none"}, "parameters.function_to_apply: only the pipeline"),
-    ([TEXT], PIPELINE | {"return_raw_logits": True}, "parameters.return_raw_logits: belongs to"),
-    ([TEXT], {"return_raw_logits": True, "return_probabilities": True}, "can't be combined"),
+    ([TEXT], {"top_k": 2}, "parameters.top_k: expected no value in the kserve format"),
+    ([TEXT], {"top_k": None}, "parameters.top_k: expected no value in the kserve format"),
+    ([TEXT], {"function_to_apply": "none"}, "parameters.function_to_apply: expected no value in the kserve format"),
+    (
+        [TEXT],
+        PIPELINE | {"return_raw_logits": True},
+        "parameters.return_raw_logits: expected no value in the pipeline format",
+    ),
+    ([TEXT], {"return_raw_logits": True, "return_probabilities": True}, "return_raw_logits, got both"),
 ]
 
 

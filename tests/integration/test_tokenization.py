@@ -107,10 +107,18 @@ def test_where_a_text_is_cut(mini: Service) -> None:
 BAD: list[tuple[str, Any, str]] = [
     ("tokenize", b"{", "expected JSON in UTF-8"),
     ("tokenize", {"instances": ["a", 7]}, "instances[1]: expected a string"),
-    ("tokenize", {"instances": ["a"], "parameters": {"truncation": True}}, "parameters.truncation: unknown"),
+    (
+        "tokenize",
+        {"instances": ["a"], "parameters": {"truncation": True}},
+        "parameters.truncation: expected one of add_special_tokens",
+    ),
     ("detokenize", {"instances": ["a"]}, "instances[0]: expected a list of token ids"),
-    ("detokenize", {"instances": [[2], [3, 10**6]]}, "instances[1]: token 1 is 1000000, expected 0 to"),
-    ("detokenize", {"instances": [[2]], "parameters": {"skip": True}}, "parameters.skip: unknown"),
+    ("detokenize", {"instances": [[2], [3, 10**6]]}, "instances[1]: expected token ids from 0 to"),
+    (
+        "detokenize",
+        {"instances": [[2]], "parameters": {"skip": True}},
+        "parameters.skip: expected one of skip_special_tokens",
+    ),
 ]
 TOO_MUCH: list[tuple[str, Any, str]] = [
     ("tokenize", ["a"] * 4, "instances: 4 in a request, at most 3 are taken (--max_instances)"),

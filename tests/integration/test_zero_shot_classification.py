@@ -76,14 +76,14 @@ def test_other_forms_of_an_instance(serve: Serve) -> None:
 
 BAD: list[tuple[Any, Any, str]] = [
     ([7], {}, "instances[0]: expected a string or {"),
-    ([SEQUENCE], {}, "instances[0]: no candidate_labels"),
-    ([{"sequence": SEQUENCE}], {}, "instances[0]: no candidate_labels"),
+    ([SEQUENCE], {}, "instances[0]: expected candidate_labels"),
+    ([{"sequence": SEQUENCE}], {}, "instances[0]: expected candidate_labels"),
     ([{"candidate_labels": ["a"]}], {}, "instances[0]: expected a string or {"),
     ([{"text": SEQUENCE, "sequence": SEQUENCE}], {}, "the keys sequence, text"),
     ([{"text": SEQUENCE, "labels": ["a"]}], {}, "the keys labels, text"),
     ([{"text": 3}], {"candidate_labels": "a"}, "instances[0].text: expected a string"),
     ([{"sequences": [SEQUENCE]}], {"candidate_labels": "a"}, "an instance for each"),
-    ([SEQUENCE, ""], {"candidate_labels": "a"}, "instances[1]: the text is empty"),
+    ([SEQUENCE, ""], {"candidate_labels": "a"}, "instances[1]: expected a text, got an empty one"),
     ([{"text": SEQUENCE, "candidate_labels": []}], {}, "instances[0].candidate_labels: expected"),
     ([SEQUENCE], {"candidate_labels": " , "}, "parameters.candidate_labels: expected"),
     ([SEQUENCE], {"candidate_labels": {"a": 1}}, "parameters.candidate_labels: expected"),
@@ -95,9 +95,9 @@ BAD: list[tuple[Any, Any, str]] = [
     ([], {"candidate_labels": "good " * 150}, "second one leaves room for the first one"),
 ]
 TOO_MUCH: list[tuple[Any, str]] = [
-    ({"candidate_labels": ["a"] * 1001}, "1001 labels, at most 1000"),
-    ({"candidate_labels": ["a" * 1000]}, "makes 1017 characters, at most 1000"),
-    ({"candidate_labels": ["ab" * 50], "hypothesis_template": "{0}" * 11}, "makes 1100 characters"),
+    ({"candidate_labels": ["a"] * 1001}, "at most 1000 labels, got 1001"),
+    ({"candidate_labels": ["a" * 1000]}, "a hypothesis of at most 1000 characters, got one of 1017"),
+    ({"candidate_labels": ["ab" * 50], "hypothesis_template": "{0}" * 11}, "got one of 1100"),
 ]
 
 

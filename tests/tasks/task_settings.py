@@ -1,4 +1,4 @@
-"""What a task is built from, without a model or a tokenizer."""
+"""Settings and outputs for tasks without a model or a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from hf_transformer.types.tokenization import Encoding
 
 ENCODING = Encoding([1, 2, 3], [0, 0, 0])
 
-NO_VOCABULARY = cast(TaskTokenizer, None)
-"""For tasks that never look into it."""
-
 
 def settings(config: dict[str, Json] | None = None, **options: Any) -> TaskSettings:
-    """Those of a model with this config.json."""
-    return TaskSettings(config or {}, NO_VOCABULARY, **options)
+    """The settings of a model with this config.json, for tasks that use no tokenizer."""
+    return TaskSettings(config or {}, cast(TaskTokenizer, None), **options)
 
 
 def named(*labels: str, **more: Json) -> dict[str, Json]:
-    """A config.json that names these labels."""
+    """A config.json with these labels."""
     return {"id2label": {str(number): label for number, label in enumerate(labels)}, **more}
 
 

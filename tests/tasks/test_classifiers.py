@@ -1,4 +1,4 @@
-"""sequence_classification, zero_shot_classification and rerank with made-up logits."""
+"""sequence_classification, zero_shot_classification and rerank with synthetic logits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from tests.tasks.task_settings import ENCODING, logits, named, settings
 
 THREE = math.log(3)
 TWO = named("a", "b")
-BAD = (math.nan, math.inf, -math.inf)
 
 
 def predict(task: Task[Any, Any, Any], instance: Any, rows: Sequence[Any], parameters: Any) -> Any:
-    """The answer for an instance of whose texts the model gives these outputs."""
+    """Answers an instance; the model returns ``rows``, the outputs for each of its texts."""
     options = task.options(parameters)
     item = task.item(instance, "instances[0]", options)
     parts = [[task.decode(item, ENCODING, row, options)] for row in rows]
@@ -44,34 +43,48 @@ def classify(config: dict[str, Any], values: dict[str, Any], parameters: dict[st
     return predict(SequenceClassification(settings(config, **flags)), "text", [values], parameters)
 
 
-def test_forms_of_a_classification() -> None:
-    values = logits(0.0, THREE)
-    assert classify(TWO, values, {}) == 1
-    assert classify(TWO, values, PROBABILITIES) == {"0": 0.25, "1": 0.75}
-    assert classify(TWO, values, RAW) == {"0": 0.0, "1": float(np.float32(THREE))}
+@pytest.mark.parametrize(
+    ("config", "values", "parameters", "expected"),
+    [
+        (TWO, (0.0, THREE), {}, 1),
+        (TWO, (0.0, THREE), PROBABILITIES, {"0": 0.25, "1": 0.75}),
+        (TWO, (0.0, 7.0), PROBABILITIES, {"0": 0.0009, "1": 0.9991}),
+        (TWO, (0.0, THREE), RAW, {"0": 0.0, "1": float(np.float32(THREE))}),
+        (MULTI, (THREE, THREE), PROBABILITIES, {"0": 0.75, "1": 0.75}),
+        (named("a"), (THREE,), PROBABILITIES, {"0": 0.75}),
+        (REGRESSION, (4.5,), PIPELINE, [{"label": "stars", "score": 4.5}]),
+    ],
+)
+def test_each_form_of_a_classification(config: Any, values: Any, parameters: Any, expected: Any) -> None:
+    assert classify(config, logits(*values), parameters) == expected
+    if parameters == PROBABILITIES:
+        assert classify(config, logits(*values), {}, return_probabilities=True) == expected
+
+
+def test_the_pipeline_format_is_sorted_by_score_and_then_by_label() -> None:
     scores = [("b", pytest.approx(0.75)), ("a", pytest.approx(0.25))]
-    assert classify(TWO, values, PIPELINE) == [{"label": label, "score": score} for label, score in scores]
-    # Those of independent labels are not shared out.
-    assert classify(MULTI, logits(THREE, THREE), PROBABILITIES) == {"0": 0.75, "1": 0.75}
-    assert classify(named("a"), logits(THREE), PROBABILITIES) == {"0": 0.75}
-    found = classify(TWO, logits(0.0, 7.0), {}, return_probabilities=True)
-    assert found == {"0": 0.0009, "1": 0.9991}, "4 decimals"
-    found = classify(named("a", "b", "c", "d"), logits(1.0, 2.0, 2.0, 1.0), PIPELINE | {"top_k": 3})
-    assert [one["label"] for one in found] == ["b", "c", "a"], "equal scores come in the order of the labels"
-    assert classify(REGRESSION, logits(4.5), PIPELINE) == [{"label": "stars", "score": 4.5}]
+    assert classify(TWO, logits(0.0, THREE), PIPELINE) == [{"label": label, "score": score} for label, score in scores]
+    answers = classify(named("a", "b", "c", "d"), logits(1.0, 2.0, 2.0, 1.0), PIPELINE | {"top_k": 3})
+    assert [answer["label"] for answer in answers] == ["b", "c", "a"]
+
+
+def test_a_regression_model_has_no_probabilities() -> None:
     with pytest.raises(ConfigError, match="--return_raw_logits"):
         SequenceClassification(settings(REGRESSION, return_probabilities=True))
+    with pytest.raises(InvalidInput) as raised:
+        classify(REGRESSION, logits(4.5), PROBABILITIES)
+    assert raised.value.path == "parameters.return_probabilities"
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
-def test_datatypes(dtype: str) -> None:
+def test_logits_of_every_precision_are_decoded(dtype: str) -> None:
     values = logits(-1.5, 0.5, dtype=dtype)
     assert classify(TWO, values, RAW) == {"0": -1.5, "1": 0.5}
     assert classify(TWO, values, PIPELINE)[0]["score"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_logits_that_are_no_numbers(bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     for form in ({}, RAW, PIPELINE):
         for values in (logits(bad, 0.0), logits(0.0, bad)):
             with pytest.raises(PredictorError):
@@ -80,24 +93,30 @@ def test_logits_that_are_no_numbers(bad: float) -> None:
         rank(ONE, [0.0, bad], {})
     for row in ((bad, 0.0, 0.0), (0.0, 0.0, bad)):
         with pytest.raises(PredictorError):
-            fitting(NLI, [(0.0, 0.0, 0.0), row])
+            zero_shot(NLI, [(0.0, 0.0, 0.0), row])
 
 
-def test_the_default_function_and_the_size_of_an_answer() -> None:
-    for problem, one, several in (
-        (None, "sigmoid", "softmax"),
-        ("single_label_classification", "sigmoid", "softmax"),
-        ("multi_label_classification", "sigmoid", "sigmoid"),
-        ("regression", "none", "none"),
-    ):
-        assert [default_function(problem, labels) for labels in (1, 2, 3)] == [one, several, several]
+@pytest.mark.parametrize(
+    ("problem", "functions"),
+    [
+        (None, ["sigmoid", "softmax", "softmax"]),
+        ("single_label_classification", ["sigmoid", "softmax", "softmax"]),
+        ("multi_label_classification", ["sigmoid"] * 3),
+        ("regression", ["none"] * 3),
+    ],
+)
+def test_the_default_function_depends_on_the_problem_and_the_labels(problem: str | None, functions: list[str]) -> None:
+    assert [default_function(problem, labels) for labels in (1, 2, 3)] == functions
+
+
+def test_the_size_of_an_answer_is_its_number_of_labels() -> None:
     task, form = SequenceClassification(settings(named("a", "b", "c"))), {"output_format": "pipeline"}
-    for parameters, size in (({}, 1), (form, 1), (form | {"top_k": 2}, 2), (form | {"top_k": 9}, 3), (PIPELINE, 3)):
+    sizes: Any = (({}, 1), (form, 1), (form | {"top_k": 2}, 2), (form | {"top_k": 9}, 3), (PIPELINE, 3), (RAW, 3))
+    for parameters, size in sizes:
         assert task.answer_size(ENCODING, task.options(parameters)) == size
-    assert task.answer_size(ENCODING, task.options(RAW)) == 3
 
 
-def test_only_null_and_empty_texts_are_no_pair() -> None:
+def test_only_a_null_or_empty_text_pair_means_a_single_text() -> None:
     pair: Any
     for pair in (0, False, 0.0, [], {}, 1, True, ["a"]):
         with pytest.raises(InvalidInput, match=r"instances\[0\].text_pair: expected a string, got"):
@@ -108,10 +127,10 @@ def test_only_null_and_empty_texts_are_no_pair() -> None:
 
 
 @pytest.mark.parametrize("flag", ["truncate", "error"])
-def test_what_becomes_of_long_texts(flag: Any) -> None:
+def test_truncation_overrides_on_overflow(flag: Any) -> None:
     task = SequenceClassification(settings(on_overflow=flag))
-    given: Any = ({}, {"truncation": True}, {"truncation": False})
-    assert [task.overflow(task.options(one)) for one in given] == [flag, "truncate", "error"]
+    requests: Any = ({}, {"truncation": True}, {"truncation": False})
+    assert [task.overflow(task.options(parameters)) for parameters in requests] == [flag, "truncate", "error"]
 
 
 # zero_shot_classification
@@ -119,8 +138,8 @@ def test_what_becomes_of_long_texts(flag: Any) -> None:
 NLI = named("contradiction", "neutral", "entailment")
 
 
-def fitting(config: dict[str, Any], values: list[tuple[float, ...]], **parameters: Any) -> Any:
-    labels = [chr(ord("a") + number) for number in range(len(values))]
+def zero_shot(config: dict[str, Any], values: list[tuple[float, ...]], **parameters: Any) -> Any:
+    labels = [chr(ord("a") + index) for index in range(len(values))]
     rows = [logits(*row) for row in values]
     return predict(ZeroShotClassification(settings(config)), "text", rows, {"candidate_labels": labels, **parameters})
 
@@ -137,21 +156,23 @@ def fitting(config: dict[str, Any], values: list[tuple[float, ...]], **parameter
     ],
     ids=["shared", "several right", "one alone", "contradiction last", "two classes", "equal, as in transformers"],
 )
-def test_scores(config: Any, values: Any, parameters: Any, labels: str, scores: list[float]) -> None:
-    found = fitting(config, values, **parameters)
-    assert found == {"sequence": "text", "labels": [*labels], "scores": pytest.approx(scores)}
+def test_scores_compare_entailment_over_labels_or_with_contradiction(
+    config: Any, values: Any, parameters: Any, labels: str, scores: list[float]
+) -> None:
+    answer = zero_shot(config, values, **parameters)
+    assert answer == {"sequence": "text", "labels": [*labels], "scores": pytest.approx(scores)}
 
 
 @given(
     st.lists(st.text(st.characters(exclude_characters="{}")), min_size=2, max_size=3),
     st.text(st.sampled_from("ab{}")),
 )
-def test_a_template_does_what_format_does(pieces: list[str], label: str) -> None:
+def test_a_template_is_filled_in_like_str_format(pieces: list[str], label: str) -> None:
     template = "{0}".join(pieces) if len(pieces) > 2 else "{}".join(pieces)
     assert label.join(split_template(template)) == template.format(label)
 
 
-def test_templates_that_are_refused() -> None:
+def test_a_template_has_the_label_and_no_other_field() -> None:
     assert split_template("{{}} is {} {{0}}") == ("{} is ", " {0}"), "doubled braces are braces"
     refused = ["", "none", "{{}}", "{} {}", "{} {0}", "{1}", "{label}", "{", "}", "{0!r}", "{:>9}", "{:{}}", "{0.a}"]
     for template in (*refused, "{0[0]}"):
@@ -159,17 +180,17 @@ def test_templates_that_are_refused() -> None:
             split_template(template)
 
 
-def test_which_label_is_entailment() -> None:
+def test_the_entailment_label_is_found_by_its_name() -> None:
     assert entailment_id(NLI) == 2
     assert entailment_id(NLI | {"label2id": {"ENTAILMENT": 0, "neutral": 1, "contradiction": 2}}) == 0
     assert entailment_id(named("a", "entail")) == 1
-    for config, says in (
+    for config, message in (
         ({}, "label2id.*'entail': LABEL_0, LABEL_1"),
         (named("NEGATIVE", "POSITIVE"), "'entail': NEGATIVE, POSITIVE"),
         (named("entailment"), "another label"),
         (NLI | {"label2id": {"entailment": 3}}, "entailment as number 3"),
     ):
-        with pytest.raises(LoadError, match=says):
+        with pytest.raises(LoadError, match=message):
             ZeroShotClassification(settings(config))
 
 
@@ -180,16 +201,15 @@ SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.lin
 OLD_IDENTITY = {"sbert_ce_default_activation_function": "torch.nn.Identity"}
 
 
-def of(name: str) -> dict[str, Any]:
-    """config.json of version 4 of sentence-transformers."""
+def activation(name: str) -> dict[str, Any]:
+    """A config.json of sentence-transformers 4 with this activation function."""
     return {"sentence_transformers": {"version": "4", "activation_fn": name}}
 
 
 def rank(config: dict[str, Any], values: list[float], parameters: dict[str, Any]) -> Any:
-    task, texts = Rerank(settings(config)), [f"t{number}" for number in range(len(values))]
-    instance, options = {"query": "q", "texts": texts}, task.options(parameters)
-    assert task.texts(task.item(instance, "instances[0]", options), options) == [("q", text) for text in texts]
-    return predict(task, instance, [logits(value) for value in values], parameters)
+    texts = [f"t{index}" for index in range(len(values))]
+    rows = [logits(value) for value in values]
+    return predict(Rerank(settings(config)), {"query": "q", "texts": texts}, rows, parameters)
 
 
 @pytest.mark.parametrize(
@@ -197,20 +217,25 @@ def rank(config: dict[str, Any], values: list[float], parameters: dict[str, Any]
     [
         pytest.param(None, {}, True, id="none"),
         pytest.param(None, {"sentence_transformers": {"version": "4"}}, True, id="none in the section"),
-        pytest.param(None, of(SIGMOID), True, id="sigmoid"),
-        pytest.param(None, of(IDENTITY), False, id="identity"),
+        pytest.param(None, activation(SIGMOID), True, id="sigmoid"),
+        pytest.param(None, activation(IDENTITY), False, id="identity"),
         pytest.param(None, OLD_IDENTITY, False, id="old"),
         pytest.param(None, dict.fromkeys(OLD_IDENTITY), True, id="old null"),
-        pytest.param(None, of("torch.nn.Sigmoid") | OLD_IDENTITY, True, id="the new one wins"),
-        pytest.param(IDENTITY, of("torch.nn.Sigmoid"), False, id="the file of version 6 wins"),
+        pytest.param(None, activation("torch.nn.Sigmoid") | OLD_IDENTITY, True, id="the new one wins"),
+        pytest.param(IDENTITY, activation("torch.nn.Sigmoid"), False, id="the file of version 6 wins"),
         pytest.param(SIGMOID, OLD_IDENTITY, True, id="also over the old one"),
     ],
 )
-def test_the_activation_function(name: str | None, config: dict[str, Any], expected: bool) -> None:
+def test_the_activation_function_is_that_of_the_newest_file(
+    name: str | None, config: dict[str, Any], expected: bool
+) -> None:
     assert has_sigmoid(name, config) is expected
-    for unknown in ("torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"):
-        with pytest.raises(LoadError, match=f"{unknown}.*torch.nn.Identity"):
-            has_sigmoid(None, of(unknown))
+
+
+@pytest.mark.parametrize("name", ["torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"])
+def test_an_unknown_activation_function_is_refused(name: str) -> None:
+    with pytest.raises(LoadError, match=f"{name}.*torch.nn.Identity"):
+        has_sigmoid(None, activation(name))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +255,7 @@ def test_prompts_stand_in_front_of_the_query_alone(parameters: dict[str, Any], q
     assert task.texts(item, options) == [(query, "t0"), (query, "t1")]
 
 
-def test_forms_of_a_ranking() -> None:
+def test_a_ranking_has_the_best_text_first() -> None:
     values = [-THREE, THREE, 0.0]
     scores = [pytest.approx(score) for score in (0.75, 0.5, 0.25)]
     assert rank(ONE, values, {}) == [{"index": i, "score": s} for i, s in zip((1, 2, 0), scores, strict=True)]
@@ -238,9 +263,12 @@ def test_forms_of_a_ranking() -> None:
         {"corpus_id": 1, "score": scores[0], "text": "t1"}
     ]
     raw = [{"index": 1, "score": 3.5}, {"index": 0, "score": -2.0}]
-    assert rank(ONE, [-2.0, 3.5], {"raw_scores": True}) == rank(ONE | of(IDENTITY), [-2.0, 3.5], {}) == raw
-    # Sigmoids of both are 1 in float32: equal scores keep their order.
-    assert [one["index"] for one in rank(ONE, [50.0, 60.0, 50.0], {})] == [0, 1, 2]
-    for config in ({}, TWO, named("a", "b", "c")):
-        with pytest.raises(LoadError, match=r"one score per pair.*[23] labels.*--task=sequence_classification"):
-            Rerank(settings(config))
+    assert rank(ONE, [-2.0, 3.5], {"raw_scores": True}) == rank(ONE | activation(IDENTITY), [-2.0, 3.5], {}) == raw
+    # Sigmoids of 50 and 60 are 1 in float32: equal scores keep their order.
+    assert [answer["index"] for answer in rank(ONE, [50.0, 60.0, 50.0], {})] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("config", [{}, TWO, named("a", "b", "c")])
+def test_rerank_needs_a_model_with_one_label(config: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match=r"one score per pair.*[23] labels.*--task=sequence_classification"):
+        Rerank(settings(config))

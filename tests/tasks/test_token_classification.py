@@ -1,4 +1,4 @@
-"""Entities from made-up logits: scores, groups and words by hand; and the tokens of overlapping windows."""
+"""Entities from synthetic logits, with scores worked out by hand, and tokens of overlapping windows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hf_transformer.tasks.entities import STRATEGIES, merge_entities
 from hf_transformer.tasks.token_classification import TokenClassification, WindowShape, window_parts
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types.tokenization import Encoding, Tokenization, Words
+from tests.tasks.task_settings import named
 
 NAMES = ("O", "B-PER", "I-PER", "E-PER", "LOC")
 O, B, I, E, LOC = range(5)  # noqa: E741
@@ -24,10 +25,11 @@ TEXT = "Anna Smithson saw Xy in Oslo"
 TOKENS = ("[CLS]", "anna", "smith", "##son", "saw", "[UNK]", "in", "oslo", "[SEP]")
 OFFSETS = [(0, 0), (0, 4), (5, 10), (10, 13), (14, 17), (18, 20), (21, 23), (24, 28), (0, 0)]
 SPECIAL = [1, *[0] * 7, 1]
+PIPELINE = {"output_format": "pipeline"}
 
 
 class Lexicon:
-    """The part of a WordPiece tokenizer that is asked for here."""
+    """The part of a WordPiece tokenizer that the task uses."""
 
     unk_id = TOKENS.index("[UNK]")
 
@@ -41,24 +43,23 @@ class Lexicon:
         return " ".join(tokens).replace(" ##", "")
 
 
-def task(**options: Any) -> TokenClassification:
-    config = {"id2label": {str(number): name for number, name in enumerate(NAMES)}}
+def make_task(**options: Any) -> TokenClassification:
     lexicon: Any = Lexicon(options.pop("marks_subwords", True))
-    return TokenClassification(TaskSettings(model_config=config, vocabulary=lexicon, **options))
+    return TokenClassification(TaskSettings(model_config=named(*NAMES), vocabulary=lexicon, **options))
 
 
 def logits(labels: Sequence[int], shares: Sequence[float]) -> Any:
-    """Logits of which the softmax is a share for a token's label, and the same for each other label."""
+    """Logits whose softmax is a share for a token's label, and the same for each other label."""
     rows = np.log(np.repeat((1 - np.array(shares))[:, None] / (len(NAMES) - 1), len(NAMES), axis=1))
     rows[np.arange(len(labels)), labels] = np.log(shares)
     return rows.astype(np.float32)
 
 
-def decode(one: TokenClassification, rows: Any, **parameters: Any) -> Any:
-    options = one.options(parameters)
+def decode(task: TokenClassification, rows: Any, **parameters: Any) -> Any:
+    options = task.options(parameters)
     encoding = Encoding(list(range(len(TOKENS))), [0] * len(TOKENS), False, OFFSETS, SPECIAL, None, None)
-    item = one.item(TEXT, "instances[0]", options)
-    return one.answer(item, [[one.decode(item, encoding, {"logits": rows}, options)]], options)
+    item = task.item(TEXT, "instances[0]", options)
+    return task.answer(item, [[task.decode(item, encoding, {"logits": rows}, options)]], options)
 
 
 LABELS = (O, B, I, O, O, B, O, LOC, B)
@@ -69,41 +70,42 @@ def entity(word: str, score: float, start: int, end: int, group: str = "PER") ->
     return {"entity_group": group, "score": pytest.approx(score), "word": word, "start": start, "end": end}
 
 
-OTHERS = [entity("Xy", 0.5, 18, 20), entity("oslo", 0.7, 24, 28, "LOC")]
+FOLLOWING = [entity("Xy", 0.5, 18, 20), entity("oslo", 0.7, 24, 28, "LOC")]
 
 
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        ("simple", [entity("anna smith", 0.75, 0, 10), *OTHERS]),
-        ("first", [entity("anna smithson", 0.75, 0, 13), *OTHERS]),
+        ("simple", [entity("anna smith", 0.75, 0, 10), *FOLLOWING]),
+        ("first", [entity("anna smithson", 0.75, 0, 13), *FOLLOWING]),
         # O: (0.1 + 0.8) / 2 is more than I-PER's (0.6 + 0.05) / 2.
-        ("average", [entity("anna", 0.9, 0, 4), *OTHERS]),
-        ("max", [entity("anna", 0.9, 0, 4), *OTHERS]),
+        ("average", [entity("anna", 0.9, 0, 4), *FOLLOWING]),
+        ("max", [entity("anna", 0.9, 0, 4), *FOLLOWING]),
     ],
 )
-def test_groups(strategy: str, expected: Any) -> None:
-    one = task(output_format="pipeline", aggregation_strategy=strategy)
-    assert decode(one, logits(LABELS, SHARES)) == expected
+def test_each_strategy_groups_tokens_to_entities(strategy: str, expected: Any) -> None:
+    task = make_task(output_format="pipeline", aggregation_strategy=strategy)
+    assert decode(task, logits(LABELS, SHARES)) == expected
 
 
-def test_tokens_and_entities_that_overlap() -> None:
-    found = decode(task(output_format="pipeline"), logits(LABELS, SHARES))
-    assert [(one["entity"], one["index"], one["word"], one["start"], one["end"]) for one in found] == [
+def test_without_a_strategy_each_token_is_an_entity() -> None:
+    answers = decode(make_task(output_format="pipeline"), logits(LABELS, SHARES))
+    assert [tuple(answer[key] for key in ("entity", "index", "word", "start", "end")) for answer in answers] == [
         ("B-PER", 1, "anna", 0, 4),
         ("I-PER", 2, "smith", 5, 10),
         ("B-PER", 5, "Xy", 18, 20),
         ("LOC", 7, "oslo", 24, 28),
     ]
-    assert [one["score"] for one in found] == pytest.approx([0.9, 0.6, 0.5, 0.7])
+    assert [answer["score"] for answer in answers] == pytest.approx([0.9, 0.6, 0.5, 0.7])
 
-    def one(start: int, end: int, score: float) -> dict[str, Any]:
-        return {"start": start, "end": end, "score": score}
 
-    given = [one(0, 4, 0.5), one(8, 10, 0.9), one(2, 9, 0.1), one(20, 24, 0.5), one(20, 24, 0.6), one(24, 25, 0.1)]
-    kept = [one(2, 9, 0.1), one(20, 24, 0.6), one(24, 25, 0.1)]
-    assert merge_entities(given) == kept, "the longer, then the likelier stays"
-    assert merge_entities([]) == [] and merge_entities([one(3, 3, 0.5)]) == [one(3, 3, 0.5)]
+def test_of_overlapping_entities_the_longer_then_the_likelier_stays() -> None:
+    def spans(*values: tuple[int, int, float]) -> list[dict[str, Any]]:
+        return [{"start": start, "end": end, "score": score} for start, end, score in values]
+
+    entities = spans((0, 4, 0.5), (8, 10, 0.9), (2, 9, 0.1), (20, 24, 0.5), (20, 24, 0.6), (24, 25, 0.1))
+    assert merge_entities(entities) == spans((2, 9, 0.1), (20, 24, 0.6), (24, 25, 0.1))
+    assert merge_entities([]) == [] and merge_entities(spans((3, 3, 0.5))) == spans((3, 3, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -122,64 +124,58 @@ def test_tokens_and_entities_that_overlap() -> None:
         ),
     ],
 )
-def test_words(options: Any, labels: dict[int, int], shares: dict[int, float], expected: Any) -> None:
-    rows = logits([labels.get(place, O) for place in range(9)], [shares.get(place, 0.9) for place in range(9)])
-    assert decode(task(output_format="pipeline", **options), rows) == [expected]
+def test_a_word_gets_one_label(options: Any, labels: dict[int, int], shares: dict[int, float], expected: Any) -> None:
+    rows = logits([labels.get(index, O) for index in range(9)], [shares.get(index, 0.9) for index in range(9)])
+    assert decode(make_task(output_format="pipeline", **options), rows) == [expected]
 
 
-def test_which_neighbours_are_one_entity() -> None:
-    """B- begins anew; a prefix that is neither B- nor I- is part of the tag, but not of the name."""
+def test_neighbours_of_one_tag_are_one_entity_until_the_next_b() -> None:
+    """A prefix other than B- and I- is part of the tag, but not of the name."""
     rows = logits((O, B, I, I, E, B, B, I, O), (0.9,) * 9)
-    one = task(output_format="pipeline", aggregation_strategy="simple")
-    assert [(found["entity_group"], found["word"]) for found in decode(one, rows)] == [
-        ("PER", "anna smithson"),
-        ("PER", "saw"),
-        ("PER", "Xy"),
-        ("PER", "in oslo"),
-    ]
+    answers = decode(make_task(output_format="pipeline", aggregation_strategy="simple"), rows)
+    words = [(answer["entity_group"], answer["word"]) for answer in answers]
+    assert words == [("PER", "anna smithson"), ("PER", "saw"), ("PER", "Xy"), ("PER", "in oslo")]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_special_tokens_are_no_entities(strategy: str) -> None:
-    one = task(output_format="pipeline", aggregation_strategy=strategy)
-    options = one.options({"ignore_labels": []})
+    task = make_task(output_format="pipeline", aggregation_strategy=strategy)
+    options = task.options({"ignore_labels": []})
     encoding = Encoding([0, 8], [0, 0], False, [(0, 0)] * 2, [1, 1], None, None)
-    item = one.item("", "instances[0]", options)
-    assert one.decode(item, encoding, {"logits": logits((B, B), (0.9, 0.9))}, options).values == []
+    item = task.item("", "instances[0]", options)
+    assert task.decode(item, encoding, {"logits": logits((B, B), (0.9, 0.9))}, options).values == []
 
 
-def test_the_kserve_forms() -> None:
+def test_the_kserve_format_has_labels_probabilities_or_logits_per_token() -> None:
     rows = logits(LABELS, SHARES)
-    assert decode(task(), rows) == [list(LABELS)]
+    assert decode(make_task(), rows) == [list(LABELS)]
     expected = {"0": 0.9, "1": 0.025, "2": 0.025, "3": 0.025, "4": 0.025}
-    assert decode(task(return_probabilities=True), rows)[0] == expected
-    raw = decode(task(), rows, return_raw_logits=True)
+    task = make_task(return_probabilities=True)
+    assert decode(task, rows)[0] == expected
+    raw = decode(make_task(), rows, return_raw_logits=True)
     assert [list(token.values()) for token in raw] == rows.tolist()
-    rows[1, B] = -np.inf  # a label that is banned
-    assert decode(task(return_probabilities=True), rows)[1] == {"0": 0.25, "1": 0.0, "2": 0.25, "3": 0.25, "4": 0.25}
+    rows[1, B] = -np.inf  # a banned label
+    assert decode(task, rows)[1] == {"0": 0.25, "1": 0.0, "2": 0.25, "3": 0.25, "4": 0.25}
 
 
 @pytest.mark.parametrize("output_format", ["kserve", "pipeline"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_no_numbers(output_format: Any, bad: float) -> None:
+def test_logits_that_are_not_finite_are_refused(output_format: Any, bad: float) -> None:
     rows = logits(LABELS, SHARES)
     rows[4, 2] = bad
     with pytest.raises(PredictorError, match="not finite"):
-        decode(task(output_format=output_format), rows)
+        decode(make_task(output_format=output_format), rows)
 
 
-def test_how_windows_are_chosen() -> None:
-    assert task(max_length=128).tokenization(task().options({})).windows is False
-    windows = task(on_overflow="window", max_length=128)
+def test_windows_are_for_on_overflow_or_a_stride() -> None:
+    assert make_task(max_length=128).tokenization(make_task().options({})).windows is False
+    windows = make_task(on_overflow="window", max_length=128)
     assert windows.tokenization(windows.options({})).stride == 32
     assert windows.options({"truncation": True}).overflow == "truncate"
-    assert task(stride=7, on_overflow="window").options({}).stride == 7
-    assert task(stride=7).options({"stride": 3}).windows
-    with pytest.raises(InvalidInput, match="stride"):
-        task().options({"stride": 3, "truncation": False})
-
-
-PIPELINE = {"output_format": "pipeline"}
+    assert make_task(stride=7, on_overflow="window").options({}).stride == 7
+    assert make_task(stride=7).options({"stride": 3}).windows
+    with pytest.raises(InvalidInput, match=r"^parameters\.stride: .* or truncation, got both"):
+        make_task().options({"stride": 3, "truncation": False})
 
 
 @pytest.mark.parametrize(
@@ -195,27 +191,28 @@ PIPELINE = {"output_format": "pipeline"}
         *[(strategy, PIPELINE, 3, 15) for strategy in ("first", "average", "max")],
     ],
 )
-def test_answer_sizes_and_costs(strategy: str, parameters: Any, size: int, cost: int) -> None:
-    encoding, one = Encoding([1, 2, 3], [0] * 3), task(aggregation_strategy=strategy)
-    options = one.options(parameters)
-    assert (one.answer_size(encoding, options), one.decode_cost(encoding, options)) == (size, cost)
+def test_sizes_and_costs_depend_on_form_and_strategy(strategy: str, parameters: Any, size: int, cost: int) -> None:
+    encoding, task = Encoding([1, 2, 3], [0] * 3), make_task(aggregation_strategy=strategy)
+    options = task.options(parameters)
+    assert (task.answer_size(encoding, options), task.decode_cost(encoding, options)) == (size, cost)
 
 
 def test_offsets_are_counted_with_their_padding() -> None:
-    one = task()
+    task = make_task()
     short, long = (Encoding([1] * size, [0] * size, False, [(0, 1)] * size, [0] * size) for size in (3, 50))
-    wanted = one.options({"return_offsets_mapping": True})
+    options = task.options({"return_offsets_mapping": True})
     encodings = [[[short]], [[short]], [[long, long, short]]]
-    assert one.extra_size(encodings, wanted) == 3 * 103 * 2
-    assert one.extra_size(encodings[:2], wanted) == 2 * 3 * 2 == one.extra_outputs(encodings[:2], wanted)[0].data.size
-    assert one.extra_size(encodings, one.options({})) == 0
+    assert task.extra_size(encodings, options) == 3 * 103 * 2
+    assert task.extra_size(encodings[:2], options) == 2 * 3 * 2
+    assert task.extra_outputs(encodings[:2], options)[0].data.size == 2 * 3 * 2
+    assert task.extra_size(encodings, task.options({})) == 0
 
 
-# Tokens of overlapping windows are put together to those of the whole text
+# Tokens of overlapping windows
 
 
 def engine(max_length: int, side: str, special: bool) -> RustEngine:
-    """A token per word; [CLS] and [SEP] around a text."""
+    """A tokenizer with a token per word, and [CLS] and [SEP] around a text."""
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
@@ -226,32 +223,32 @@ def engine(max_length: int, side: str, special: bool) -> RustEngine:
 @pytest.mark.parametrize("special", [True, False], ids=["special", "bare"])
 @pytest.mark.parametrize("in_words", [True, False], ids=["words", "text"])
 @given(count=st.integers(1, 40), max_length=st.integers(4, 20), data=st.data())
-def test_every_token_once(side: str, special: bool, in_words: bool, count: int, max_length: int, data: Any) -> None:
+def test_windows_give_every_token_once(
+    side: str, special: bool, in_words: bool, count: int, max_length: int, data: Any
+) -> None:
     stride = data.draw(st.integers(0, max_length - 3))
-    words = tuple(f"w{number}" for number in range(count))
+    words = tuple(f"w{index}" for index in range(count))
     text = Words(words) if in_words else " ".join(words)
-    (windows,) = engine(max_length, side, special).encode(
-        [text], Tokenization(detail=True, windows=True, stride=stride)
-    )
+    options = Tokenization(detail=True, windows=True, stride=stride)
+    (windows,) = engine(max_length, side, special).encode([text], options)
     ((whole,),) = engine(1000, side, special).encode([text], Tokenization(detail=True))
     parts = window_parts([WindowShape.of(window) for window in windows], stride)
-    found = [one for part in parts for one in places(windows[part.window])[part.begin : part.end]]
-    assert found == places(whole)
-    assert [part.place for part in parts] == [sum(p.end - p.begin for p in parts[:n]) for n in range(len(parts))]
+    assert [token for part in parts for token in tokens(windows[part.window])[part.begin : part.end]] == tokens(whole)
+    assert [part.start for part in parts] == [sum(p.end - p.begin for p in parts[:n]) for n in range(len(parts))]
 
 
-def places(encoding: Encoding) -> list[Any]:
+def tokens(encoding: Encoding) -> list[Any]:
     assert encoding.offsets is not None and encoding.word_ids is not None
     return list(zip(encoding.ids, encoding.offsets, encoding.word_ids, strict=True))
 
 
-def test_the_middle_of_what_windows_share_is_the_seam() -> None:
+def test_neighbouring_windows_meet_in_the_middle_of_shared_tokens() -> None:
     first, second = WindowShape(10, 1, 1, (0, 0)), WindowShape(8, 1, 1, (0, 30))
     parts = window_parts([first, second], stride=4)
     assert [(part.begin, part.end) for part in parts] == [(0, 7), (3, 8)]
     assert [part.window for part in window_parts([second, first], stride=4)] == [1, 0]
 
 
-def test_a_text_without_tokens_of_its_own() -> None:
+def test_a_window_of_special_tokens_alone_is_one_part() -> None:
     shape = WindowShape.of(Encoding([1, 2], [0, 0], offsets=[(0, 0)] * 2, special_mask=[1, 1], word_ids=[None] * 2))
     assert [(part.begin, part.end) for part in window_parts([shape], 3)] == [(0, 2)]
