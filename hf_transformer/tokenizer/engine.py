@@ -13,22 +13,22 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.words import SPACE, Separable, WordCache, separable
+from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
 
-LONG = 32_768
-"""In characters. Of longer texts only the beginning is encoded, where its tokens are enough."""
-FIRST_TRY, GROWTH = 16_384, 4
-"""How many characters of a long text are tried first, and how many times as many next."""
-EXPANSION = 32
-"""Words that one character of an added token becomes at most; NFKC makes 18 characters of one (UAX 15)."""
+LONG_TEXT_CHARACTERS = 32_768
+"""Of a longer text, only a prefix is encoded if its tokens suffice; long texts are encoded one by one."""
+MIN_PREFIX_CHARACTERS, PREFIX_GROWTH = 16_384, 4
+"""Length of the first prefix of a long text, and the factor from one prefix to the next."""
+MAX_WORDS_PER_CHARACTER = 32
+"""Limit for the words that one character of an added token becomes. NFKC makes up to 18 characters of one (UAX 15)."""
 
-LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
-"""What an encoding has for each token."""
+PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
+"""Attributes of an encoding that have one item per token."""
 
 
 def strings(text: TextInput) -> Sequence[str]:
-    """The strings that a text consists of: one, the two of a pair, its words, or none if it comes in token ids."""
+    """The strings of a text: the text, both texts of a pair, or its words. Empty for token ids."""
     if isinstance(text, str):
         return (text,)
     if isinstance(text, TokenIds):
@@ -37,62 +37,66 @@ def strings(text: TextInput) -> Sequence[str]:
 
 
 def characters(text: TextInput) -> int:
-    """How many characters a text has, both of a pair, all of the words; of token ids, one for each."""
+    """Characters in all strings of a text. A token id counts as one character."""
     if isinstance(text, str):
         return len(text)
     return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, strings(text)))
 
 
-def too_many_tokens(how: Tokenization) -> TooLarge:
-    """The error for more than ``how.max_tokens``."""
-    return TooLarge.of(
-        f"instances: more than {how.max_tokens} tokens in one request, whose answer would hold more values than are "
-        "given in one (--max_answer_values); send fewer or shorter texts, or ask for less of each"
+def too_many_tokens(options: Tokenization) -> TooLarge:
+    """The error for more than ``options.max_tokens``."""
+    return TooLarge(
+        "instances",
+        f"at most {options.max_tokens} tokens in a request, so that its answer stays within --max_answer_values",
+        hint="send fewer or shorter texts, or ask for less of each",
     )
 
 
 class Engine(ABC):
-    """Encodes texts, truncated to ``max_length`` tokens. Threads share it."""
+    """Encodes texts, truncated to ``max_length`` tokens. Thread-safe."""
 
     max_length: int
 
-    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, one unless ``how`` asks for more. Token ids stay as they are.
+    def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text: one unless ``options.windows``. Token ids are not changed.
 
         Raises:
-            InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks this.
-            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``, or too many token ids.
+            InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks an
+                option.
+            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids in a text.
         """
         if TokenIds not in map(type, texts):
-            return self._encode(texts, how)
-        rest = [text for text in texts if not isinstance(text, TokenIds)]
-        others = iter(self._encode(rest, how) if rest else ())
-        return [[self._as_given(text, how)] if isinstance(text, TokenIds) else next(others) for text in texts]
+            return self._encode(texts, options)
+        untokenized = [text for text in texts if not isinstance(text, TokenIds)]
+        encoded = iter(self._encode(untokenized, options) if untokenized else ())
+        return [[self._from_ids(text, options)] if isinstance(text, TokenIds) else next(encoded) for text in texts]
 
     @abstractmethod
-    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """``encode`` for texts of which none comes in token ids."""
+    def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Implements ``encode`` for texts without token ids."""
 
-    def _as_given(self, text: TokenIds, how: Tokenization) -> Encoding:
-        if len(text.ids) > self.max_length and not how.whole:
-            raise TooLarge.of(
-                f"{len(text.ids)} token ids in one text, and the model takes {self.max_length}; "
-                "they are not cut, since their special tokens would be lost"
+    def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
+        if len(text.ids) > self.max_length and not options.whole:
+            raise TooLarge(
+                "",
+                f"at most {self.max_length} token ids in a text",
+                str(len(text.ids)),
+                "they are not truncated, which would lose their special tokens",
             )
         return Encoding(list(text.ids), [0] * len(text.ids))
 
     def with_max_length(self, length: int) -> Self:
-        """The same with another limit in tokens."""
-        other = copy(self)
-        other.max_length = length
-        return other
+        """A copy with another limit in tokens."""
+        engine = copy(self)
+        engine.max_length = length
+        return engine
 
 
 class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
-    The library encodes each text whole. A truncated text, or a window, is that encoding without some of its tokens, so
-    ``backend`` never changes.
+    The library encodes each text whole. Truncation and windows remove tokens from that encoding, so ``backend`` never
+    changes.
     """
 
     def __init__(
@@ -109,228 +113,242 @@ class RustEngine(Engine):
         self._backend = backend
         self.max_length = max_length
         self._special_tokens = special_tokens
-        self._from_left = truncation_side == "left"
-        self._keeps_space = keeps_space(backend)
+        self._truncates_left = truncation_side == "left"
+        self._trims_space = trims_space(backend)
         self._long_text = threading.Lock()
-        how = separable(backend)
-        self._words = None if how is None or not word_cache else WordCache(backend, how, special_tokens)
-        self._beginning = None if how is None or self._from_left else PrefixTruncation.of(backend, how)
+        rules = chunk_rules(backend)
+        self._word_cache = WordCache(backend, rules, special_tokens) if rules and word_cache else None
+        self._prefixes = PrefixTruncation.of(backend, rules) if rules and not self._truncates_left else None
 
-    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """See Engine. TooLarge is raised before the windows are made."""
-        if how is not PLAIN or self._words is None:
-            return super().encode(texts, how)
-        limit, known = self.max_length, self._words.ids
-        found: list[list[Encoding]] = []
-        others: list[TextInput] = []
+    def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """See Engine. Raises TooLarge before it makes the windows."""
+        if options is not PLAIN or self._word_cache is None:
+            return super().encode(texts, options)
+        limit, cached_ids = self.max_length, self._word_cache.ids
+        encodings: list[list[Encoding]] = []
+        misses: list[TextInput] = []
         for text in texts:
-            ids = known(text) if type(text) is str else None
+            ids = cached_ids(text) if type(text) is str else None
             if ids is None or len(ids) > limit:
-                others.append(text)
-                found.append([])
+                misses.append(text)
+                encodings.append([])
             else:
-                found.append([Encoding(ids, [0] * len(ids))])
-        if not others:
-            return found
-        rest = iter(super().encode(others, how))
-        return [windows or next(rest) for windows in found]
+                encodings.append([Encoding(ids, [0] * len(ids))])
+        if not misses:
+            return encodings
+        encoded = iter(super().encode(misses, options))
+        return [windows or next(encoded) for windows in encodings]
 
-    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """``encode`` without the word cache."""
-        limit = min(how.max_length or self.max_length, self.max_length)
-        # The library takes up to 450 bytes for a character until it is done: one long text at a time.
-        with self._long_text if max(map(characters, texts), default=0) > LONG else nullcontext():
-            texts = [self._shortened(text, limit, how) for text in texts]
-            return self._whole(texts, how) if how.whole else self._cut(texts, limit, how)
+    def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Implements ``encode`` without the word cache."""
+        limit = min(options.max_length or self.max_length, self.max_length)
+        # The library takes up to 450 bytes per character while it encodes, so long texts go one by one.
+        is_long = max(map(characters, texts), default=0) > LONG_TEXT_CHARACTERS
+        with self._long_text if is_long else nullcontext():
+            texts = [self._prefix(text, limit, options) for text in texts]
+            return self._whole(texts, options) if options.whole else self._limited(texts, limit, options)
 
-    def _cut(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:
-        """The texts in ``limit`` tokens each, or in windows of so many."""
-        stride = min(limit // 2, 128) if how.stride is None else how.stride
-        if how.windows or how.max_length:
-            self._check_room(limit, stride, pair=how.one_side)
-        encoded = self._run(texts, how)
+    def _limited(self, texts: Sequence[TextInput], limit: int, options: Tokenization) -> list[list[Encoding]]:
+        """Encodes texts, each truncated to ``limit`` tokens or split into windows of that length."""
+        stride = min(limit // 2, 128) if options.stride is None else options.stride
+        if options.windows or options.max_length:
+            self._check_room(limit, stride, is_pair=options.one_side)
+        wholes = self._run(texts, options)
         plans = [
-            self._plan(one, isinstance(text, tuple), limit, stride, how)
-            for one, text in zip(encoded, texts, strict=True)
+            self._plan(whole, isinstance(text, tuple), limit, stride, options)
+            for whole, text in zip(wholes, texts, strict=True)
         ]
-        if sum(count for count, _ in plans) > how.max_windows:
-            raise TooLarge.of(
-                f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
-                "send shorter texts, or share fewer tokens between windows"
+        if sum(count for count, _ in plans) > options.max_windows:
+            raise TooLarge(
+                "instances",
+                f"at most {options.max_windows} windows in a request (--max_sequences)",
+                hint="send shorter texts, or share fewer tokens between windows",
             )
-        found = []
-        for one, (_, windows) in zip(encoded, plans, strict=True):
-            whole = _convert(one, how.detail, truncated=len(one) > limit and not how.windows)
-            found.append([self._window(whole, ranges) if ranges else whole for ranges in windows])
-        return found
+        encodings = []
+        for whole, (_, windows) in zip(wholes, plans, strict=True):
+            converted = _convert(whole, options.detail, truncated=len(whole) > limit and not options.windows)
+            encodings.append([self._window(converted, ranges) if ranges else converted for ranges in windows])
+        return encodings
 
-    def _shortened(self, text: TextInput, limit: int, how: Tokenization) -> TextInput:
-        """A long text without an end that would be cut off anyway: more than ``limit`` tokens are left of it.
+    def _prefix(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
+        """A long text shortened to a prefix that has more than ``limit`` tokens; other texts unchanged.
 
-        Where the longer text of a pair is cut first, both lengths count: the other text has to be short enough to be
-        the shorter one still.
+        If the longer text of a pair is truncated first, both lengths count: the other text has to remain the shorter
+        one.
         """
-        if self._beginning is None or how.windows or how.whole or characters(text) <= LONG:
+        if self._prefixes is None or options.windows or options.whole or characters(text) <= LONG_TEXT_CHARACTERS:
             return text
         if isinstance(text, str):
-            return self._beginning.of_text(text, limit)
+            return self._prefixes.prefix(text, limit)
         if not isinstance(text, tuple):
             return text
         first, second = text
-        cuts_first = how.only_first or (not how.only_second and len(first) > len(second))
+        cuts_first = options.only_first or (not options.only_second and len(first) > len(second))
         long, short = (first, second) if cuts_first else (second, first)
-        long = self._beginning.of_text(long, limit if how.one_side else limit + EXPANSION * len(short))
+        tokens = limit if options.one_side else limit + MAX_WORDS_PER_CHARACTER * len(short)
+        long = self._prefixes.prefix(long, tokens)
         return (long, short) if cuts_first else (short, long)
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
-        """An encoding without some ranges of its tokens; see keeps_space for the offsets."""
-        found = without(whole, ranges)
-        if found.offsets is not None and found.sequence_ids is not None and self._keeps_space:
-            for place in {found.sequence_ids.index(number) for number in (0, 1) if number in found.sequence_ids}:
-                token, (start, end) = self._backend.id_to_token(found.ids[place]) or "", found.offsets[place]
-                if start and token.startswith(SPACE):
-                    found.offsets[place] = start - 1, end if token.strip(SPACE) else start - 1
-        return found
+        """An encoding without some ranges of its tokens, with the offsets that the library gives to a window."""
+        window = without(whole, ranges)
+        if window.offsets is not None and window.sequence_ids is not None and self._trims_space:
+            for index in {window.sequence_ids.index(number) for number in (0, 1) if number in window.sequence_ids}:
+                token, (start, end) = self._backend.id_to_token(window.ids[index]) or "", window.offsets[index]
+                if start and token.startswith(GPT2_SPACE):
+                    window.offsets[index] = start - 1, end if token.strip(GPT2_SPACE) else start - 1
+        return window
 
-    def _check_room(self, limit: int, stride: int, *, pair: bool) -> None:
-        """Raises InvalidInput where windows of ``limit`` tokens can't have text, or any beside ``stride`` tokens."""
-        room = limit - self._added(pair)
+    def _check_room(self, limit: int, stride: int, *, is_pair: bool) -> None:
+        """Raises InvalidInput if windows of ``limit`` tokens hold no text, or no more than ``stride`` tokens of it."""
+        added = self._added(is_pair)
+        room = limit - added
         if room <= 0:
-            raise InvalidInput.of(f"{limit} tokens leave no room for text beside the special tokens")
+            raise InvalidInput("", f"a length of more than {added} tokens, the number of special tokens", str(limit))
         if stride >= room:
-            raise InvalidInput.of(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
+            raise InvalidInput("", f"a stride of less than {room} tokens, the text in a window", str(stride))
 
-    def _plan(self, whole: tokenizers.Encoding, pair: bool, limit: int, stride: int, how: Tokenization) -> Plan:
-        """The windows of a text, or the one that is left of it.
+    def _plan(
+        self, whole: tokenizers.Encoding, is_pair: bool, limit: int, stride: int, options: Tokenization
+    ) -> WindowPlan:
+        """The windows of an encoding, or its only truncation.
 
         Source: truncate_encoding in tokenizers/src/tokenizer/encoding.rs.
         """
         if len(whole) <= limit:
-            return UNCUT
-        if not (how.windows or how.one_side):
-            ranges = self._excess(whole, pair, limit)
+            return NOT_TRUNCATED
+        if not (options.windows or options.one_side):
+            ranges = self._excess(whole, is_pair, limit)
             if len(whole) - sum(map(len, ranges)) > limit:
-                raise InvalidInput.of(f"a pair of texts does not fit into {limit} tokens")
+                raise InvalidInput("", f"a pair of texts that fits into {limit} tokens")
             return 1, [ranges]
-        text = tokens_of(whole, 1 if pair and how.only_second else 0)
-        room = limit - (len(whole) - len(text))
+        tokens = tokens_of(whole, 1 if is_pair and options.only_second else 0)
+        room = limit - (len(whole) - len(tokens))
         if room <= 0:
-            other, cut = "first text (the question)", "second"
-            if how.only_first:
-                other, cut = "second text (the hypothesis with the label)", "first"
-            raise InvalidInput.of(
-                f"a pair of texts does not fit: its {other} leaves no room for the {cut}, which alone may be cut"
+            kept, truncated = "first text (the question)", "second"
+            if options.only_first:
+                kept, truncated = "second text (the hypothesis with the label)", "first"
+            raise InvalidInput(
+                "",
+                f"a pair of texts whose {kept} leaves room for the {truncated} in {limit} tokens",
+                f"{len(whole) - len(tokens)} tokens without the {truncated}",
+                f"only the {truncated} is truncated",
             )
-        if not how.windows:
-            return 1, [self._outside(text, 0, room)]
+        if not options.windows:
+            return 1, [self._outside(tokens, 0, room)]
         if stride >= room:
-            raise InvalidInput.of(
-                f"a stride of {stride} tokens is too long for windows of {limit} tokens, most of which the other text "
-                "of the pair takes; shorten that text"
+            raise InvalidInput(
+                "",
+                f"a stride of less than {room} tokens, the room that one text of the pair leaves in {limit} tokens",
+                str(stride),
+                "shorten that text",
             )
-        places = range(0, len(text) - stride, room - stride)
-        return len(places), (self._outside(text, place, room) for place in places)
+        starts = range(0, len(tokens) - stride, room - stride)
+        return len(starts), (self._outside(tokens, start, room) for start in starts)
 
-    def _outside(self, text: range, place: int, room: int) -> Sequence[range]:
-        """The tokens of a text before and after a window of ``room`` tokens. ``place`` tokens lie between the window
-        and the side of the text that is kept."""
-        if self._from_left:
-            end = len(text) - place
-            return text[: max(0, end - room)], text[end:]
-        return text[:place], text[place + room :]
+    def _outside(self, tokens: range, start: int, room: int) -> Sequence[range]:
+        """The tokens before and after a window of ``room`` tokens. ``start`` counts from the side that truncation
+        keeps."""
+        if self._truncates_left:
+            end = len(tokens) - start
+            return tokens[: max(0, end - room)], tokens[end:]
+        return tokens[:start], tokens[start + room :]
 
-    def _whole(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The texts as they are, and what would be removed from each."""
-        encoded = self._run(texts, replace(how, detail=True))
-        if sum(map(len, encoded)) > how.max_tokens:
-            raise too_many_tokens(how)
-        found = []
-        for text, one in zip(texts, encoded, strict=True):
-            ranges, offsets = self._excess(one, isinstance(text, tuple), self.max_length), one.offsets
+    def _whole(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Encodes texts without truncation, and notes in ``cut`` the tokens over the model's length."""
+        wholes = self._run(texts, replace(options, detail=True))
+        if sum(map(len, wholes)) > options.max_tokens:
+            raise too_many_tokens(options)
+        encodings = []
+        for text, whole in zip(texts, wholes, strict=True):
+            ranges, offsets = self._excess(whole, isinstance(text, tuple), self.max_length), whole.offsets
             spans = tuple((offsets[cut[0]][0], offsets[cut[-1]][1]) if cut else None for cut in ranges)
-            converted = _convert(one, how.detail)
-            converted.cut = Truncation(sum(map(len, ranges)), spans)
-            found.append([converted])
-        return found
+            encoding = _convert(whole, options.detail)
+            encoding.cut = Truncation(sum(map(len, ranges)), spans)
+            encodings.append([encoding])
+        return encodings
 
-    def _excess(self, whole: tokenizers.Encoding, pair: bool, limit: int) -> Sequence[range]:
-        """The tokens of each text that don't fit into ``limit`` tokens, if the longer text is cut first."""
-        tokens = [tokens_of(whole, number) for number in range(1 + pair)]
-        kept = longest_first(len(tokens[0]), len(tokens[-1]) * pair, max(0, limit - self._added(pair)))
-        sides = zip(tokens, kept, strict=False)
-        return [one[: len(one) - left] if self._from_left else one[left:] for one, left in sides]
+    def _excess(self, whole: tokenizers.Encoding, is_pair: bool, limit: int) -> Sequence[range]:
+        """The tokens of each text over ``limit`` tokens together, if the longer text is truncated first."""
+        tokens = [tokens_of(whole, number) for number in range(1 + is_pair)]
+        counts = longest_first(len(tokens[0]), len(tokens[-1]) * is_pair, max(0, limit - self._added(is_pair)))
+        sides = zip(tokens, counts, strict=False)
+        return [side[: len(side) - kept] if self._truncates_left else side[kept:] for side, kept in sides]
 
-    def _added(self, pair: bool) -> int:
-        """How many special tokens are added to a text or a pair."""
-        return self._backend.num_special_tokens_to_add(pair) if self._special_tokens else 0
+    def _added(self, is_pair: bool) -> int:
+        """Number of special tokens around a text or a pair."""
+        return self._backend.num_special_tokens_to_add(is_pair) if self._special_tokens else 0
 
-    def _run(self, texts: Sequence[TextInput], how: Tokenization) -> list[tokenizers.Encoding]:
+    def _run(self, texts: Sequence[TextInput], options: Tokenization) -> list[tokenizers.Encoding]:
         """Encodes plain texts and texts in words, each kind in one call, and restores their order."""
-        run: Any = self._backend.encode_batch if how.detail else self._backend.encode_batch_fast
-        special_tokens = self._special_tokens if how.special_tokens is None else how.special_tokens
-        in_words = [isinstance(text, Words) for text in texts]
-        found: dict[bool, Any] = {}
+        run: Any = self._backend.encode_batch if options.detail else self._backend.encode_batch_fast
+        special_tokens = self._special_tokens if options.special_tokens is None else options.special_tokens
+        kinds = [isinstance(text, Words) for text in texts]
+        encoded: dict[bool, Any] = {}
         try:
-            for kind in set(in_words):
+            for in_words in set(kinds):
                 batch = [
                     list(text.words) if isinstance(text, Words) else text
-                    for text, other in zip(texts, in_words, strict=True)
-                    if other == kind
+                    for text, kind in zip(texts, kinds, strict=True)
+                    if kind == in_words
                 ]
-                found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=special_tokens))
+                encoded[in_words] = iter(run(batch, is_pretokenized=in_words, add_special_tokens=special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
-            raise InvalidInput.of(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
-        return [next(found[kind]) for kind in in_words]
+            raise _encoding_error(texts, exc) from exc
+        return [next(encoded[in_words]) for in_words in kinds]
 
 
 class PrefixTruncation:
-    """Finds a part of a long text whose first tokens are those of the whole text.
+    """Shortens a long text to a prefix with the same first tokens.
 
-    A million characters take some 400 MB to encode, and all but the model's length of it is cut off. Where a tokenizer
-    is separable, its words (pre-tokens) depend on the text before them and on little behind them: an end of the text
-    can change the last word, the last but one of GPT-2's ('r before e), and words that an added token would have
-    covered. So all tokens but those of the last ``uncertain`` words are the same without the rest of the text.
+    A million characters take some 400 MB to encode, and truncation drops most of their tokens. With chunk rules, a word
+    (pre-token) depends on the text before it and on little after it. Cutting the text can change the last word, GPT-2's
+    last but one ('r before e), and words inside a longer added token. The tokens before the last ``uncertain`` words
+    stay the same.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, how: Separable) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, rules: ChunkRules) -> None:
         self._backend = backend
-        self._uncertain = 2 + EXPANSION * max(map(len, how.added), default=0)
+        self._uncertain = 2 + MAX_WORDS_PER_CHARACTER * max(map(len, rules.added), default=0)
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer, how: Separable) -> PrefixTruncation | None:
-        """None where a text is refused for a word that the model does not know, which may be at its end."""
+    def of(cls, backend: tokenizers.Tokenizer, rules: ChunkRules) -> PrefixTruncation | None:
+        """None if unknown words are an error, since one may be after the prefix."""
         unknown = backend.model.unk_token
         if unknown is None:
             refuses = not isinstance(backend.model, tokenizers.models.BPE)
         else:
             refuses = backend.model.token_to_id(unknown) is None
-        return None if refuses else cls(backend, how)
+        return None if refuses else cls(backend, rules)
 
-    def of_text(self, text: str, tokens: int) -> str:
-        """A beginning with more than so many tokens that are certain; the whole text if there is no shorter one, or if
-        it is not Unicode, which the library then says."""
-        size = max(FIRST_TRY, 4 * tokens)
+    def prefix(self, text: str, tokens: int) -> str:
+        """A prefix with more than ``tokens`` certain tokens. The whole text if no shorter prefix has them, or if the
+        text is not Unicode: the library then raises the error."""
+        size = max(MIN_PREFIX_CHARACTERS, 4 * tokens)
         try:
             text.encode()
         except UnicodeEncodeError:
             return text
         while 2 * size <= len(text):
-            found = self._backend.encode(text[:size], add_special_tokens=False).word_ids
-            if len(found) > tokens and found[tokens] < found[-1] - self._uncertain:  # type: ignore[operator]  # no None
+            words = self._backend.encode(text[:size], add_special_tokens=False).word_ids
+            if len(words) > tokens and words[tokens] < words[-1] - self._uncertain:  # type: ignore[operator]  # no None
                 return text[:size]
-            size *= GROWTH
+            size *= PREFIX_GROWTH
         return text
 
 
-Plan = tuple[int, Iterable[Sequence[range]]]
-"""How many windows a text has, and the tokens that each of them leaves out."""
+WindowPlan = tuple[int, Iterable[Sequence[range]]]
+"""Number of windows of a text, and the ranges of tokens that each window leaves out."""
 
-UNCUT: Plan = (1, ((),))
+NOT_TRUNCATED: WindowPlan = (1, ((),))
 
 
-def keeps_space(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the offsets of tokens leave out the space before them, but for the first token of a text or window: the
-    library takes one space there for added by itself. Source: process_offsets in pre_tokenizers/byte_level.rs."""
+def trims_space(backend: tokenizers.Tokenizer) -> bool:
+    """Whether offsets leave out the space before each token but the first one of a text or window.
+
+    The library takes one space before the first token for its own. Source: process_offsets in
+    pre_tokenizers/byte_level.rs.
+    """
     probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ġa": 0}))
     probe.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     probe.post_processor = backend.post_processor
@@ -338,7 +356,7 @@ def keeps_space(backend: tokenizers.Tokenizer) -> bool:
 
 
 def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
-    """The tokens of the first (0) or the second text (1), which follow each other."""
+    """The contiguous token indices of the first (0) or second text (1)."""
     owners = encoded.sequence_ids
     count = owners.count(number)
     first = owners.index(number) if count else 0
@@ -346,8 +364,10 @@ def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens are left of the two texts of a pair that share ``room`` tokens; a single text has a ``second``
-    of 0. Source: truncate_encodings in tokenizers/src/utils/truncation.rs."""
+    """Tokens that remain of each text of a pair in ``room`` tokens. ``second`` is 0 for a single text.
+
+    Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
+    """
     short, long = sorted((first, second))
     if short + long <= room:
         return first, second
@@ -359,30 +379,32 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
-    """An encoding without some ranges of its tokens, which are in order and don't overlap."""
+    """An encoding without some ranges of its tokens. The ranges are in order and don't overlap."""
     cuts = [cut for cut in ranges if cut]
     kept = list(map(slice, [0, *(cut.stop for cut in cuts)], [*(cut.start for cut in cuts), len(encoding)]))
-    lists = ((name, getattr(encoding, name)) for name in LISTS)
-    left: Any = {name: [one for part in kept for one in values[part]] for name, values in lists if values is not None}
-    return replace(encoding, **left)
+    lists = ((name, getattr(encoding, name)) for name in PER_TOKEN_LISTS)
+    remaining: Any = {
+        name: [item for part in kept for item in values[part]] for name, values in lists if values is not None
+    }
+    return replace(encoding, **remaining)
 
 
 def _convert(encoded: tokenizers.Encoding, detail: bool, *, truncated: bool = False) -> Encoding:
-    found = Encoding(encoded.ids, encoded.type_ids, truncated)
+    encoding = Encoding(encoded.ids, encoded.type_ids, truncated)
     if detail:
-        found.offsets, found.special_mask = encoded.offsets, encoded.special_tokens_mask
-        found.word_ids, found.sequence_ids = encoded.word_ids, encoded.sequence_ids
-    return found
+        encoding.offsets, encoding.special_mask = encoded.offsets, encoded.special_tokens_mask
+        encoding.word_ids, encoding.sequence_ids = encoded.word_ids, encoded.sequence_ids
+    return encoding
 
 
-def _reason(texts: Sequence[TextInput]) -> str | None:
-    """Why a text can't be encoded, where the library does not say."""
+def _encoding_error(texts: Sequence[TextInput], error: Exception) -> InvalidInput:
+    """The error for texts that a tokenizer refused. The library's own message does not mention lone surrogates."""
     for text in texts:
         try:
             "".join(strings(text)).encode()
         except UnicodeEncodeError as exc:
-            return f"it has a lone surrogate, {exc.object[exc.start]!r}, which is not Unicode text"
-    return None
+            return InvalidInput("", "Unicode text", f"a text with a lone surrogate, {exc.object[exc.start]!r}")
+    return InvalidInput("", "a text that the tokenizer can encode", hint=str(error))
 
 
 @dataclass
@@ -393,29 +415,30 @@ class PythonEngine(Engine):
     max_length: int
     special_tokens: bool
 
-    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+    def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         in_words = any(isinstance(text, Words) for text in texts)
-        if how.whole and not in_words:
-            return [[self._whole(text, how)] for text in texts]
-        if how not in (PLAIN, Tokenization(only_first=True)) or in_words:
-            raise InvalidInput.of(
-                "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
-                "a tokenizer.json would give it them"
+        if options.whole and not in_words:
+            return [[self._whole(text, options)] for text in texts]
+        if options not in (PLAIN, Tokenization(only_first=True)) or in_words:
+            raise InvalidInput(
+                "",
+                "no request for offsets, windows or texts in words",
+                hint="this model's tokenizer is written in Python and has none; a tokenizer.json would add them",
             )
-        strategy = "only_first" if how.only_first else "longest_first"
+        strategy = "only_first" if options.only_first else "longest_first"
         return [[self._truncated(text, strategy)] for text in texts]
 
-    def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
-        """A text as it is; where its tokens lie in it is not known."""
-        special = self.special_tokens if how.special_tokens is None else how.special_tokens
+    def _whole(self, text: TextInput, options: Tokenization) -> Encoding:
+        """Encodes a text without truncation. ``cut`` has no spans, since the tokenizer has no offsets."""
+        special = self.special_tokens if options.special_tokens is None else options.special_tokens
         whole = self._call(text, add_special_tokens=special, return_special_tokens_mask=True)
         ids = list(whole["input_ids"])
-        if len(ids) > how.max_tokens:
-            raise too_many_tokens(how)
+        if len(ids) > options.max_tokens:
+            raise too_many_tokens(options)
         added: int = self.tokenizer.num_special_tokens_to_add(isinstance(text, tuple))
-        rest = len(ids) + added * (self.special_tokens - special) - self.max_length
-        mask = list(whole["special_tokens_mask"]) if how.detail else None
-        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, rest), None))
+        excess = len(ids) + added * (self.special_tokens - special) - self.max_length
+        mask = list(whole["special_tokens_mask"]) if options.detail else None
+        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, excess), None))
 
     def _truncated(self, text: TextInput, strategy: str) -> Encoding:
         whole = self._call(text)
@@ -424,15 +447,15 @@ class PythonEngine(Engine):
             whole = self._call(text, truncation=strategy, max_length=self.max_length)
         ids = list(whole["input_ids"])
         if len(ids) > self.max_length:
-            # transformers logs an error then, and leaves the pair as long as it was.
-            raise InvalidInput.of(f"a pair of texts does not fit into {self.max_length} tokens")
+            # transformers logs an error in this case, and leaves the pair too long.
+            raise InvalidInput("", f"a pair of texts that fits into {self.max_length} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
     def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
         pair = text if isinstance(text, tuple) else (str(text), None)
-        usual = {"add_special_tokens": self.special_tokens, "return_token_type_ids": True, "verbose": False}
+        defaults = {"add_special_tokens": self.special_tokens, "return_token_type_ids": True, "verbose": False}
         try:
-            found: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
+            encoded: Mapping[str, Any] = self.tokenizer(*pair, **(defaults | options))
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
-            raise InvalidInput.of(f"the tokenizer can't encode a text: {exc}") from exc
-        return {"token_type_ids": [0] * len(found["input_ids"]), **found}
+            raise _encoding_error((text,), exc) from exc
+        return {"token_type_ids": [0] * len(encoded["input_ids"]), **encoded}

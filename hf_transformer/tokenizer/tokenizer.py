@@ -20,57 +20,57 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
-"""Up to this many characters are encoded on the event loop, more in a thread.
+"""Texts up to this length together are encoded on the event loop, longer ones in a thread.
 
 Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, so
-about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 ms.
+about 1 ms at the limit. The hop to a thread and back costs 0.06 to 0.15 ms.
 """
 
-CHUNK, CHUNK_CHARACTERS = 64, 100_000
-"""Texts, and about how many characters, that are encoded at a time. The library keeps all encodings of a call, which
-would be gigabytes for a thousand long texts. Other requests may be waiting for their turn, too."""
+CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 100_000
+"""Texts in one call of the library, and the characters after which a chunk takes no further text. The library keeps all
+encodings of a call, gigabytes for a thousand long texts."""
 
-MANY_IDS = 2000
-"""More ids than this are decoded by a method that lets other threads run meanwhile. That many take about 1 ms."""
+INLINE_IDS = 2000
+"""Up to this many ids are decoded with the GIL held, in about 1 ms; more by a method that releases it."""
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""What clean_up_tokenization_spaces replaces, in this order."""
+"""The replacements of clean_up_tokenization_spaces, in order."""
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-"""The mask token is one of these where the settings name none."""
+"""Candidates for the mask token if the settings name none."""
 
 Result = TypeVar("Result")
 
 
 class Tokenizer:
-    """One model's tokenizer. Threads and requests share it: no call changes the result of another one.
+    """One model's tokenizer. Thread-safe: no call changes the result of another.
 
     Attributes:
         max_length: the limit in tokens, special ones included.
-        special_tokens: the special tokens that have a name (``pad_token`` and so on), by that name.
+        special_tokens: the named special tokens (``pad_token`` and so on), by name.
         pad_token_id: the id of the padding token.
-        pad_id: an id that always exists, for positions that are masked out.
+        pad_id: an id that always exists, for masked positions.
         mask_token, mask_id: the mask token and its id.
-        cls_id, unk_id: the ids of the tokens that stand for the text and for unknown words.
-        vocab_size: the highest id plus one; a model's logits need as many columns at least.
+        cls_id, unk_id: the ids of the classification token and of the token for unknown words.
+        vocab_size: the highest id plus one, the least number of columns in a model's logits.
         padding_side: ``left`` or ``right``.
         marks_subwords: whether a token that continues a word has a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
 
-    A token that the tokenizer lacks is None, and so is its id.
+    Missing tokens and their ids are None.
     """
 
     token_to_id: Callable[[str], int | None]
-    """The id of a token, None if there is no such token."""
+    """The id of a token, None for an unknown token."""
     id_to_token: Callable[[int], str | None]
-    """The token with an id, None if there is no such id."""
+    """The token of an id, None for an unknown id."""
     join_tokens: Callable[[list[str]], str]
-    """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
+    """Joins tokens into text, like AutoTokenizer.convert_tokens_to_string."""
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         self._engine = engine
@@ -101,63 +101,64 @@ class Tokenizer:
         self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
-        """One encoding per text or pair: no padding, truncated to ``max_length``.
+        """One encoding per text or pair, without padding, truncated to ``max_length``.
 
-        With ``offsets``, an encoding has all its details. Raises InvalidInput.
+        ``offsets`` fills in all lists of Encoding. Raises InvalidInput.
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=True) if offsets else PLAIN)]
 
     def encode_windows(
-        self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
+        self, texts: Sequence[TextInput], options: Tokenization, stop: threading.Event | None = None
     ) -> list[list[Encoding]]:
-        """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
+        """The encodings of each text: one, or with ``options.windows`` as many as a long text needs.
 
         ``stop`` ends the work early, between two chunks of texts.
 
         Raises:
-            InvalidInput: a text can't be encoded so.
-            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
+            InvalidInput: a text can't be encoded with these options.
+            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``.
         """
-        windows: list[list[Encoding]] = []
-        left, tokens = how.max_windows, 0
+        encodings: list[list[Encoding]] = []
+        remaining_windows, tokens = options.max_windows, 0
         for chunk in _chunks(texts):
             if stop is not None and stop.is_set():
                 break
-            found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
-            windows += found
-            if how.windows:
-                left -= sum(map(len, found))
-            if how.whole:
-                tokens += sum(len(one) for [one] in found)
-                if tokens > how.max_tokens:
-                    raise too_many_tokens(how)
-        return windows
+            chunk_options = replace(options, max_windows=max(remaining_windows, 0)) if options.windows else options
+            encoded = self._encode(chunk, chunk_options)
+            encodings += encoded
+            if options.windows:
+                remaining_windows -= sum(map(len, encoded))
+            if options.whole:
+                tokens += sum(len(encoding) for [encoding] in encoded)
+                if tokens > options.max_tokens:
+                    raise too_many_tokens(options)
+        return encodings
 
-    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, with the names of its tokens if they are asked for."""
-        found = self._engine.encode(texts, how)
-        if how.whole and how.detail:
-            for [one] in found:
-                names = {number: self.id_to_token(number) or "" for number in set(one.ids)}  # looked up and kept once
-                one.tokens = [names[number] for number in one.ids]
-        return found
+    def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text. Whole texts with details also get the names of their tokens."""
+        encodings = self._engine.encode(texts, options)
+        if options.whole and options.detail:
+            for [encoding] in encodings:
+                names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
+                encoding.tokens = [names[number] for number in encoding.ids]
+        return encodings
 
     async def encode_off_loop(
-        self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN, length: int | None = None
+        self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
-        """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
+        """``encode_windows`` without blocking the event loop: the executor encodes long texts.
 
-        When the caller is cancelled the work in the executor ends soon too. ``length`` is the characters of all texts,
-        if the caller knows.
+        Cancelling the caller stops the executor's work after the current chunk. ``length`` is the number of characters
+        in all texts, if known.
         """
         if length is None:
             length = sum(map(characters, texts))
         if length <= INLINE_CHARACTERS:
-            return self._encode(texts, how)
-        return await _in_thread(executor, lambda stop: self.encode_windows(texts, how, stop))
+            return self._encode(texts, options)
+        return await _in_thread(executor, lambda stop: self.encode_windows(texts, options, stop))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of some ids, as AutoTokenizer.decode gives it."""
+        """The text of some ids, like AutoTokenizer.decode."""
         if self._slow is not None:
             return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
         text = self.decode_unclean(ids, skip_special_tokens)
@@ -166,45 +167,46 @@ class Tokenizer:
         return text
 
     def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
+        """``decode`` without the clean-up of spaces (CLEAN_UP)."""
         if self._slow is not None:
             options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
             return str(self._slow.decode(list(ids), **options))
-        if len(ids) <= MANY_IDS:
+        if len(ids) <= INLINE_IDS:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
         return str(self._backend.decode_batch([list(ids)], skip_special_tokens)[0])
 
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
     ) -> list[str]:
-        """``decode`` for each, in the executor (None is the event loop's own) if there are many ids. That work ends
-        soon when the caller is cancelled."""
-        if sum(map(len, texts)) <= MANY_IDS:
+        """``decode`` for each text, in the executor if there are many ids; None is the event loop's own executor.
+
+        Cancelling the caller stops the executor's work after the current text.
+        """
+        if sum(map(len, texts)) <= INLINE_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
         return await _in_thread(
             executor, lambda stop: [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
         )
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token, special tokens left out; None for a text that has no tokens or can't be
-        encoded."""
+        """The id of a text's first token that is not special; None if it has no tokens or can't be encoded."""
         try:
-            [[found]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
+            [[encoding]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
         except InvalidInput:
             return None
-        return found.ids[0] if found.ids else None
+        return encoding.ids[0] if encoding.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
-        """The same tokenizer with another limit in tokens."""
+        """A copy with another limit in tokens."""
         if length == self.max_length:
             return self
-        other = copy(self)
-        other._engine, other.max_length = self._engine.with_max_length(length), length
-        return other
+        tokenizer = copy(self)
+        tokenizer._engine, tokenizer.max_length = self._engine.with_max_length(length), length
+        return tokenizer
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
-    """What ``work`` gives. Its event is set when the caller is cancelled."""
+    """Runs ``work`` in the executor, and sets its event when the caller is cancelled."""
     stop = threading.Event()
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
@@ -213,10 +215,10 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
-    """The texts in parts of at most CHUNK; one that reaches CHUNK_CHARACTERS takes no more."""
+    """Splits texts into chunks of up to CHUNK_TEXTS. A chunk that reaches CHUNK_CHARACTERS takes no further text."""
     start = size = 0
     for index, text in enumerate(texts):
-        if index > start and (index - start == CHUNK or size >= CHUNK_CHARACTERS):
+        if index > start and (index - start == CHUNK_TEXTS or size >= CHUNK_CHARACTERS):
             yield texts[start:index]
             start, size = index, 0
         size += characters(text)
@@ -238,17 +240,17 @@ def load_tokenizer(
     """Load the tokenizer of a folder.
 
     Args:
-        folder: where tokenizer.json or the vocabulary files are.
+        folder: the folder of tokenizer.json or the vocabulary files.
         model_config: config.json, for the tokenizer's class and the longest sequence.
         max_model_len: the limit in tokens; None for the smaller of the tokenizer's and the model's, or 512.
-        at_most: lowers that smaller one; nothing if ``max_model_len`` is given.
-        lower_case: False switches lower-casing off; True leaves it as the model has it.
-        special_tokens: whether [CLS], [SEP] and the like are added.
+        at_most: an upper bound for the limit, ignored with ``max_model_len``.
+        lower_case: False switches lower-casing off; True keeps the model's setting.
+        special_tokens: whether to add [CLS], [SEP] and the like.
         trust_remote_code: whether the folder's own Python code may run.
-        word_cache: whether the ids of words are kept (words.py).
+        word_cache: whether to cache the ids of words (words.py).
 
     Raises:
-        LoadError: the files are broken or missing, need code that is not allowed, or the limit does not fit.
+        LoadError: the files are broken or missing, need code that is not allowed, or the limit is too large or small.
     """
     loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
     backend = loaded.backend

@@ -145,7 +145,7 @@ async def test_windows_and_tensors(inline: int, monkeypatch: pytest.MonkeyPatch)
         (["a b", "x" * 4001], {}, TooLarge, "instances[1]: 4001 characters, at most 4000 are"),
         (["x" * 3000] * 3, {}, TooLarge, "instances[2]: with it the request has more than the 8000 characters"),
         ([["a b"] * 9], {}, TooLarge, "9 sequences (texts, pairs and windows) in one request, at most 8"),
-        ([LONG], {"windows": True}, TooLarge, "more than 8 windows in one request"),
+        ([LONG], {"windows": True}, TooLarge, "at most 8 windows in a request"),
         ([IN_TOKENS, "a " * 240], {"windows": True}, TooLarge, "9 sequences (texts, pairs and windows) in one"),
         ([LONG], {"overflow": "error"}, TooLarge, "the text is longer than the 32 tokens that the model takes"),
     ],
