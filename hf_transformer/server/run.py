@@ -1,11 +1,8 @@
-"""uvicorn with our protocol class: settings, signals, slow clients, certificates, free memory, and the end."""
+"""uvicorn with our protocol class: its settings, signals, and a graceful shutdown."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import logging
 import os
 import socket
 import ssl
@@ -13,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -21,38 +17,26 @@ import uvicorn
 
 from hf_transformer.credentials import KeyPair, ReloadableFile, keep_renewing, read_key_pair
 from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.server.http import ClientLimits, HttpConnection
+from hf_transformer.server.http import ClientLimits, HttpConnection, keep_sweeping
+from hf_transformer.server.memory import freeze_garbage_collector, keep_trimmed
 from hf_transformer.types.http import Application
 
-logger = logging.getLogger(__name__)
-
-SWEEPS = 10  # looks at a connection within the time that its client has
-LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05  # seconds between two sweeps at most and at least
-AT_ONCE = 500  # connections that are looked at without a pause, about a millisecond
-
-SHORTEST_TRIM_PAUSE, LONGEST_TRIM_PAUSE = 2.0, 60.0  # seconds between two looks at the memory
-GROWN = 32 << 20  # bytes that are worth a trim
-IDLE = 0.2  # the share of one core that an idle process uses at most
-
-SAME_WISH = 1.0
-"""Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
-COLLECTED_AFTER = 20_000
-"""Objects that may be new before the collector looks at the young ones; Python's own 700 are passed by the requests of
-one batch. Requests leave it nothing to find, and a short one of 32 takes a fifteenth fewer instructions so."""
-SIGNALLED = 128
-"""Exit code of a process that ended at once, less the signal's number; the shell's convention."""
+SAME_SIGNAL_SECONDS = 1.0
+"""Signals within this time count as one: a terminal and the parent process may both send one."""
+SIGNAL_EXIT_CODE = 128
+"""Exit code of a process that a signal ended at once, minus the signal's number; the shell's convention."""
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration and our own, in a form that goes to worker processes too.
+    """uvicorn's configuration and our own. Can be pickled for worker processes.
 
     Args:
         make: makes the application.
-        limits: what a client may take.
-        grace: seconds that requests in flight have to finish when the server ends.
+        limits: limits for clients.
+        grace: seconds for requests in flight to finish at shutdown.
         certificate: the PEM files of the certificate and its key, None without TLS.
-        clean_up: removes what a process leaves behind that ends without a word, this one or a worker that did.
-        options: uvicorn's own.
+        clean_up: removes leftovers of a process that ends abruptly, this one or a worker.
+        options: uvicorn's own options.
     """
 
     def __init__(
@@ -70,7 +54,7 @@ class ServerConfig(uvicorn.Config):
         self.certificate_files = certificate
         self.clean_up = clean_up
         self.certificate: ReloadableFile[KeyPair] | None = None
-        self.ending = False  # set by the server; connections look at it
+        self.ending = False  # set by the server, read by connections
         super().__init__(
             make,
             factory=True,
@@ -82,20 +66,19 @@ class ServerConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            # The server itself breaks connections off after the grace. This is for tasks that ignore even that.
+            # Only for tasks that ignore the server's own end of connections after the grace period.
             timeout_graceful_shutdown=int(grace) + 3,
             **options,
         )
 
     @property
     def application(self) -> Application:
-        """What answers requests, once ``load`` has made it."""
+        """The application that answers requests. Call ``load`` first."""
         application: Application = self.loaded_app.application
         return application
 
     def load(self) -> None:
-        """Makes the application, and the context with the certificate as it is now. Raises ConfigError where that
-        can't be used."""
+        """Makes the application, and the TLS context with the current certificate. Raises ConfigError for a bad one."""
         super().load()
         if self.certificate_files is None:
             return
@@ -106,55 +89,55 @@ class ServerConfig(uvicorn.Config):
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. If it is ``impatient``, a second one ends the process at once; in a worker it does not,
-    since the supervisor would kill the worker."""
+    """Serves until a signal. If ``impatient``, a second one ends the process at once. Workers are not: their supervisor
+    kills them."""
 
     config: ServerConfig
 
     def __init__(self, config: ServerConfig, *, impatient: bool = True) -> None:
         super().__init__(config)
         self._impatient = impatient
-        self._told_at = 0.0
-        self._captures = False
-        self._has_begun_end = False
-        self._are_used_up = False  # the descriptors, at the last look
+        self._signalled_at = 0.0
+        self._captures_signals = False
+        self._is_shutting_down = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.loop: asyncio.AbstractEventLoop | None = None  # the one that serves, once it does
+        self.loop: asyncio.AbstractEventLoop | None = None  # the event loop, once the server has started
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with signals handled from before the coroutine is made until the event loop is closed: what is
-        in place outside raises SystemExit, which would break off either."""
+        """Extends uvicorn's: captures signals until the event loop is closed.
+
+        The handlers outside (signals.py) raise SystemExit, which would interrupt the start or the end of the loop.
+        """
         with self.capture_signals():
             super().run(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, which calls it within the coroutine."""
-        if self._captures:
+        """Extends uvicorn's, which calls it again in the coroutine: the second call does nothing."""
+        if self._captures_signals:
             yield
             return
-        self._captures = True
+        self._captures_signals = True
         with super().capture_signals():
             yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # What is loaded by now lives as long as the process: the collector need not look at it again.
-        gc.freeze()
-        gc.set_threshold(COLLECTED_AFTER, *gc.get_threshold()[1:])
+        freeze_garbage_collector()
         if sockets and self.config.ssl is not None:
             await super().startup([])
-            self.servers = [await self._listen_with_tls(one, self.config.ssl) for one in sockets]
+            self.servers = [await self._listen_with_tls(listening, self.config.ssl) for listening in sockets]
         else:
             await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
-        self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(keep_trimmed())]
+        sweeping = keep_sweeping(self.server_state.connections, self.config.client_limits)  # type: ignore[arg-type]
+        self._tasks += [asyncio.create_task(sweeping), asyncio.create_task(keep_trimmed())]
         if self.config.certificate is not None:
-            # New connections get a renewed certificate; no other is disturbed.
+            # A renewed certificate is for new connections only.
             use = partial(KeyPair.load_into, context=cast(ssl.SSLContext, self.config.ssl))
             self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, use)))
 
     async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
-        """As uvicorn does it, which knows no limit for handshakes."""
+        """Like uvicorn, but with a limit for the handshake."""
         return await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self.config, self.server_state, self.lifespan.state),
             sock=listening,
@@ -163,35 +146,9 @@ class Server(uvicorn.Server):
             backlog=self.config.backlog,
         )
 
-    async def _sweep(self) -> None:
-        """Looks for clients that take too long, for ever."""
-        limits, loop = self.config.client_limits, asyncio.get_running_loop()
-        shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
-        pause = max(SHORTEST_PAUSE, min(LONGEST_PAUSE, shortest / SWEEPS))
-        while True:
-            await asyncio.sleep(pause)
-            for number, connection in enumerate(list(self.server_state.connections), 1):
-                try:
-                    connection.sweep(loop.time())  # type: ignore[union-attr]  # all are ours
-                except Exception:  # a fault of our own: without this, one connection would end all sweeps
-                    logger.exception("a connection could not be looked at")
-                if not number % AT_ONCE:
-                    await asyncio.sleep(0)
-            self._look_at_descriptors()
-
-    def _look_at_descriptors(self) -> None:
-        """Log once when file descriptors run out: libuv then closes new connections without a log line."""
-        try:
-            os.close(os.dup(0))
-            self._are_used_up = False
-        except OSError as error:
-            if not self._are_used_up:
-                logger.error("no connection can be taken: %s (ulimit -n, --max_connections)", error.strerror)
-            self._are_used_up = True
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for the requests in flight, and breaks off what is left of them after the grace."""
-        self._begin_end()
+        """Waits for the requests in flight, and breaks them off after the grace period."""
+        self._start_shutdown()
         self.config.ending = True
         timer = asyncio.get_running_loop().call_later(self.config.grace, self._break_off)
         try:
@@ -201,10 +158,10 @@ class Server(uvicorn.Server):
             for task in self._tasks:
                 task.cancel()
 
-    def _begin_end(self) -> None:
-        """Tells the application, once, so that whatever else it serves ends in the same time."""
-        if not self._has_begun_end and self.config.loaded:
-            self._has_begun_end = True
+    def _start_shutdown(self) -> None:
+        """Notifies the application once, so that its other servers (gRPC) shut down in the same period."""
+        if not self._is_shutting_down and self.config.loaded:
+            self._is_shutting_down = True
             self.config.loaded_app.start_shutdown()
 
     def _break_off(self) -> None:
@@ -212,49 +169,13 @@ class Server(uvicorn.Server):
             connection.break_off()  # type: ignore[union-attr]  # all are ours
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Is the handler of SIGTERM and SIGINT."""
+        """Handles SIGTERM and SIGINT."""
         now = time.monotonic()
         if not self.should_exit:
-            self._told_at = now
+            self._signalled_at = now
             super().handle_exit(sig, frame)
             if self.loop is not None:
-                self.loop.call_soon_threadsafe(self._begin_end)
-        elif self._impatient and now - self._told_at > SAME_WISH:
+                self.loop.call_soon_threadsafe(self._start_shutdown)
+        elif self._impatient and now - self._signalled_at > SAME_SIGNAL_SECONDS:
             self.config.clean_up()
-            os._exit(SIGNALLED + sig)
-
-
-def held_memory() -> int:
-    """Bytes of memory that this process alone holds: resident, without files and shared memory (proc_pid_statm(5)).
-    Raises OSError where the system has no such file."""
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
-async def keep_trimmed() -> None:
-    """Gives free memory back to the system, for ever, when it has grown and the process is idle; ends at once where the
-    C library can't.
-
-    glibc keeps the memory of a burst of requests: a freed block returns to the system only from the end of a heap, and
-    one small block that is still in use there keeps all of it. ``malloc_trim`` returns whole free pages wherever they
-    lie. It takes some 100 ms for 400 MB, in which no thread can allocate, so it runs only in an idle process. Blocks in
-    use at a trim may be freed soon after it, so another one follows, and later ones more and more seldom while they
-    give little back.
-    """
-    try:
-        trim, least = ctypes.CDLL(None).malloc_trim, held_memory()
-    except (AttributeError, OSError):  # another C library, or another system
-        return
-    pause, used = SHORTEST_TRIM_PAUSE, time.process_time()
-    while True:
-        await asyncio.sleep(pause)
-        before, used = used, time.process_time()
-        held = held_memory()
-        least = min(least, held)
-        if held - least < GROWN or used - before > IDLE * pause:
-            pause = SHORTEST_TRIM_PAUSE
-            continue
-        await asyncio.to_thread(trim, 0)
-        given_back = held - held_memory()
-        logger.debug("gave %d MB of memory back", given_back >> 20)
-        pause = SHORTEST_TRIM_PAUSE if given_back >= GROWN else min(2 * pause, LONGEST_TRIM_PAUSE)
+            os._exit(SIGNAL_EXIT_CODE + sig)

@@ -1,4 +1,4 @@
-"""What signals do until a server handles them. Imports next to nothing, so that it can be the first thing done."""
+"""Signal handlers until a server takes over. Imports almost nothing, so that a program can call it first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import FrameType
 
 
 def handle_signals() -> None:
-    """SIGTERM and SIGINT end the process with 0. SIGHUP is as SIGTERM, always: it comes from a terminal that is closed.
+    """Makes SIGTERM and SIGINT end the process with 0, and SIGHUP (a closed terminal) act as SIGTERM, also later.
 
-    uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end. As process 1 of a
-    container a signal without a handler would be ignored.
+    The kernel ignores a signal without a handler for process 1 of a container. uvicorn shuts down gracefully and then
+    raises the signal again.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)
