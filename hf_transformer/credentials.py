@@ -1,8 +1,8 @@
-"""Certificates and keys, and files that are renewed while the service runs.
+"""Certificates and keys, and files that are reloaded while the service runs.
 
-cert-manager and Kubernetes replace files, or move the links to them. The service looks at them every few seconds rather
-than watching them: a mounted Secret changes by a link two folders above the file, which inotify on the file does not
-report, and four calls of stat cost some ten microseconds.
+cert-manager and Kubernetes replace files, or move the links to them. The service polls the files every few seconds:
+inotify on the file of a mounted Secret does not report its change, which moves a link two folders above. Four calls of
+stat cost some ten microseconds.
 """
 
 from __future__ import annotations
@@ -22,114 +22,118 @@ from hf_transformer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 2.0  # seconds between two looks at the files
+PERIOD_SECONDS = 2.0  # between two checks of the files
 
 T = TypeVar("T")
 
-Identity = tuple[int, ...]
+FileIdentity = tuple[int, ...]
 
 
 class ReloadableFile(Generic[T]):
-    """What files hold, read again once they change. What can't be used leaves the last that could, and one line in the
-    log for each change.
+    """A value reloaded when its files change. Unusable files leave the last value, and log one line per change.
 
     Args:
-        what: names it in the log.
+        name: the value's name in the log.
         paths: the files; links are followed.
-        read: gives what they hold; raises ConfigError where that can't be used, with a message that is no secret. So
-            does the constructor.
+        read: reads the value. Raises ConfigError for unusable files, with a message that can be logged; the constructor
+            passes it on.
     """
 
-    def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
-        self.what = what
+    def __init__(self, name: str, paths: Sequence[str], read: Callable[[], T]) -> None:
+        self.name = name
         self._paths = paths
         self._read = read
-        self._lock = threading.Lock()  # gRPC asks from threads of its own
-        self._refused: tuple[list[Identity | None], str] | None = None
-        self._seen = self._look()  # before reading: what changes meanwhile is read again
+        self._lock = threading.Lock()  # gRPC calls renew from its own threads
+        self._refused: tuple[list[FileIdentity | None], str] | None = None
+        self._loaded = self._identities()  # before reading, so that a change in between is read again
         self.value = read()
 
     def renew(self) -> bool:
-        """Whether ``value`` is new because the files have changed since they were read last. Files that can't be used
-        are tried again each time: why they could not may have been no fault of theirs."""
+        """Reloads ``value`` if the files have changed, and returns whether it did.
+
+        Unusable files are read again at each call, since the cause may lie elsewhere (too many open files).
+        """
         with self._lock:
-            found = self._look()
-            if found == self._seen:
+            current = self._identities()
+            if current == self._loaded:
                 self._refused = None
                 return False
             try:
                 self.value = self._read()
             except ConfigError as error:
-                if self._refused != (found, str(error)):
-                    self._refused = found, str(error)
-                    logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.what, error)
+                if self._refused != (current, str(error)):
+                    self._refused = current, str(error)
+                    logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.name, error)
                 return False
-            self._seen, self._refused = found, None
-            logger.info("%s: renewed", self.what)
+            self._loaded, self._refused = current, None
+            logger.info("%s: renewed", self.name)
             return True
 
-    def _look(self) -> list[Identity | None]:
+    def _identities(self) -> list[FileIdentity | None]:
         return [identity(path) for path in self._paths]
 
 
-def identity(path: str) -> Identity | None:
-    """What changes when another file takes a file's place, or its content is written anew; None where there is none.
+def identity(path: str) -> FileIdentity | None:
+    """A value that differs after a file is replaced or rewritten; None for a missing file.
 
-    The time of change is in it because the other one can be set: what unpacks or copies files sets it to the same.
+    It has the time of change (ctime) because tools that unpack or copy files set the time of modification.
     """
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
 
 
-async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD) -> None:
-    """Looks at the files for ever, and hands on what is new. A fault does not end it: it is logged, once in a row, and
-    what could not be handed on is handed on the next time."""
+async def keep_renewing(file: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD_SECONDS) -> None:
+    """Calls ``use`` with each new value. Never ends.
+
+    Errors are logged, once in a row. After an error in ``use`` the next period calls it again.
+    """
     pending = failed = False
     while True:
         await asyncio.sleep(period)
         try:
-            pending = renewable.renew() or pending
+            pending = file.renew() or pending
             if pending:
-                use(renewable.value)
+                use(file.value)
             pending = failed = False
-        except Exception:  # whatever a library makes of the files: the last resort, or nothing would be renewed again
+        except Exception:  # any error of a library: without this, no later change would be loaded
             if not failed:
-                logger.exception("%s: could not be renewed", renewable.what)
+                logger.exception("%s: could not be renewed", file.name)
             failed = True
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate and its private key, as the content of their PEM files."""
+    """The contents of a certificate's and its private key's PEM files."""
 
     chain: bytes
     key: bytes = field(repr=False)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Has a context use them, at once where it is in use already; connections that are open keep theirs.
+        """Loads the pair into a TLS context, for new connections only.
 
-        OpenSSL reads files only. These are in memory, so that they are the very bytes that were checked: a context that
-        got a new certificate and then failed on a key that had not been renewed yet would be broken.
+        OpenSSL only reads files. Files in memory have exactly the checked bytes: a new certificate with an old key
+        would break the context.
 
-        Raises ssl.SSLError where they are no PEM, or don't belong together.
+        Raises ssl.SSLError for invalid PEM, or a key of another certificate.
         """
-        with _file_of(self.chain) as chain, _file_of(self.key) as key:
-            # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        with _memory_file(self.chain) as chain, _memory_file(self.key) as key:
+            # Without a password OpenSSL would ask the terminal for one if the key is encrypted.
             context.load_cert_chain(chain, key, password="")
 
 
 def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_certfile", "ssl_keyfile")) -> KeyPair:
-    """Reads two files and checks that they can be used.
+    """Reads a certificate and its key, and checks them.
 
     Args:
-        certificate: the PEM file of the certificate, and of those between it and the root.
+        certificate: the PEM file of the certificate and its intermediate certificates.
         key: the PEM file of its private key.
-        flags: what the two files are called in the message; by default those that clients see.
+        flags: the flags that name the two files, for the message; by default those of the server.
 
-    Raises ConfigError where a file can't be read, is no PEM, or the two don't belong together.
+    Raises:
+        ConfigError: a file is unreadable or invalid PEM, or the key is of another certificate.
     """
     try:
         pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())
@@ -143,8 +147,8 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_cer
 
 
 @contextmanager
-def _file_of(content: bytes) -> Iterator[str]:
-    """The path of a file in memory."""
+def _memory_file(content: bytes) -> Iterator[str]:
+    """Yields the path of a file in memory with this content."""
     file = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(file, content)
