@@ -126,7 +126,11 @@ class Tracing:
             schedule_delay_millis=EXPORT_SECONDS * 1e3,
             max_export_batch_size=MAX_BATCH_SPANS,
         )
-        service = {"service.name": "hf-transformer", "service.version": __version__, "process.pid": os.getpid()}
+        service: dict[str, str | int] = {
+            "service.name": "hf-transformer",
+            "service.version": __version__,
+            "process.pid": os.getpid(),
+        }
         self._resource = Resource(service).merge(OTELResourceDetector().detect())
         self._made = self._lost = 0
         self._logged_at = -LOG_SECONDS
