@@ -1,11 +1,11 @@
-"""What batches of several texts can gain with a real model, and what the service's choice of batches does gain.
+"""Compares batch sizes and batching rules of the service with a real model.
 
     .venv-models/bin/python -m benchmarks.batch_sizes [--model build/minilm/minilm/1/model.onnx] [--threads 1]
 
 Runs ONNX Runtime in this process, without Triton and the service, and prints two Markdown tables. The first has the
-CPU time per token by rows and tokens of a batch, the least of the rounds. The second has the CPU time per token of
-texts that wait in hf_transformer/core/queue.py, by three rules in turn: each text alone, at most a quarter of padding,
-and the costs that hf_transformer/core/batch_costs.py learns.
+minimum CPU time per token by rows and tokens of a batch. The second has the CPU time per token of texts in
+hf_transformer/core/queue.py with three rules: each text alone, at most a quarter of padding, and the costs learnt by
+hf_transformer/core/batch_costs.py.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hf_transformer.core.queue import BatchLimits, Queue
 MODEL: Final = Path(__file__).resolve().parents[1] / "build/minilm/minilm/1/model.onnx"
 ROWS: Final = (1, 2, 4, 8, 16, 32)
 LENGTHS: Final = (8, 16, 32, 64, 128, 256)
-MOST_TOKENS: Final = 4096
-"""Of a batch in the first table: larger ones take seconds."""
+MAX_TABLE_TOKENS: Final = 4096
+"""Tokens of a batch in the first table; larger batches take seconds."""
 MIXES: Final = ((8, 256, 64), (8, 256, 16), (8, 32, 64))
-"""Least tokens, most tokens, and how many texts wait or are on their way at a time."""
+"""Minimum tokens, maximum tokens, and the number of waiting texts."""
 MAX_ROWS: Final = 64
 NO_LIMIT: Final = 10**9
 WARM_UP: Final = 32
-"""Batches after which the costs are learnt."""
+"""Batches until the costs are learnt."""
 TOKENS: Final = 10_000
 """Tokens of texts in one round of a rule."""
 
@@ -50,7 +50,7 @@ class OnnxModel:
         self._names = [tensor.name for tensor in self._session.get_inputs()]
 
     def run(self, lengths: list[int]) -> float:
-        """CPU seconds, of all threads, for one batch of texts with so many tokens each."""
+        """CPU seconds of all threads for one batch of texts with these numbers of tokens."""
         mask = (np.arange(max(lengths)) < np.array(lengths)[:, np.newaxis]).astype(np.int64)
         inputs = {"input_ids": 100 * mask, "attention_mask": mask, "token_type_ids": 0 * mask}
         started = time.process_time()
@@ -60,14 +60,14 @@ class OnnxModel:
 
 @dataclass(eq=False)
 class WaitingText:
-    """One that waits; see queue.Queueable."""
+    """A waiting text, see queue.Queueable."""
 
     length: int
     key: str = ""
 
 
 class Rule:
-    """Makes batches of so many texts that always wait, of so many tokens at random."""
+    """Makes batches from a constant number of waiting texts of random lengths, see MIXES."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Rule:
     ) -> None:
         self.name = name
         self.figures: list[tuple[float, float, float]] = []
-        """CPU seconds per token, share of padding, and rows per batch; of each round."""
+        """For each round CPU seconds per token, share of padding, and rows per batch."""
         self._model = model
         self._least, self._most, waiting = mix
         self._costs = costs
@@ -95,7 +95,7 @@ class Rule:
             self._queue.add(WaitingText(self._random.randint(self._least, self._most)))
 
     def _batch(self) -> tuple[list[int], float]:
-        """One batch: the tokens of its texts, and its CPU seconds."""
+        """Run one batch; returns the lengths of its texts, and CPU seconds."""
         lengths = [text.length for text in self._queue.take()]
         took = self._model.run(lengths)
         if self._costs is not None:
@@ -104,7 +104,7 @@ class Rule:
         return lengths, took
 
     def round(self) -> None:
-        """Batches with so many TOKENS together."""
+        """Run batches with TOKENS in total, and record their figures."""
         seconds, tokens, padded, rows, batches = 0.0, 0, 0, 0, 0
         while tokens < TOKENS:
             lengths, took = self._batch()
@@ -115,8 +115,8 @@ class Rule:
 
 
 def alone(model: OnnxModel, rounds: int) -> list[str]:
-    """The first table."""
-    cells = [(rows, length) for rows in ROWS for length in LENGTHS if rows * length <= MOST_TOKENS]
+    """The table of CPU time by rows and tokens."""
+    cells = [(rows, length) for rows in ROWS for length in LENGTHS if rows * length <= MAX_TABLE_TOKENS]
     least = dict.fromkeys(cells, float("inf"))
     for number in range(rounds + 1):
         for rows, length in cells:
@@ -133,7 +133,7 @@ def alone(model: OnnxModel, rounds: int) -> list[str]:
 
 
 def compared(model: OnnxModel, rounds: int) -> list[str]:
-    """The second table."""
+    """The table of rules."""
     lines = ["| tokens | waiting | batches | us per token | against alone | padding | texts per batch |"]
     lines.append("|---|---:|---|---:|---:|---:|---:|")
     for mix in MIXES:
@@ -156,7 +156,7 @@ def compared(model: OnnxModel, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Runs both measurements and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, default=MODEL, help="what scripts/export_minilm wrote")
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime [1]")

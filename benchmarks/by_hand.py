@@ -1,10 +1,10 @@
-"""What the parts cost that are written by hand instead of taken from a library, side by side in one run.
+"""Compares the project's own implementations with the libraries that they replace.
 
     .venv-bench/bin/python -m benchmarks.by_hand [--rounds 9] [--results benchmarks/results]
 
-Runs in the environment that scripts/bench makes. Library and own part take turns. A figure is the median of the rounds,
-in microseconds of this process's CPU time unless its row says otherwise. Prints a Markdown table and writes it to
-by_hand.md. docs/by_hand.md says why each part is there.
+Runs in the environment of scripts/bench. Library and own part alternate. A figure is the median of the rounds, in
+microseconds of this process's CPU time unless its row says otherwise. Prints a Markdown table and writes it to
+by_hand.md. docs/by_hand.md has the reason for each part.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from hf_transformer.types.request import Context
 
 PACKAGES: Final = ("uvicorn", "aiohttp", "prometheus_client", "tokenizers", "httptools", "uvloop")
 REQUESTS, CALLS, IN_FLIGHT, TIMES, TEXTS = 3000, 2000, 16, 20_000, 1000
-"""Of a round: requests to the server, calls of the client and how many at a time, repetitions of the rest, texts."""
+"""In a round: requests to the server, calls of the client, calls in flight, repetitions of other parts, texts."""
 BODY: Final = b'{"instances":["the capital of france is a large city ."]}'
 TYPE: Final = (b"content-type", b"application/json")
 HEAD: Final = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 REQUEST: Final = HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 ANSWER: Final = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 200\r\nContent-Length: 456\r\n\r\n" + bytes(456)
-"""As long as Triton's for a batch of a classifier."""
+"""A response as long as Triton's for a batch of a classifier."""
 Row = tuple[str, str, Sequence[float], Sequence[float]]
-"""Part, library, and the microseconds of the library and of the own part by round."""
+"""Part, library, and microseconds of library and own part for each round."""
 
 
 async def turns(rounds: int, *measures: Callable[[], Awaitable[float]]) -> list[list[float]]:
-    """Microseconds of each by round, after one that warms up."""
-    found: list[list[float]] = [[] for _ in measures]
+    """Microseconds of each measure for each round, after a warm-up round."""
+    columns: list[list[float]] = [[] for _ in measures]
     for _ in range(rounds + 1):
-        for figures, measure in zip(found, measures, strict=True):
+        for figures, measure in zip(columns, measures, strict=True):
             figures.append(1e6 * await measure())
-    return [figures[1:] for figures in found]
+    return [figures[1:] for figures in columns]
 
 
 def times(call: Callable[[], object], finish: Callable[[], object] = lambda: None) -> Callable[[], Awaitable[float]]:
-    """Measures the CPU seconds of one of TIMES calls, ``finish`` included."""
+    """A measure of CPU seconds per call, over TIMES calls and ``finish``."""
 
     async def measure() -> float:
         began = time.process_time()
@@ -79,7 +79,7 @@ def times(call: Callable[[], object], finish: Callable[[], object] = lambda: Non
 
 
 def serving(rounds: int) -> list[Row]:
-    """A request with a small body, without sockets: an endpoint reads it and answers at once."""
+    """A request with a small body to an endpoint that echoes it, without sockets."""
 
     async def bare(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -101,7 +101,7 @@ def serving(rounds: int) -> list[Row]:
 
 
 def calling(rounds: int) -> list[Row]:
-    """Calls over loopback to a process that gives each the same answer."""
+    """Calls over loopback to a process with one canned answer."""
 
     async def run(port: int) -> list[Row]:
         client = Client(Address(HOST, port, False), None, lambda size, fields: memoryview(bytearray(size)), 2**20)
@@ -124,7 +124,7 @@ def calling(rounds: int) -> list[Row]:
 
 
 async def cpu_of_calls(call: Callable[[], Awaitable[None]]) -> float:
-    """CPU seconds of one of CALLS, IN_FLIGHT at a time."""
+    """CPU seconds per call, over CALLS with IN_FLIGHT at a time."""
 
     async def client() -> None:
         for _ in range(CALLS // IN_FLIGHT):
@@ -136,12 +136,12 @@ async def cpu_of_calls(call: Callable[[], Awaitable[None]]) -> float:
 
 
 def counting(rounds: int) -> list[Row]:
-    """A counter with two labels, and four histograms that get a value each."""
-    registry, own = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    """A counter with two labels, and four histograms."""
+    registry, light_registry = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
     counter = prometheus_client.Counter("requests", "text", ("api", "status"), registry=registry)
     stages = [prometheus_client.Histogram(f"h{one}", "text", buckets=SECONDS, registry=registry) for one in range(4)]
-    light = LightCounter(own, "requests", "text", "api", "status")
-    lights = [LightHistogram(own, f"h{one}", "text", SECONDS) for one in range(4)]
+    light = LightCounter(light_registry, "requests", "text", "api", "status")
+    lights = [LightHistogram(light_registry, f"h{one}", "text", SECONDS) for one in range(4)]
     counters = times(lambda: counter.labels("v1", 200).inc()), times(lambda: light.add(1, "v1", 200))
     observe = times(lambda: [stage.observe(0.003) for stage in stages])
     observe_own = times(lambda: [light.observe(0.003) for light in lights])
@@ -151,7 +151,7 @@ def counting(rounds: int) -> list[Row]:
 
 
 def logging_lines(rounds: int) -> list[Row]:
-    """A line of the latency log, to /dev/null. With a handler that is not the service's own, it is a record."""
+    """A line of the latency log to /dev/null, with the service's handler or as a record of another handler."""
     logger, context = logging.getLogger(LATENCY_LOGGER), Context("0b9c1f0e-6f0f-4d7b-9d53-3e1a1f0d3c55", {})
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -168,14 +168,14 @@ def logging_lines(rounds: int) -> list[Row]:
 
 
 def tokenizing(rounds: int) -> list[Row]:
-    """Natural text of 8 words, with BERT's vocabulary. Its first half teaches the cache."""
+    """Natural text of 8 words with BERT's vocabulary. The first half fills the cache."""
     cost = measure_words(NATURAL, 2 * TEXTS * rounds)
     half = len(cost.cache) // 2
     return [("tokenizer/words.py: a text of 8 words", "tokenizers", cost.library[half:], cost.cache[half:])]
 
 
 def main() -> None:
-    """Measures, prints and writes the table."""
+    """Runs all measurements, prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="[9]")
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -1,4 +1,4 @@
-"""What is measured: models, texts with a known number of tokens, and numbers of connections."""
+"""The speed benchmark's models, texts with a known number of tokens, and numbers of connections."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Final, Literal
 from tokenizers import Tokenizer
 
 Lengths = Literal["4", "9", "128", "mixed"]
-"""Tokens per text, special tokens included; mixed is SHORTEST to LONGEST."""
+"""Tokens per text, special tokens included; ``mixed`` is MIN_TOKENS to MAX_TOKENS."""
 
 VOCABULARY: Final = 30_522
 LABELS: Final = 2
 DIMENSIONS: Final = 384
-SHORTEST: Final = 8
-LONGEST: Final = 256
-COUNT: Final = 64
+MIN_TOKENS: Final = 8
+MAX_TOKENS: Final = 256
+TEXT_COUNT: Final = 64
 """Different texts per case."""
-FIXED: Final = 3
-"""Tokens of a text that are no words: [CLS], the full stop or [MASK], [SEP]."""
+NON_WORDS: Final = 3
+"""Tokens of a text besides words: [CLS], the full stop or [MASK], and [SEP]."""
 WORDS: Final = (
     "the a this that our food place room people music story river city garden winter summer book game train house was "
     "is very good bad new old small large quiet long short and but or with for from near under over great fine warm"
 ).split()
-"""Each is one token of BERT's vocabulary."""
+"""Words that are one token in BERT's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Model:
     """A model that Triton serves.
 
     Attributes:
-        output: its name; FP32, ``width`` values per token, or per text without ``per_token``.
+        output: name of the FP32 output.
+        width: values per token, or without ``per_token`` per text.
     """
 
     name: str
@@ -55,7 +56,7 @@ CLASSIFIER: Final = Model(
 )
 EMBEDDING: Final = Model("embedding", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
 MINILM: Final = Model("minilm", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
-"""The real all-MiniLM-L6-v2 in ONNX Runtime, where scripts/export_minilm has written it."""
+"""The real all-MiniLM-L6-v2 in ONNX Runtime, written by scripts/export_minilm."""
 REDUCED: Final = Model("fill_mask_reduced", "fill_mask", "BertForMaskedLM", "topk_ids", 10, False)
 """FILL_MASK as ``export --reduce`` writes it."""
 SYNTHETIC: Final = (FILL_MASK, CLASSIFIER, EMBEDDING)
@@ -75,12 +76,12 @@ class Case:
     @property
     def tokens(self) -> int:
         """The length of the longest text."""
-        return LONGEST if self.lengths == "mixed" else int(self.lengths)
+        return MAX_TOKENS if self.lengths == "mixed" else int(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One case under so many connections, each with one request in flight."""
+    """One case with a number of connections, each with one request in flight."""
 
     case: Case
     connections: int
@@ -106,17 +107,17 @@ REAL: Final = cells_of(MINILM, "mixed", 64)
 
 @lru_cache
 def texts_of(case: Case, tokenizer_folder: Path) -> list[str]:
-    """COUNT texts of a case, always the same ones; those of fill_mask hold one [MASK].
+    """TEXT_COUNT texts of a case, the same at each call; a fill_mask text has one [MASK].
 
-    Raises ValueError if a text has another number of tokens than it should.
+    Raises ValueError if a text has a wrong number of tokens.
     """
     chosen = random.Random(case.lengths)
     end = "[MASK]" if case.model.task == "fill_mask" else "."
     tokenizer = load_tokenizer(tokenizer_folder)
     texts = []
-    for _ in range(COUNT):
-        tokens = chosen.randint(SHORTEST, LONGEST) if case.lengths == "mixed" else int(case.lengths)
-        text = " ".join([*chosen.choices(WORDS, k=tokens - FIXED), end])
+    for _ in range(TEXT_COUNT):
+        tokens = chosen.randint(MIN_TOKENS, MAX_TOKENS) if case.lengths == "mixed" else int(case.lengths)
+        text = " ".join([*chosen.choices(WORDS, k=tokens - NON_WORDS), end])
         found = len(tokenizer.encode(text).ids)
         if found != tokens:
             raise ValueError(f"{text!r} has {found} tokens, not {tokens}")
@@ -125,7 +126,7 @@ def texts_of(case: Case, tokenizer_folder: Path) -> list[str]:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Without the truncation and padding that a model's own file may ask for."""
+    """The tokenizer without the truncation and padding in its file."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()

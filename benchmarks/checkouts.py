@@ -1,20 +1,18 @@
-"""This service and those of other checkouts, which take turns: the figures of both, and their ratios in pairs."""
+"""Compares this service with other checkouts: figures in alternating rounds, and their paired ratios."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.cases import CLASSIFIER, FILL_MASK, Case, Cell
 from benchmarks.measuring import Result, Say, measure
+from benchmarks.options import Options
 from benchmarks.pairs import paired
 from benchmarks.report import machine, shown
-from benchmarks.subjects import Ground, Inbound, Service
-
-if TYPE_CHECKING:
-    from benchmarks.speed import Options
+from benchmarks.systems import Service, Testbed, V2Service
 
 OURS: Final = "service"
 CLASSES, TOKENS = Case(CLASSIFIER, "9"), Case(FILL_MASK, "9")
@@ -23,27 +21,26 @@ CELLS: Final[Mapping[str, Sequence[Cell]]] = {
     "service, REST, shared memory": (Cell(TOKENS, 16), Cell(TOKENS, 1)),
     "service, gRPC": (Cell(CLASSES, 32),),
 }
-"""Form of the service -> what it is compared in. Forms of --service have the cells of the first one."""
+"""Configuration of the service -> its cells. Those of --service have the cells of the first."""
 V2: Final = {"V2 over REST": "http", "V2 over gRPC": "grpc"}
-"""Forms of requests that perf_analyzer sends, where there is one, in the first cell of the service over REST."""
+"""Requests that perf_analyzer, if installed, sends in the first cell of the service over REST."""
 MODELS: Final = tuple(dict.fromkeys(cell.case.model for cells in CELLS.values() for cell in cells))
 FIGURES: Final = {"per_second": "requests/s", "p50_ms": "p50 ms", "own_cpu_ms": "own CPU ms"}
 
 
 def measure_checkouts(
-    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]], say: Say, started: float
+    options: Options, testbed: Testbed, forms: Mapping[str, Sequence[str]], say: Say, started: float
 ) -> int:
-    """Prints checkouts.md and writes it; 1 if a request failed, else 0.
+    """Prints and writes checkouts.md; returns 1 if a request failed, else 0.
 
-    forms: the flags of each form of the service.
-    started: of time.monotonic.
+    ``forms`` are the flags of each configuration of the service, ``started`` is of time.monotonic.
     """
-    versions = {one.name: one.version(options.python, options.own_python) for one in options.checkout}
+    versions = {checkout.name: checkout.version(options.python, options.own_python) for checkout in options.checkout}
     rows: list[str] = []
     errors = 0
-    for form, (make, cells) in _subjects(options, ground, forms).items():
-        subjects = [make(OURS), *(make(one.name, checkout=one) for one in options.checkout)]
-        results = measure(subjects, cells, options.rounds, options.seconds, ground.triton, say)
+    for form, (make, cells) in _systems(options, testbed, forms).items():
+        systems = [make(OURS), *(make(checkout.name, checkout=checkout) for checkout in options.checkout)]
+        results = measure(systems, cells, options.rounds, options.seconds, testbed.triton, say)
         errors += sum(result.errors for result in results)
         rows += _rows(form, results)
     page = "\n".join(_page(options, versions, rows, errors, time.monotonic() - started)) + "\n"
@@ -54,36 +51,36 @@ def measure_checkouts(
     return 1 if errors else 0
 
 
-def _subjects(
-    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]]
+def _systems(
+    options: Options, testbed: Testbed, forms: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Callable[..., Service], Sequence[Cell]]]:
-    """By form, as --only wants them: what makes a subject of a name and a checkout, and its cells."""
+    """For each configuration that --only selects, a factory (name, checkout) -> Service, and its cells."""
     analyzer = options.perf_analyzer
-    added = {one.partition(":")[0].strip() for one in options.service}
-    found: dict[str, tuple[Callable[..., Service], Sequence[Cell]]] = {}
+    added = {text.partition(":")[0].strip() for text in options.service}
+    systems: dict[str, tuple[Callable[..., Service], Sequence[Cell]]] = {}
     for form, flags in forms.items():
         if cells := CELLS.get(form) or (CELLS["service, REST"] if form in added else ()):
             model = cells[0].case.model
-            found[form] = partial(Service, ground=ground, model=model, flags=flags), cells
+            systems[form] = partial(Service, testbed=testbed, model=model, flags=flags), cells
     for form, protocol in V2.items() if analyzer is not None else ():
-        make = partial(Inbound, ground=ground, model=CLASSIFIER, analyzer=analyzer, protocol=protocol)
-        found[form] = make, (Cell(CLASSES, 32),)
-    return {form: found[form] for form in options.pick(found, str)}
+        make = partial(V2Service, testbed=testbed, model=CLASSIFIER, analyzer=analyzer, protocol=protocol)
+        systems[form] = make, (Cell(CLASSES, 32),)
+    return {form: systems[form] for form in options.pick(systems, str)}
 
 
 def _rows(form: str, results: Sequence[Result]) -> list[str]:
-    """A row per cell, other checkout and figure."""
+    """One row for each cell, other checkout and figure."""
     rows = []
-    own = {result.cell: result for result in results if result.subject == OURS}
-    for other in results:
-        if other.subject == OURS or other.cell not in own:
+    services = {result.cell: result for result in results if result.system == OURS}
+    for result in results:
+        if result.system == OURS or result.cell not in services:
             continue
-        service = own[other.cell]
+        service = services[result.cell]
         for figure, name in FIGURES.items():
-            new, old = ([getattr(sample, figure) for sample in one.samples] for one in (service, other))
-            where = f"{other.cell.case.name} | {other.cell.connections} | {form} | {name}"
-            medians = f"{shown(service.median(figure))} | {shown(other.median(figure))}"
-            rows.append(f"| {where} | {other.subject} | {medians} | {paired(new, old)} |")
+            new, old = ([getattr(sample, figure) for sample in one.samples] for one in (service, result))
+            where = f"{result.cell.case.name} | {result.cell.connections} | {form} | {name}"
+            medians = f"{shown(service.median(figure))} | {shown(result.median(figure))}"
+            rows.append(f"| {where} | {result.system} | {medians} | {paired(new, old)} |")
     return rows
 
 

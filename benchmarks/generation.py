@@ -1,12 +1,11 @@
-"""What the service adds to a stream of tokens, and what it gains by stepping many sequences together.
+"""Measures the service's overhead on streams of tokens, and its gain from batched generation steps.
 
     python -m benchmarks.generation [--seconds 5] [--rounds 5] [--triton_environment .venv-triton]
         [--checkout NAME=PATH] [--only MODEL]
 
-A real Triton runs models whose tokens come at a known pace, so any delay beyond it is that of passing them on. The same
-number of streams asks them straight and through the service, over gRPC and over REST, in turn. Then a tiny GPT-2 whose
-tokens the service chooses itself is asked by one stream after the other and by 16 at a time. Writes
-results/generation.md. The exit code is 1 if a goal was missed.
+A real Triton runs models that send tokens at a known pace; any further delay is overhead. Streams read these models
+directly and through the service, over gRPC and over REST, in alternating runs. Then one stream, and 16 at a time, read
+a tiny GPT-2 whose tokens the service samples. Writes results/generation.md. The exit code is 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ from tests.triton_repository import lay_out as lay_out_test_models
 from tests.triton_repository import task_model_folder
 
 MILLISECONDS: Final = 20.0
-"""Between two tokens of a stream."""
+"""Pace of a stream: time between two tokens."""
 STREAMS: Final = (1, 32)
 PROTOCOLS: Final = {"grpc-v2": "gRPC", "v2": "REST"}
-"""To Triton: its ModelStreamInfer, and its generate_stream."""
+"""Protocols to Triton: ModelStreamInfer, and generate_stream."""
 OURS: Final = "service"
 TOKENS: Final = 100
-"""Of each stream."""
+"""Tokens of each stream."""
 TOGETHER: Final = 16
-MOST_FIRST_MS: Final = 0.5
-"""Goal: the service adds at most this to the time to the first token."""
-MOST_CPU_MS: Final = 0.1
-"""Goal: its CPU time per token, with the most streams."""
-LEAST_GAIN: Final = 4.0
-"""Goal: how many times as many tokens a second TOGETHER streams get as one."""
-MOST_BUSY: Final = 0.7
-"""Of a processor. A load generator that uses more may be what is measured."""
+MAX_FIRST_MS: Final = 0.5
+"""Goal: largest delay of the first token by the service."""
+MAX_CPU_MS: Final = 0.1
+"""Goal: largest CPU time of the service per token, with the most streams."""
+MIN_GAIN: Final = 4.0
+"""Goal: smallest ratio of tokens per second, TOGETHER streams over one."""
+MAX_BUSY: Final = 0.7
+"""Share of a processor above which the load generator may limit the result."""
 
 PROMPT: Final = "The capital of france is"
 PROMPT_IDS: Final = (328, 305, 308, 477, 521, 662, 309)
@@ -80,14 +79,14 @@ PACED: Final[Mapping[str, tuple[int, Sequence[TensorConfig], Sequence[TensorConf
         [("text_output", "STRING", (-1,))],
     ),
 }
-"""Model with TensorRT-LLM's tensors, and one with vLLM's: max_batch_size, inputs, outputs."""
+"""max_batch_size, inputs and outputs of a model with TensorRT-LLM's tensors, and one with vLLM's."""
 DTYPES: Final = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "BYTES": np.object_}
 STEPPED: Final = {"gpt2_past": 0.0, "gpt2_logits": 0.0, "gpt2_past_10ms": 0.01}
-"""Logits model -> seconds that each of its runs takes longer, as those of a large model do whatever their rows."""
+"""Logits model -> extra seconds of each execution, as for a large model whose time hardly depends on rows."""
 
 
 def lay_out(target: Path) -> Path:
-    """Fills target/triton (the model repository, returned) and target/<model> (tokenizer and config.json)."""
+    """Writes target/triton, the model repository, and target/<model>, tokenizer and config.json; returns the former."""
     repository = target / "triton"
     for name, (batch, inputs, outputs) in PACED.items():
         version = repository / name / "1"
@@ -109,15 +108,15 @@ def lay_out(target: Path) -> Path:
     return repository
 
 
-# Clients that note the moment of each token. They do as little as can be, so that what they measure is the other side:
-# HTTP is read from a raw socket, and a gRPC response is not parsed.
+# Clients that record the moment of each token. To add little delay they read HTTP from a raw socket, and don't parse
+# gRPC responses.
 
 
 @dataclass(slots=True)
 class Timed:
     """One stream of ``count`` tokens: ``started`` and the moment of each, in seconds of perf_counter.
 
-    Tokens that are half a character, or no text at all, are not seen.
+    Tokens without a whole character have no moment.
     """
 
     started: float
@@ -137,19 +136,19 @@ class Timed:
 
 class Client(Protocol):
     async def stream(self, count: int) -> Timed:
-        """Reads one stream of so many tokens. Raises SystemExit if it goes wrong."""
+        """Reads one stream of ``count`` tokens. Raises SystemExit after an error."""
 
     async def close(self) -> None: ...
 
 
 class HttpStreams:
-    """Server-sent events, each stream on a kept connection of its own.
+    """Server-sent events; concurrent streams have separate, persistent connections.
 
     Args:
-        port: of HOST.
-        path: to POST to.
-        body: makes the body by the number of tokens.
-        chosen: whether the model's tokens may have no text, so that the answer's usage has to tell their number.
+        port: port of HOST.
+        path: path of the POST.
+        body: makes the body for a number of tokens.
+        chosen: tokens may have no text, so the response's usage has their number.
     """
 
     def __init__(self, port: int, path: str, body: Callable[[int], bytes], chosen: bool = False) -> None:
@@ -163,12 +162,12 @@ class HttpStreams:
         body = self._body(count)
         head = f"POST {self._path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(HOST, self._port)
-        found = Timed(time.perf_counter(), count)
+        timed = Timed(time.perf_counter(), count)
         writer.write(head + body)
         status = await reader.readline()
         if b" 200 " not in status:
             raise SystemExit(f"{status.decode().strip()}: {(await reader.read(2000)).decode()}")
-        tokens, last = found.tokens, b""
+        tokens, last = timed.tokens, b""
         while (line := await reader.readline()) != b"0\r\n":  # the end of the chunks, then an empty line
             if not line or b'"error"' in line:
                 raise SystemExit(f"a stream ended after {len(tokens)} tokens: {line!r}")
@@ -181,7 +180,7 @@ class HttpStreams:
         if made != count:
             raise SystemExit(f"{made} tokens, expected {count}")
         self._idle.append((reader, writer))
-        return found
+        return timed
 
     async def close(self) -> None:
         for _, writer in self._idle:
@@ -189,7 +188,7 @@ class HttpStreams:
 
 
 def service_client(service: ServiceProcess) -> HttpStreams:
-    """OpenAI's completions."""
+    """A client of OpenAI's completions."""
     chosen = service.model in STEPPED
     more = {"ignore_eos": True, "stream_options": {"include_usage": True}} if chosen else {}
 
@@ -201,7 +200,7 @@ def service_client(service: ServiceProcess) -> HttpStreams:
 
 
 def triton_client(triton: LocalTriton, protocol: str, model: str) -> Client:
-    """A paced model without the service."""
+    """A client of a paced model, without the service."""
     if protocol == "grpc-v2":
         return GrpcStreams(triton.grpc_address, lambda count: encode_infer_request(model, inputs_of(model, count), []))
     path = f"/v2/models/{model}/generate_stream"
@@ -209,7 +208,7 @@ def triton_client(triton: LocalTriton, protocol: str, model: str) -> Client:
 
 
 def inputs_of(model: str, count: int) -> list[Tensor]:
-    """The inputs of a paced model for so many tokens."""
+    """The inputs of a paced model for ``count`` tokens."""
     if model == "text":
         parameters = json.dumps({"max_tokens": count, "temperature": 0}).encode()
         values = {"text_input": [PROMPT.encode()], "stream": [True], "sampling_parameters": [parameters]}
@@ -222,7 +221,7 @@ def inputs_of(model: str, count: int) -> list[Tensor]:
 
 
 class GrpcStreams:
-    """Triton's ModelStreamInfer; each stream is a call of its own, and ``body`` makes its request."""
+    """Triton's ModelStreamInfer with one call per stream; ``body`` makes its request."""
 
     def __init__(self, address: str, body: Callable[[int], bytes]) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -231,10 +230,10 @@ class GrpcStreams:
 
     async def stream(self, count: int) -> Timed:
         message = self._body(count)
-        found = Timed(time.perf_counter(), count)
+        timed = Timed(time.perf_counter(), count)
         call = self._call()
         await call.write(message)
-        tokens = found.tokens
+        tokens = timed.tokens
         while len(tokens) < count:
             response = await call.read()
             if response is grpc.aio.EOF or b"error" in response:
@@ -242,7 +241,7 @@ class GrpcStreams:
             tokens.append(time.perf_counter())
         await call.done_writing()
         await call.read()
-        return found
+        return timed
 
     async def close(self) -> None:
         await self._channel.close()
@@ -253,7 +252,7 @@ class GrpcStreams:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One subject under one load. ``cpu`` is the service's seconds per token, 0 for Triton alone; ``busy`` is the load
+    """One system under one load. ``cpu`` is the service's seconds per token, 0 for Triton alone; ``busy`` is the load
     generator's share of a processor."""
 
     streams: Sequence[Timed]
@@ -289,30 +288,30 @@ class Run:
 
 
 def measure(make: Callable[[], Client], streams: int, seconds: float, cpu: Callable[[], float] = lambda: 0.0) -> Run:
-    """So many streams at a time, one after the other for about so long; a first round is not counted."""
+    """Keep ``streams`` running for about ``seconds``, after a warm-up stream on each."""
 
     async def load() -> Run:
-        client, found = make(), []
+        client, finished = make(), []
         await asyncio.gather(*(client.stream(TOKENS) for _ in range(streams)))
         end = time.perf_counter() + seconds
 
         async def one(number: int) -> None:
             await asyncio.sleep(number * MILLISECONDS / 1000 / streams)  # not all tokens at the same moment
-            while time.perf_counter() < end or not found:
-                found.append(await client.stream(TOKENS))
+            while time.perf_counter() < end or not finished:
+                finished.append(await client.stream(TOKENS))
 
         before, own, started = cpu(), time.process_time(), time.perf_counter()
         await asyncio.gather(*(one(number) for number in range(streams)))
         took = time.perf_counter() - started
         busy, used = (time.process_time() - own) / took, cpu() - before
         await client.close()
-        return Run(found, took, used / sum(stream.count for stream in found), busy)
+        return Run(finished, took, used / sum(stream.count for stream in finished), busy)
 
     return uvloop.run(load())
 
 
 def through(service: ServiceProcess, streams: int, seconds: float) -> Run:
-    """The same through the service."""
+    """Measure streams through the service."""
     return measure(lambda: service_client(service), streams, seconds, lambda: cpu_seconds(service.child))
 
 
@@ -331,45 +330,45 @@ class Page:
     missed: list[str] = field(default_factory=list)
 
     def add_pace(self, where: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> None:
-        """Triton alone and the service at a known pace."""
-        for subject, runs in (("Triton alone", alone), ("service", served)):
+        """Add Triton alone and the service at a known pace."""
+        for system, runs in (("Triton alone", alone), ("service", served)):
             first, per_token, late, cpu = (
                 middle(runs, figure) for figure in ("first_ms", "per_token_ms", "late_ms", "cpu_ms")
             )
             self.pace.append(
-                f"| {where} | {streams} | {subject} | {first:.2f} | {per_token:.2f} | {late:.2f} | "
+                f"| {where} | {streams} | {system} | {first:.2f} | {per_token:.2f} | {late:.2f} | "
                 f"{f'{cpu:.3f}' if cpu else ''} | {100 * middle(runs, 'busy'):.0f} % |"
             )
-        # The two runs of a round follow one another.
+        # Compares the runs of the same round.
         added = statistics.median(two.first_ms - one.first_ms for one, two in zip(alone, served, strict=True))
         self.pace.append(f"| {where} | {streams} | *added by the service* | {added:.2f} | | | | |")
         name = f"{where.replace(' |', ' over')}, {streams} streams"
-        if added > MOST_FIRST_MS:
-            self.missed.append(f"{name}: {added:.2f} ms more to the first token, goal {MOST_FIRST_MS}")
-        if streams == STREAMS[-1] and (cpu := middle(served, "cpu_ms")) > MOST_CPU_MS:
-            self.missed.append(f"{name}: {cpu:.3f} ms of CPU per token, goal {MOST_CPU_MS}")
-        if (busy := max(run.busy for run in (*alone, *served))) > MOST_BUSY:
+        if added > MAX_FIRST_MS:
+            self.missed.append(f"{name}: {added:.2f} ms more to the first token, goal {MAX_FIRST_MS}")
+        if streams == STREAMS[-1] and (cpu := middle(served, "cpu_ms")) > MAX_CPU_MS:
+            self.missed.append(f"{name}: {cpu:.3f} ms of CPU per token, goal {MAX_CPU_MS}")
+        if (busy := max(run.busy for run in (*alone, *served))) > MAX_BUSY:
             self.missed.append(f"{name}: the load generator used {100 * busy:.0f} % of a processor")
 
     def add_pair(self, where: str, version: str, ours: Sequence[Run], theirs: Sequence[Run]) -> None:
-        """This version and another one."""
+        """Add the ratios of this version to another one."""
         for name, figure in (("first token, ms", "first_ms"), ("service's CPU per token, ms", "cpu_ms")):
             ratio = paired(*([getattr(run, figure) for run in runs] for runs in (ours, theirs)))
             medians = f"{middle(ours, figure):.3f} | {middle(theirs, figure):.3f}"
             self.pairs.append(f"| {where} | {name} | {version} | {medians} | {ratio} |")
 
     def add_steps(self, model: str, single: Sequence[Run], many: Sequence[Run]) -> None:
-        """A logits model, with one stream and with TOGETHER."""
+        """Add a logits model with one stream and with TOGETHER."""
         gain = statistics.median(two.rate / one.rate for one, two in zip(single, many, strict=True))
         rates = f"{middle(single, 'rate'):,.0f} | {middle(many, 'rate'):,.0f}"
         self.steps.append(f"| {model} | {rates} | {gain:.1f} | {middle(many, 'cpu_ms'):.3f} |")
-        if gain < LEAST_GAIN:
-            text = f"{gain:.1f} times the tokens a second at {TOGETHER} streams, goal {LEAST_GAIN}"
+        if gain < MIN_GAIN:
+            text = f"{gain:.1f} times the tokens a second at {TOGETHER} streams, goal {MIN_GAIN}"
             self.missed.append(f"{model}: {text}")
 
     def text(self, options: argparse.Namespace) -> str:
-        """In Markdown."""
-        others = [
+        """The page in Markdown."""
+        pairs = [
             "\n## This version and others\n",
             "| model | protocol | streams | figure | other | this | other | this / other | 95 % |\n"
             "|---|---|---:|---|---|---:|---:|---:|---|",
@@ -387,7 +386,7 @@ class Page:
             "| model | protocol | streams | | first token, ms | per token, ms | p99 later than the pace, ms | "
             "service's CPU per token, ms | load generator |\n|---|---|---:|---|---:|---:|---:|---:|---:|",
             *self.pace,
-            *(others if self.pairs else []),
+            *(pairs if self.pairs else []),
             "\n## Stepping sequences together\n",
             f"| model | tokens/s, one by one | tokens/s, {TOGETHER} at a time | times | service's CPU per token, ms |\n"
             "|---|---:|---:|---:|---:|",
@@ -404,7 +403,7 @@ def measure_pace(
     streams: int,
     options: argparse.Namespace,
 ) -> None:
-    """One paced model over one protocol: Triton alone, this version and the others, which take turns."""
+    """Measure one paced model over one protocol: Triton alone and all versions, in alternating order."""
     alone: list[Run] = []
     served: dict[str, list[Run]] = {version: [] for version in versions}
     for number in range(options.rounds):
@@ -418,7 +417,7 @@ def measure_pace(
 
 
 def measure_steps(page: Page, service: ServiceProcess, options: argparse.Namespace) -> None:
-    """One logits model, with one stream and with TOGETHER."""
+    """Measure one logits model with one stream and with TOGETHER."""
     single, many = [], []
     for _ in range(options.rounds):
         single.append(through(service, 1, options.seconds))
@@ -427,13 +426,13 @@ def measure_steps(page: Page, service: ServiceProcess, options: argparse.Namespa
 
 
 def main() -> int:
-    """Measures and writes the page; 1 if a goal was missed."""
+    """Measures and writes the page; returns 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each run [5]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
-    parser.add_argument("--only", default="", help="the models whose name holds this; writes nothing")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
+    parser.add_argument("--only", default="", help="only models whose names contain this; writes no page")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the page [benchmarks/results]")
     add_flags(parser)
     options = parser.parse_args()
     checkouts: list[Checkout | None] = [None, *options.checkout]
@@ -447,19 +446,19 @@ def main() -> int:
                 own = options.own_python
                 return ServiceProcess(triton, folder, model, flags, checkout=checkout, own_python=own)
 
-            for model in (one for one in PACED if options.only in one):
+            for model in (name for name in PACED if options.only in name):
                 for protocol, label in PROTOCOLS.items():
                     with ExitStack() as stack:
                         versions = {
-                            one.name if one else OURS: stack.enter_context(served(model, protocol, one))
-                            for one in checkouts
+                            checkout.name if checkout else OURS: stack.enter_context(served(model, protocol, checkout))
+                            for checkout in checkouts
                         }
                         for version in versions.values():
                             version.wait()
                         straight = partial(triton_client, triton, protocol, model)
                         for streams in STREAMS:
                             measure_pace(page, f"{model} | {label}", straight, versions, streams, options)
-            for model in (one for one in STEPPED if options.only in one):
+            for model in (name for name in STEPPED if options.only in name):
                 with served(model, "grpc-v2") as service:
                     measure_steps(page, service.wait(), options)
     text = page.text(options)

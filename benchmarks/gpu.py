@@ -1,4 +1,4 @@
-"""The service in front of a GPU, beside Triton alone under the same load.
+"""Compares the service with Triton alone on a GPU under the same load.
 
     python -m benchmarks.gpu [--minutes 7] [--seconds 1.2] [--minilm FOLDER] [--output benchmarks/results/gpu.md]
 
@@ -44,9 +44,9 @@ from benchmarks.load import HEADER, Body, Region, binary_bodies, get, post
 from benchmarks.pairs import environment
 from benchmarks.processes import RESULTS, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, PACKAGE, python_config
-from benchmarks.subjects import REGIONS
+from benchmarks.systems import REGIONS_PATH
 from hf_transformer.commands.bench.load import Figures, Target, send
-from hf_transformer.commands.bench.requests import made_up
+from hf_transformer.commands.bench.requests import random_texts
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton
 from hf_transformer.predictor.base import Address
 
@@ -56,10 +56,10 @@ WARM_UP_SECONDS: Final = 0.4
 MAX_BATCH_SIZE: Final = 128
 VOCABULARY: Final = 30_522
 LENGTH: Final = 512
-"""Tokens of the longest text."""
+"""Limit of tokens in a text."""
 TOLERANCE: Final = 5e-3
 SLOTS: Final = 128
-"""Of the region for outputs of Triton alone. Two requests in flight may share one; nobody reads it."""
+"""Slots in the region for outputs of Triton alone. Requests in flight may share one, since nothing reads it."""
 SHARED, INLINE = "--predictor_shared_memory=auto", "--predictor_shared_memory=off"
 SERVICES: Final = {
     "service, REST": ("--predictor_protocol=v2", INLINE),
@@ -81,19 +81,19 @@ class Encoder:
 
     @property
     def model(self) -> Model:
-        """The model as the other benchmarks describe one."""
+        """The model in the form of cases.Model."""
         embeds = self.output != "logits"
         task, architecture = ("text_embedding", "BertModel") if embeds else ("sequence_classification", CLASSIFIES)
         return Model(self.name, task, architecture, self.output, self.hidden if embeds else 2, self.per_token)
 
     @property
     def per_token(self) -> bool:
-        """Whether the output has a row per token."""
+        """Whether the output has one row per token."""
         return self.output == "last_hidden_state"
 
     @property
     def heads(self) -> int:
-        """Attention heads: of 32 values in MiniLM, else of 64."""
+        """Number of attention heads, with 32 values each in MiniLM, else 64."""
         return self.hidden // (32 if self.hidden < 512 else 64)
 
     def slot_bytes(self) -> int:
@@ -117,30 +117,30 @@ ON_CPU: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured cell: a subject with texts of so many words over so many connections."""
+    """The result of one cell: a system, words per text, and connections."""
 
     model: str
     words: int
     connections: int
-    subject: str
+    system: str
     figures: Figures
     rows_per_batch: float
     gpu_percent: float | None
     cpu_ms: float | None
 
     def markdown(self) -> str:
-        """A line of the results' table."""
+        """A row of the results' table."""
         ordered = sorted(self.figures.latencies)
         p50, p99 = (1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] for percent in (50, 99))
         cells = [f"{self.figures.throughput:,.0f}", f"{p50:.2f}", f"{p99:.2f}", f"{self.rows_per_batch:.1f}"]
         cells.append("-" if self.gpu_percent is None else f"{self.gpu_percent:.0f}")
         cells.append("-" if self.cpu_ms is None else f"{self.cpu_ms:.3f}")
         cells.append(f"{100 * self.figures.busy:.0f}")
-        return f"| {self.words} | {self.connections} | {self.subject} | {' | '.join(cells)} |"
+        return f"| {self.words} | {self.connections} | {self.system} | {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Runs all cells that fit into the time, and writes the table."""
+    """Runs the cells that fit into --minutes, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=7.0, help="no further cell begins after these [7]")
     parser.add_argument("--seconds", type=float, default=1.2, help="of each cell, after a warm-up [1.2]")
@@ -166,7 +166,7 @@ WEIGHTS: Final = "model.safetensors"
 
 @contextmanager
 def minilm_folder(folder: Path | None) -> Iterator[Path]:
-    """The folder of MiniLM's files: the one that is named, or that of the installed package."""
+    """The folder of MiniLM's files: --minilm, or the installed package's."""
     if folder is not None:
         yield folder
     else:
@@ -175,7 +175,7 @@ def minilm_folder(folder: Path | None) -> Iterator[Path]:
 
 
 def gpu_name() -> str | None:
-    """The first GPU's name, by nvidia-smi; None without one."""
+    """The first GPU's name by nvidia-smi; None without a GPU."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
@@ -208,7 +208,7 @@ def lay_out(folder: Path, encoder: Encoder, minilm: Path) -> None:
 
 
 def measure(folder: Path, encoders: Sequence[Encoder], options: argparse.Namespace, *, has_gpu: bool) -> list[Row]:
-    """All cells of all models. Those that do not begin in time are left out, with a line."""
+    """Measures all cells of all models; skips cells after the time limit, with a line."""
     until, rows = time.monotonic() + 60 * options.minutes, []
     cells = [(words, count) for words in WORDS for count in CONNECTIONS]
     if options.quick:
@@ -225,7 +225,7 @@ def measure(folder: Path, encoders: Sequence[Encoder], options: argparse.Namespa
                 if time.monotonic() > until:
                     print(f"no time left for {encoder.name}, {name}")
                     continue
-                with subject(name, encoder, folder, triton) as under_load:
+                with system(name, encoder, folder, triton) as under_load:
                     answers += under_load.answers()
                     check_equal(encoder, answers)
                     for words, count in cells:
@@ -240,19 +240,19 @@ def measure(folder: Path, encoders: Sequence[Encoder], options: argparse.Namespa
 
 @dataclass(slots=True)
 class Use:
-    """Samples of the device's utilization, in percent, each with its time of time.perf_counter."""
+    """Samples of the device's utilization in percent, with their time of time.perf_counter."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
 
     def mean(self, begin: float, end: float) -> float | None:
-        """The mean over a span; None without a sample."""
+        """The mean over a time span; None without samples."""
         found = [percent for moment, percent in self.samples if begin <= moment <= end]
         return statistics.fmean(found) if found else None
 
 
 @contextmanager
 def gpu_use(has_gpu: bool) -> Iterator[Use]:
-    """Samples nvidia-smi five times a second, in a thread, until the block ends."""
+    """Samples nvidia-smi five times a second in a thread, until the block ends."""
     use = Use()
     if not has_gpu:
         yield use
@@ -277,7 +277,7 @@ def gpu_use(has_gpu: bool) -> Iterator[Use]:
 
 @dataclass(frozen=True, slots=True)
 class UnderLoad:
-    """A subject that runs: requests by number of words, and where they go."""
+    """A running system: its address, and requests by number of words."""
 
     name: str
     encoder: Encoder
@@ -287,7 +287,7 @@ class UnderLoad:
     process: ServiceProcess | None = None
 
     def run(self, words: int, connections: int, seconds: float, use: Use) -> Row:
-        """One cell. Raises SystemExit if a request failed."""
+        """Measures one cell. Raises SystemExit if a request failed."""
         statistics_before = self._statistics()
         cpu = cpu_seconds(self.process.child) if self.process else 0.0
         figures = uvloop.run(send(self.target, self.requests[words], connections, seconds, WARM_UP_SECONDS))
@@ -296,14 +296,14 @@ class UnderLoad:
         count, executions = (
             after - before for after, before in zip(self._statistics(), statistics_before, strict=True)
         )
-        # The warm-up's requests cost CPU too: all that Triton has answered meanwhile are counted.
+        # CPU time includes the warm-up, so the count has all of Triton's answers.
         cpu_ms = 1000 * (cpu_seconds(self.process.child) - cpu) / count if self.process else None
         percent = use.mean(figures.counted_from, figures.until)
         batch = count / max(1, executions)
         return Row(self.encoder.name, words, connections, self.name, figures, batch, percent, cpu_ms)
 
     def answers(self) -> list[list[float]]:
-        """Embeddings of a few texts one by one, in a list of its own for each; nothing for a classifier or Triton."""
+        """Embeddings of a few texts, requested one by one; empty for a classifier or Triton."""
         if self.process is None or self.encoder.output == "logits":
             return []
         path = f"/v1/models/{self.encoder.name}:predict"
@@ -311,22 +311,22 @@ class UnderLoad:
         return [[value for body in bodies for value in post(self.process.port, path, body)["predictions"][0]]]
 
     def _statistics(self) -> tuple[int, int]:
-        """Texts that Triton has answered for this model, and the batches that it ran."""
+        """Triton's counts of texts and of batches for this model."""
         path = f"/v2/models/{self.encoder.name}/stats"
         stats = json.loads(get(self.triton.http_port, path))["model_stats"][0]
         return int(stats["inference_count"]), int(stats["execution_count"])
 
 
 def check_equal(encoder: Encoder, answers: Sequence[Sequence[float]]) -> None:
-    """Raises SystemExit if one subject's embeddings are not another's, within what fp16 allows."""
+    """Raises SystemExit if systems' embeddings differ by more than fp16's rounding."""
     for answer in answers[1:]:
         if max(abs(a - b) for a, b in zip(answers[0], answer, strict=True)) > TOLERANCE:
             raise SystemExit(f"{encoder.name}: the embeddings depend on the way to Triton")
 
 
 @contextmanager
-def subject(name: str, encoder: Encoder, folder: Path, triton: LocalTriton) -> Iterator[UnderLoad]:
-    """Starts a subject and ends it with the block."""
+def system(name: str, encoder: Encoder, folder: Path, triton: LocalTriton) -> Iterator[UnderLoad]:
+    """Starts a system and ends it with the block."""
     if flags := SERVICES.get(name):
         with ServiceProcess(triton, folder, encoder.name, (f"--task={encoder.model.task}", *flags)) as process:
             process.wait()
@@ -351,33 +351,33 @@ def subject(name: str, encoder: Encoder, folder: Path, triton: LocalTriton) -> I
 
 
 def texts(words: int) -> list[str]:
-    """512 texts of frequent words, always the same ones."""
-    return made_up([range(words, words + 1)])
+    """512 texts of frequent words, the same at each call."""
+    return random_texts([range(words, words + 1)])
 
 
 @contextmanager
 def nothing() -> Iterator[None]:
-    """No region: outputs travel inline."""
+    """Yields no region, for outputs in responses."""
     yield None
 
 
 @contextmanager
 def shared_region(triton: LocalTriton, region: Region) -> Iterator[Region]:
-    """Shared memory for outputs, registered at Triton, until the block ends."""
+    """Yields a region of shared memory, registered at Triton until the block ends."""
     path = SHARED_MEMORY / region.name
     try:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, region.size)
         content = json.dumps({"key": f"/{region.name}", "offset": 0, "byte_size": region.size}).encode()
-        post(triton.http_port, f"{REGIONS}/{region.name}/register", Body(content))
+        post(triton.http_port, f"{REGIONS_PATH}/{region.name}/register", Body(content))
         yield region
-        post(triton.http_port, f"{REGIONS}/{region.name}/unregister", Body(b"{}"))
+        post(triton.http_port, f"{REGIONS_PATH}/{region.name}/unregister", Body(b"{}"))
     finally:
         path.unlink(missing_ok=True)
 
 
 def whole_request(target: Target, path: str, body: Body) -> bytes:
-    """A POST of tensors in Triton's binary form."""
+    """A POST request with tensors in Triton's binary form."""
     fields = {"Host": target.address.authority, "Content-Type": "application/octet-stream", HEADER: body.json_length}
     head = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*head, f"Content-Length: {len(body.content)}", "", ""]).encode() + body.content
@@ -397,10 +397,10 @@ def page(device: str | None, rows: Sequence[Row], weights: str, seconds: float) 
         f"Written by `python -m benchmarks.gpu`: one worker, {seconds:g} s a cell, one round, MiniLM with {weights} "
         "weights, the classifiers with random ones. *rows per batch*: texts that one run of the model had. *GPU*: "
         "the device's utilization by nvidia-smi. *service CPU*: of a request. *generator*: the load generator's share "
-        "of one processor; near 100 it is the limit, not the subject.",
+        "of one processor; near 100 it is the limit, not the system.",
     ]
     for name in dict.fromkeys(row.model for row in rows):
-        head = f"| words | connections | subject | {COLUMNS} |"
+        head = f"| words | connections | system | {COLUMNS} |"
         parts += ["", f"## {name}", "", head, "|" + "---|" * (head.count("|") - 1)]
         own = [row for row in rows if row.model == name]
         parts += [row.markdown() for row in sorted(own, key=lambda row: (row.words, row.connections))]
@@ -408,7 +408,7 @@ def page(device: str | None, rows: Sequence[Row], weights: str, seconds: float) 
 
 
 def version(package: str) -> str:
-    """The installed version, or that of this checkout."""
+    """The installed version, else this checkout's."""
     if package == "hf-transformer":
         return hf_transformer.__version__
     try:

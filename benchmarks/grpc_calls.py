@@ -1,12 +1,12 @@
-"""What a ModelInfer call over gRPC costs the service, beside a bare grpc.aio server that answers at once.
+"""Measures the service's CPU time for a ModelInfer call, relative to a bare grpc.aio server.
 
     .venv-bench/bin/python -m benchmarks.grpc_calls [--checkout NAME=PATH] [--rounds 6] [--seconds 2] [--in_flight 32]
 
 A real Triton serves the classifier of benchmarks.speed, one text of 9 tokens a call. This service, those of other
 checkouts and the bare server take turns in alternating order, under calls of grpc.aio over one connection. Prints one
-Markdown table: medians of the rounds, and the ratios of the CPU time per call to the bare server's, round by round. The
-client is on a processor of its own at best; where it is the slower side, calls per second say nothing. All servers run
-in the service's environment; the texts need the tokenizer package that scripts/bench installs beside this program.
+Markdown table: medians of the rounds, and ratios of CPU time per call to the bare server's, by round. Calls per second
+mean little if the client is the slower side; give it a processor of its own. All servers run in the service's
+environment; the texts need the tokenizer package that scripts/bench installs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OURS: Final = "this"
 
 @dataclass(slots=True)
 class Server:
-    """One server under load, with its figures of each round: calls per second, and CPU ms per call."""
+    """One server, with calls per second and CPU ms per call of each round."""
 
     name: str
     child: ChildProcess
@@ -51,7 +51,7 @@ class Server:
     cpu: list[float] = field(default_factory=list)
 
     def measure(self, bodies: Sequence[bytes], in_flight: int, seconds: float) -> None:
-        """Adds a round."""
+        """Adds the figures of a round."""
         before, began = cpu_seconds(self.child), time.perf_counter()
         calls = uvloop.run(load(self.port, bodies, in_flight, seconds))
         self.rates.append(calls / (time.perf_counter() - began))
@@ -59,7 +59,7 @@ class Server:
 
 
 async def load(port: int, bodies: Sequence[bytes], in_flight: int, seconds: float) -> int:
-    """Calls over one connection for so long, ``in_flight`` at a time; how many were answered."""
+    """Call over one connection, ``in_flight`` at a time; returns the number of answers."""
     end, calls = time.perf_counter() + seconds, 0
     async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
         infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
@@ -77,18 +77,18 @@ async def load(port: int, bodies: Sequence[bytes], in_flight: int, seconds: floa
 
 
 def bodies_of(texts: Sequence[str]) -> list[bytes]:
-    """A serialized request for each text, as tritonclient writes them."""
-    found = []
+    """A serialized request for each text, in tritonclient's form."""
+    bodies = []
     for text in texts:
         message = pb.ModelInferRequest(model_name=CLASSIFIER.name)
         message.inputs.add(name="text", datatype="BYTES", shape=[1])
         message.raw_input_contents.append(len(text.encode()).to_bytes(4, "little") + text.encode())
-        found.append(message.SerializeToString())
-    return found
+        bodies.append(message.SerializeToString())
+    return bodies
 
 
 async def serve_bare(port: int) -> None:
-    """Answers each call with the same message until SIGTERM comes."""
+    """Answers each call with the same message until SIGTERM."""
     answer = pb.ModelInferResponse(model_name=CLASSIFIER.name, model_version="1")
     answer.outputs.add(name="output-0", datatype="INT64", shape=[1])
     answer.raw_output_contents.append(bytes(8))
@@ -111,14 +111,16 @@ async def serve_bare(port: int) -> None:
 def start(
     folder: Path, triton: LocalTriton, python: Path, checkouts: Sequence[Checkout], own_python: bool, stack: ExitStack
 ) -> list[Server]:
-    """This service, the others and the bare server, until the stack ends."""
-    services = {OURS: None, **{one.name: one for one in checkouts}}
+    """Starts this service, other checkouts and the bare server, which end with the stack."""
+    services = {OURS: None, **{checkout.name: checkout for checkout in checkouts}}
     flags = [f"--task={CLASSIFIER.task}"]
     started = {
         name: stack.enter_context(
-            ServiceProcess(triton, folder, CLASSIFIER.name, flags, python=python, checkout=one, own_python=own_python)
+            ServiceProcess(
+                triton, folder, CLASSIFIER.name, flags, python=python, checkout=checkout, own_python=own_python
+            )
         )
-        for name, one in services.items()
+        for name, checkout in services.items()
     }
     port = free_ports(1)[0]
     command = [str(python), "-m", "benchmarks.grpc_calls", f"--bare={port}"]
@@ -131,8 +133,8 @@ def start(
 
     if not poll(listens, 60.0):
         raise SystemExit(f"{BARE} did not get ready:\n{bare.output()}")
-    found = [Server(name, one.wait().child, one.grpc_port) for name, one in started.items()]
-    return [*found, Server(BARE, bare, port)]
+    servers = [Server(name, process.wait().child, process.grpc_port) for name, process in started.items()]
+    return [*servers, Server(BARE, bare, port)]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A transformer as users of the KServe SDK write it: preprocess, predict by the SDK, postprocess.
+"""A transformer in the style of the KServe SDK's users: preprocess, the SDK's predict, postprocess.
 
-Runs in an environment with kserve and transformers; the flags are the SDK's, and --tokenizer and --task. Over
-grpc-v2 tensors travel in binary form both ways, over v2 as JSON, as the SDK does it.
+Runs in an environment with kserve and transformers, with the SDK's flags, --tokenizer and --task. The SDK sends tensors
+in binary form over grpc-v2, and as JSON over v2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 class Transformer(Model):
-    """Texts to tensors, logits to answers."""
+    """Tokenizes texts, and decodes logits."""
 
     def __init__(self, name: str, folder: str, task: str, *, binary: bool) -> None:
         super().__init__(name)
@@ -27,7 +27,7 @@ class Transformer(Model):
         self.ready = True
 
     async def preprocess(self, payload: Any, headers: Any = None) -> InferRequest:
-        """One request to the predictor for all instances."""
+        """Tokenize all instances into one request to the predictor."""
         tokens = self.tokenizer(payload["instances"], padding=True, return_tensors="np")
         inputs = []
         for name in INPUTS:
@@ -37,11 +37,11 @@ class Transformer(Model):
         return InferRequest(model_name=self.name, infer_inputs=inputs)
 
     async def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> Any:
-        """The tokens go along, for postprocess."""
+        """Call the predictor, and keep the tokens for postprocess."""
         return await super().predict(payload, headers, response_headers), payload.inputs
 
     async def postprocess(self, result: tuple[InferResponse, list[InferInput]], *more: Any) -> dict[str, Any]:
-        """The V1 answer."""
+        """Decode the outputs to a V1 answer."""
         response, inputs = result
         ids, mask = (tensor.as_numpy() for tensor in inputs)
         logits = response.outputs[0].as_numpy()

@@ -1,4 +1,4 @@
-"""Requests as bytes, single calls for what is not measured, and two load generators: wrk and NVIDIA's perf_analyzer."""
+"""Request bodies, single calls, and two load generators: wrk and NVIDIA's perf_analyzer."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from hf_transformer.commands.local_triton import HOST
 HEADER: Final = "Inference-Header-Content-Length"
 SCRIPT: Final = Path(__file__).with_name("wrk.lua")
 WRK_SECONDS: Final = 60
-"""How much longer than it should wrk may run."""
+"""Grace period for wrk after the end of a run."""
 PROGRAM_SECONDS: Final = 30
-"""For one run of another load generator. perf_analyzer may hang where its figures do not become stable."""
+"""Timeout of perf_analyzer, which may hang if its figures do not stabilize."""
 WINDOWS: Final = 3
 WINDOW_MS: Final = 500
-"""perf_analyzer measures in windows: this many, each at least this long."""
+"""perf_analyzer's number of measurement windows, and the minimum length of each."""
 
 
 class LoadFailed(Exception):
-    """A load generator did not run, or its figures are useless."""
+    """A load generator failed, or returned no usable figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run: requests answered, seconds, percentiles of their latency, requests that failed.
+    """One run: answered requests, seconds, percentiles of latency, failed requests.
 
-    ``served`` counts the requests that cost CPU time, where a generator also sends some that it does not measure.
+    ``served`` also counts the answers to unmeasured requests, which cost CPU time too.
     """
 
     requests: int
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The body of one request. ``json_length`` is where Triton's binary part begins, 0 where there is none."""
+    """The body of one request. ``json_length`` is the start of Triton's binary part, 0 without one."""
 
     content: bytes
     json_length: int = 0
@@ -59,7 +59,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered region of shared memory with ``slots`` places for one output each."""
+    """A registered region of shared memory with ``slots`` for one output each."""
 
     name: str
     slot_bytes: int
@@ -67,23 +67,23 @@ class Region:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.slots * self.slot_bytes
 
 
 def v1_bodies(texts: Sequence[str]) -> list[Body]:
-    """KServe's V1 protocol, one text per request."""
+    """Bodies of KServe's V1 protocol with one text each."""
     return [Body(json.dumps({"instances": [text]}).encode()) for text in texts]
 
 
 def ensemble_bodies(texts: Sequence[str]) -> list[Body]:
-    """Open inference protocol, the text as a string."""
+    """Bodies of the open inference protocol with the text as a string."""
     tensors = ({"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [text]} for text in texts)
     return [Body(json.dumps({"inputs": [tensor]}).encode()) for tensor in tensors]
 
 
 def binary_bodies(model: Model, ids: Sequence[Sequence[int]], region: Region | None) -> list[Body]:
-    """Tensors in Triton's binary form; the output comes back in the same form, or in the region."""
+    """Bodies with tensors in Triton's binary form; Triton returns the output in the same form, or in the region."""
     return [_binary(model, row, region, index) for index, row in enumerate(ids)]
 
 
@@ -105,7 +105,7 @@ def _binary(model: Model, ids: Sequence[int], region: Region | None, index: int)
 
 
 def check_prediction(case: Case, prediction: Any) -> None:
-    """Raises ValueError if an answer to a text of the case is not the one that the model makes certain."""
+    """Raises ValueError for a wrong answer to a text of the case."""
     task = case.model.task
     if task == "text_embedding":
         good = len(prediction) == DIMENSIONS and math.isclose(math.hypot(*prediction), 1.0, abs_tol=1e-3)
@@ -146,9 +146,9 @@ def _exchange(port: int, method: str, path: str, body: bytes | None, headers: Ma
 
 
 def run_wrk(url: str, bodies: Sequence[Body], connections: int, seconds: int) -> Load:
-    """POSTs the bodies in turn over so many connections.
+    """POSTs the bodies in rotation over a number of connections.
 
-    Raises LoadFailed if wrk fails, or gets no answer in time.
+    Raises LoadFailed if wrk fails or gets no answer in time.
     """
     with tempfile.NamedTemporaryFile(prefix="hf-transformer-bench-") as file:
         for body in bodies:
@@ -159,11 +159,11 @@ def run_wrk(url: str, bodies: Sequence[Body], connections: int, seconds: int) ->
         command = ["wrk", "-t1", f"-c{connections}", *times, f"-s{SCRIPT}", url, "--", file.name]
         output = run_program(command, None, seconds + WRK_SECONDS)
     lines = [line for line in output.splitlines() if line.startswith("{")]
-    found = json.loads(lines[-1]) if lines else {"requests": 0}
-    if not found["requests"]:
+    figures = json.loads(lines[-1]) if lines else {"requests": 0}
+    if not figures["requests"]:
         raise LoadFailed(f"no request was answered within {seconds} s: {output[-500:]}")
-    errors = found.pop("refused") + found.pop("broken")
-    return Load(errors=errors, **found)
+    errors = figures.pop("refused") + figures.pop("broken")
+    return Load(errors=errors, **figures)
 
 
 def run_analyzer(
@@ -174,12 +174,12 @@ def run_analyzer(
     seconds: int,
     count: Callable[[], int],
 ) -> Load:
-    """One run of perf_analyzer, the mean of its WINDOWS.
+    """One run of perf_analyzer; figures are means of its WINDOWS.
 
     Args:
         command: the program.
-        flags: what to ask for, and where.
-        count: the requests that the server has answered so far, as it says itself: those of the warm-up cost CPU too.
+        flags: perf_analyzer's flags for model, address and inputs.
+        count: returns the server's own count of answers, which includes the warm-up.
 
     Raises LoadFailed.
     """
@@ -203,7 +203,7 @@ def run_analyzer(
 
 
 def run_program(command: Sequence[str], environ: Mapping[str, str] | None, seconds: float = PROGRAM_SECONDS) -> str:
-    """What a load generator prints. Raises LoadFailed if it fails, or does not end in time."""
+    """The output of a load generator. Raises LoadFailed if it fails or exceeds ``seconds``."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=seconds)
     except subprocess.TimeoutExpired as exc:

@@ -1,7 +1,7 @@
-"""Load from one event loop over raw sockets: at a fixed rate whatever is answered (open), or as answers come (closed).
+"""A load generator on one event loop with raw sockets: at a fixed rate (open loop), or paced by answers (closed loop).
 
-An overload is an open loop: users do not wait for each other. A request takes a connection that is idle, or opens
-another one.
+An overload is an open loop, because users do not wait for each other. A request takes an idle connection, or opens
+one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final, cast
 
 from hf_transformer.commands.local_triton import HOST
 
-STEP: Final = 0.005
-"""Seconds between two looks at what is due."""
+POLL_SECONDS: Final = 0.005
+"""Interval of checks for due requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: the bytes to send, and the body that must come back. Outcomes are counted by ``kind``."""
+    """One request: its bytes, and the expected body of the answer. Outcomes are counted by ``kind``."""
 
     kind: str
     wire: bytes
@@ -29,22 +29,23 @@ class Ask:
 
 
 def ask(kind: str, path: str, body: bytes, answer: bytes = b"") -> Ask:
-    """A POST."""
+    """A POST request."""
     lines = (f"POST {path} HTTP/1.1", "host: bench", "content-type: application/json", f"content-length: {len(body)}")
     return Ask(kind, "\r\n".join((*lines, "", "")).encode() + body, answer)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the requests of one kind. Latencies are in seconds, from the moment a request was due.
+    """The outcomes of requests of one kind. Latencies are in seconds from the moment when a request is due.
 
     Attributes:
-        right: latencies of the right answers, and ``in_time`` how many of them came while the load went on.
-        refused: how many were answered with 429.
-        wrong: how many were answered with 200 and another body.
-        lost: connections that were closed without an answer.
-        gave_up: clients whose patience was over, ``not_connected`` those of them that had no connection yet.
-        failed: answers with other statuses.
+        right: latencies of correct answers.
+        in_time: number of correct answers during the load.
+        refused: number of answers with 429.
+        wrong: number of answers with 200 and a wrong body.
+        lost: number of connections closed without an answer.
+        gave_up: number of clients that lost patience, ``not_connected`` of them without a connection.
+        failed: number of answers with other statuses.
     """
 
     sent: int = 0
@@ -58,8 +59,8 @@ class Outcome:
     failed: int = 0
 
 
-class OneByOne(asyncio.Protocol):
-    """A connection with one request at a time; Content-Length tells where its answer ends."""
+class HttpClientProtocol(asyncio.Protocol):
+    """A connection with one request at a time and Content-Length in responses."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -71,7 +72,7 @@ class OneByOne(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def ask(self, wire: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        """Status and body, or ConnectionResetError."""
+        """Send a request; the future gets status and body, or ConnectionResetError."""
         self._answer = asyncio.get_running_loop().create_future()
         if self.open:
             self.transport.write(wire)
@@ -95,24 +96,24 @@ class OneByOne(asyncio.Protocol):
 
 
 class Clients:
-    """Sends requests to one port and counts what becomes of them.
+    """Sends requests to one port and counts their outcomes.
 
     Args:
-        port: of HOST.
+        port: port of HOST.
         patience: seconds until a client gives up and closes its connection.
     """
 
     def __init__(self, port: int, patience: float) -> None:
         self._port = port
         self._patience = patience
-        self._idle: list[OneByOne] = []
+        self._idle: list[HttpClientProtocol] = []
         self._end = 0.0
         self.outcomes: dict[str, Outcome] = {}
 
     async def offer(self, requests: Sequence[Ask], rate: float, seconds: float) -> float:
-        """Sends ``rate`` requests a second on average; returns the rate that was reached once all have ended.
+        """Sends ``rate`` requests a second on average, waits for all of them and returns the actual rate.
 
-        Moments and order are random: in turn, small and large requests would meet the limits in a pattern.
+        Moments and order are random, because a regular order of small and large requests would bias the limits.
         """
         chance = random.Random(3)
         running: set[asyncio.Task[None]] = set()
@@ -125,14 +126,14 @@ class Clients:
                 task.add_done_callback(running.discard)
                 count += 1
                 due += chance.expovariate(rate)
-            await asyncio.sleep(STEP)
+            await asyncio.sleep(POLL_SECONDS)
         sending = time.perf_counter() - start
         while running:
             await asyncio.wait(set(running))
         return count / sending
 
     async def ask_in_turn(self, requests: Sequence[Ask], clients: int, seconds: float) -> None:
-        """So many clients, each with one request after the other."""
+        """Runs ``clients`` that each send one request after the other."""
         end = self._end = time.perf_counter() + seconds
 
         async def client(number: int) -> None:
@@ -145,7 +146,7 @@ class Clients:
     async def _one(self, request: Ask, due: float) -> None:
         outcome = self.outcomes.setdefault(request.kind, Outcome())
         outcome.sent += 1
-        connection: OneByOne | None = None
+        connection: HttpClientProtocol | None = None
         try:
             async with asyncio.timeout(self._patience):
                 connection = await self._connection()
@@ -168,12 +169,12 @@ class Clients:
         if connection is not None:
             connection.transport.abort()
 
-    async def _connection(self) -> OneByOne:
+    async def _connection(self) -> HttpClientProtocol:
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
                 return connection
-        _, connection = await asyncio.get_running_loop().create_connection(OneByOne, HOST, self._port)
+        _, connection = await asyncio.get_running_loop().create_connection(HttpClientProtocol, HOST, self._port)
         return connection
 
     async def close(self) -> None:

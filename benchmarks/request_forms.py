@@ -1,11 +1,11 @@
-"""What requests of several forms cost the service itself: by their protocol, and by how they arrive.
+"""Measures the service's CPU time for requests by protocol, and by their arrival in pieces.
 
     python -m benchmarks.request_forms [--requests 3000] [--rounds 9]
 
-All in one process: connections without sockets, the service's own server protocol, application, pipeline and scheduler,
-the demo's tokenizer, a task of two labels, and an object in the predictor's place that answers at once. 32 connections
-have a request in flight each. Prints one Markdown table: the CPU time of the process per request, the median of rounds
-in which all forms take turns, and its ratio to that of the first form. The kernel's work for sockets is not in it.
+One process contains connections without sockets, the service's server protocol, application, pipeline and scheduler,
+the demo's tokenizer, a task of two labels, and a predictor with immediate answers. Each of 32 connections has one
+request in flight. Prints a Markdown table: CPU time per request, the median of alternating rounds, and its ratio to the
+first form. The figures exclude the kernel's work for sockets.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 TEXTS = [f"the capital of {name} is a large city ." for name in ("france", "italy", "spain", "poland")]
 BERT = Path(__file__).parents[1] / "deploy" / "model_repository" / "bert"
 TURNS = 3
-"""An answer of the predictor takes so many turns of the event loop, in which requests queue."""
+"""Turns of the event loop until the predictor answers, during which requests queue."""
 
 
 class Instant(Predictor):
-    """Answers any number of texts with logits of zero."""
+    """A predictor that answers any number of texts with zero logits."""
 
     async def model_spec(self) -> ModelSpec:
         inputs = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))
@@ -63,7 +63,7 @@ class Instant(Predictor):
 
 
 def forms() -> dict[str, list[list[bytes]]]:
-    """By name, the reads of some requests."""
+    """Name -> the reads of several requests."""
     predict, infer = "/v1/models/m:predict", "/v2/models/m/infer"
     usual = [(predict, {"instances": [text]}) for text in TEXTS]
     more = {"return_probabilities": True}
@@ -108,28 +108,28 @@ def _head(path: str, length: int, *more: str) -> bytes:
 
 
 async def measure(config: Config, requests: int, rounds: int) -> dict[str, float]:
-    """CPU seconds per request of each form, the median of the rounds."""
+    """The median CPU seconds per request of each form."""
     server = server_config(config, partial(application.build_app, config))
     server.load()
     lifespan = LifespanOn(server)
     await lifespan.startup()
-    await asyncio.sleep(1)  # the model is found
+    await asyncio.sleep(1)  # until the model is bound
     state = ServerState()
     freeze_garbage_collector()
-    found: dict[str, list[float]] = {}
+    seconds_by_form: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for name, reads in forms().items():
             spent = await cpu_per_request(lambda: HttpConnection(server, state, lifespan.state), reads, requests)
             if number:  # the first round warms up
-                found.setdefault(name, []).append(spent)
+                seconds_by_form.setdefault(name, []).append(spent)
     await lifespan.shutdown()
-    return {name: statistics.median(values) for name, values in found.items()}
+    return {name: statistics.median(values) for name, values in seconds_by_form.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=3000, help="of each form and round [3000]")
-    parser.add_argument("--rounds", type=int, default=9, help="[9]")
+    parser.add_argument("--requests", type=int, default=3000, help="requests of each form and round [3000]")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds [9]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -139,11 +139,11 @@ def main() -> None:
         flags = ["--model_name=m", f"--model_dir={folder}", "--task=sequence_classification", "--enable_grpc=false"]
         config, _ = parse_config([*flags, "--enable_latency_logging=false", "--predictor_host=127.0.0.1:1"], {})
         with patch.object(application, "open_predictor", lambda *args, **more: Instant()):
-            found = uvloop.run(measure(config, options.requests, options.rounds))
+            seconds_by_form = uvloop.run(measure(config, options.requests, options.rounds))
     print(f"hf-transformer {__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs\n")
     print("| request | CPU, us | times the first |\n|---|---:|---:|")
-    first = next(iter(found.values()))
-    for name, seconds in found.items():
+    first = next(iter(seconds_by_form.values()))
+    for name, seconds in seconds_by_form.items():
         print(f"| {name} | {seconds * 1e6:.0f} | {seconds / first:.1f} |")
 
 

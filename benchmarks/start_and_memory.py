@@ -1,10 +1,10 @@
-"""How long a start takes, and how much memory the service holds, over REST and gRPC.
+"""Measures the service's start-up time and memory, with REST and gRPC to Triton.
 
     python -m benchmarks.start_and_memory [--rounds 5] [--requests 1000] [--triton_environment .venv-triton]
 
 A real Triton serves the demo model. Each round starts the service as a user does. It measures the seconds from the
-start of the process to the first GET /v1/models/bert that is answered with 200, and the resident memory (VmRSS, which
-counts shared pages in full) then and after the requests. The protocols alternate. Prints one Markdown table.
+process start to the first 200 of GET /v1/models/bert, and resident memory (VmRSS, which counts shared pages in full)
+then and after the requests. The protocols alternate. Prints one Markdown table.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
     options = parser.parse_args()
-    found: dict[str, list[tuple[float, float, float]]] = {"v2": [], "grpc-v2": []}
+    figures: dict[str, list[tuple[float, float, float]]] = {"v2": [], "grpc-v2": []}
     with LocalTriton(REPOSITORY, environment=options.triton_environment, models=["bert"]) as triton:
         addresses = {"v2": triton.http_address, "grpc-v2": triton.grpc_address}
         for _ in range(options.rounds + 1):
             for protocol, address in addresses.items():
-                found[protocol].append(measure(protocol, address, options.requests))
+                figures[protocol].append(measure(protocol, address, options.requests))
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
     print(f"\nMedian (least to most) of {options.rounds} rounds, after one that is not counted.\n")
     print(f"| predictor protocol | start to ready, s | resident at ready, MB | after {options.requests} requests, MB |")
     print("|---|---|---|---|")
-    for protocol, rounds in found.items():
+    for protocol, rounds in figures.items():
         columns = (
             f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
             for values in zip(*rounds[1:], strict=True)

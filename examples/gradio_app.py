@@ -1,8 +1,8 @@
-"""A page with Gradio: a text, and what the served model makes of it, with scores.
+"""A Gradio page with a text, and the served model's answer with scores.
 
     python examples/gradio_app.py --port=7860
 
-For models that fill masks or classify texts, such as that of `hf-transformer demo`.
+It works with models that fill masks or classify texts, such as `hf-transformer demo`.
 """
 
 import argparse
@@ -22,17 +22,17 @@ with urllib.request.urlopen(f"{arguments.url}/v1/models") as response:
 
 
 def predict(text: str) -> dict[str, float]:
-    """The best labels, or tokens for a mask, with their scores; the service's message where it refuses the text."""
+    """The best labels, or tokens for a mask, with scores. Shows the service's message if it refuses the text."""
     body = {"instances": [text], "parameters": {"output_format": "pipeline", "top_k": 5}}
     request = urllib.request.Request(f"{arguments.url}/v1/models/{model}:predict", json.dumps(body).encode())
     try:
         with urllib.request.urlopen(request) as response:
-            [found] = json.load(response)["predictions"]
+            [answer] = json.load(response)["predictions"]
     except urllib.error.HTTPError as error:
         raise gr.Error(json.load(error)["error"]) from error
-    # Of a text with several masks, the first one's.
-    candidates = found[0] if isinstance(found[0], list) else found
-    return {one.get("label") or one["token_str"]: one["score"] for one in candidates}
+    # With several masks, the answer to the first one.
+    candidates = answer[0] if isinstance(answer[0], list) else answer
+    return {item.get("label") or item["token_str"]: item["score"] for item in candidates}
 
 
 page = gr.Interface(

@@ -1,8 +1,8 @@
-"""A chain of LangChain: a prompt with a gap, the served model, and a parser; then three questions at a time.
+"""A LangChain chain of prompt template, served model and parser, called with three questions at a time.
 
     python examples/langchain_chain.py france italy japan
 
-Any service whose model generates text will do, such as that of `hf-transformer demo --task=text_generation`.
+It works with any model that generates text, such as `hf-transformer demo --task=text_generation`.
 """
 
 import argparse
@@ -25,12 +25,12 @@ prompt = ChatPromptTemplate.from_messages([("user", "What is the capital of {cou
 chat = ChatOpenAI(base_url=f"{arguments.url}/openai/v1", api_key="none", model=model, temperature=0, max_tokens=20)
 chain = prompt | chat | StrOutputParser()
 
-# The questions are sent at the same time, and share batches at Triton.
-asked = [{"country": country} for country in arguments.countries]
-for country, answer in zip(arguments.countries, chain.batch(asked), strict=True):
+# LangChain sends the questions concurrently, so they share batches at Triton.
+inputs = [{"country": country} for country in arguments.countries]
+for country, answer in zip(arguments.countries, chain.batch(inputs), strict=True):
     print(f"{country}: {answer}")
 
 print("stream: ", end="")
-for piece in chain.stream(asked[0]):
+for piece in chain.stream(inputs[0]):
     print(piece, end="", flush=True)
 print()

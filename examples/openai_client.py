@@ -1,8 +1,8 @@
-"""A chat with the OpenAI package: the whole answer, then the same one as a stream.
+"""A chat with the openai package: the whole answer, then the same as a stream.
 
     python examples/openai_client.py "What is the capital of france?"
 
-Any service whose model generates text will do, such as that of `hf-transformer demo --task=text_generation`.
+It works with any model that generates text, such as `hf-transformer demo --task=text_generation`.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from openai import OpenAI
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("question", nargs="?", default="What is the capital of france?")
 parser.add_argument("--url", default="http://127.0.0.1:8080")
-parser.add_argument("--api_key", default="none", help="only a service with --api_keys_file looks at it")
+parser.add_argument("--api_key", default="none", help="needed only for a service with --api_keys_file")
 arguments = parser.parse_args()
 
 client = OpenAI(base_url=f"{arguments.url}/openai/v1", api_key=arguments.api_key)

@@ -1,8 +1,8 @@
-"""Tensors of text with NVIDIA's client, over HTTP and over gRPC: the service answers as a Triton would.
+"""Text tensors with NVIDIA's client for Triton, over HTTP and gRPC.
 
     python examples/tritonclient_infer.py "The capital of france is [MASK]."
 
-The model is that of `hf-transformer demo`; any with one text as its input will do.
+It works with any model that takes one text, such as `hf-transformer demo`.
 """
 
 import argparse

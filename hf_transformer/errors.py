@@ -87,21 +87,42 @@ class RequestError(TransformerError):
     """The field that the error is about; empty for none. See FieldError."""
 
 
-class FieldError(RequestError):
-    """A field of the request is missing, wrong or over a limit.
+class FieldDetails(Exception):
+    """Base of errors about a field of a message, as data. The message is ``PATH: expected EXPECTED, got GOT; HINT``.
 
     Attributes:
         path: the field, such as ``parameters.top_k`` or ``instances[3].text``; ``body`` for the whole body, and empty
             for an error that has no field.
-        expected: what the service takes there, a noun phrase: ``a number``, ``at most 8 texts (--max_sequences)``.
-        got: what the client sent, see ``describe``; empty where ``expected`` says it all.
-        hint: what the client can do instead, a clause of its own; may be empty.
+        expected: the values that the service accepts, a noun phrase: ``a number``, ``at most 8 texts``.
+        got: the value in the message, see ``describe``; empty where ``expected`` says it all.
+        hint: advice to the sender, a clause of its own; may be empty.
     """
+
+    text: str = ""
 
     def __init__(self, path: str, expected: str, got: str = "", hint: str = "") -> None:
         super().__init__(path, expected, got, hint)
         self.path, self.expected, self.got, self.hint = path, expected, got, hint
-        self.text = ""
+
+    def __str__(self) -> str:
+        detail = (
+            self.text or f"expected {self.expected}{self.got and f', got {self.got}'}{self.hint and f'; {self.hint}'}"
+        )
+        return f"{self.path}: {detail}" if self.path else detail
+
+    def at(self, path: str) -> Self:
+        """The same error about the field ``path``."""
+        error = type(self)(path, self.expected, self.got, self.hint)
+        error.text = self.text
+        return error
+
+    def within(self, parent: str) -> Self:
+        """The same error with its path below the field ``parent``."""
+        return self.at(f"{parent}.{self.path}" if self.path else parent)
+
+
+class FieldError(FieldDetails, RequestError):
+    """A field of the request is missing, wrong or over a limit."""
 
     @classmethod
     def of(cls, message: str) -> Self:
@@ -109,18 +130,6 @@ class FieldError(RequestError):
         found = _FIELD.match(message)
         error = cls(found[1] if found else "", "")
         error.text = message[found.end() :] if found else message
-        return error
-
-    def __str__(self) -> str:
-        what = (
-            self.text or f"expected {self.expected}{self.got and f', got {self.got}'}{self.hint and f'; {self.hint}'}"
-        )
-        return f"{self.path}: {what}" if self.path else what
-
-    def at(self, path: str) -> Self:
-        """The same error about the field ``path``."""
-        error = type(self)(path, self.expected, self.got, self.hint)
-        error.text = self.text
         return error
 
 

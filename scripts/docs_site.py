@@ -76,10 +76,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     here = posixpath.dirname(place_in_repository(source))
 
-    def rewritten(found: re.Match[str]) -> str:
-        path = found["path"]
+    def rewritten(match: re.Match[str]) -> str:
+        path = match["path"]
         if re.match(r"[a-z]+:|/", path):
-            return found[0]
+            return match[0]
         target = posixpath.normpath(posixpath.join(here, path))
         place = place_on_site(target)
         if place is not None:
@@ -88,10 +88,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             link = "#"
         else:
             link = path  # mkdocs warns of it
-        if found["before"].endswith('"'):  # mkdocs leaves HTML alone
+        if match["before"].endswith('"'):  # mkdocs leaves HTML alone
             link = re.sub(r"(?:\bREADME|\bindex)\.md$", "index.html", link)
             link = re.sub(r"\.md$", ".html", link)
-        return f"{found['before']}{link}{found['after']}"
+        return f"{match['before']}{link}{match['after']}"
 
     return "".join(part if is_code else LINK.sub(rewritten, part) for is_code, part in by_code(markdown))
 
@@ -178,12 +178,12 @@ def operation_section(document: dict[str, Any], title: str, operation: dict[str,
 
 def fields_table(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     """The fields of a body's schema, with those of all forms that it may have."""
-    fields = {name: resolved(document, one) for name, one in fields_of(document, schema)}
+    fields = {name: resolved(document, field) for name, field in fields_of(document, schema)}
     if not fields:
         return []
     rows = [
-        f"| `{name}` | {cell(type_of(document, one))} | {cell(one.get('description', ''))} |"
-        for name, one in fields.items()
+        f"| `{name}` | {cell(type_of(document, field))} | {cell(field.get('description', ''))} |"
+        for name, field in fields.items()
     ]
     return ["| field | type | meaning |", "|---|---|---|", *rows, ""]
 
@@ -202,11 +202,11 @@ def type_of(document: dict[str, Any], schema: dict[str, Any]) -> str:
     schema = resolved(document, schema)
     if "const" in schema or "enum" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        return ", ".join(f"`{one if one and isinstance(one, str) else json.dumps(one)}`" for one in values)
+        return ", ".join(f"`{value if value and isinstance(value, str) else json.dumps(value)}`" for value in values)
     kind = schema.get("type", [])
     kinds = kind if isinstance(kind, list) else [kind]
-    forms = [type_of(document, one) for word in ("anyOf", "oneOf") for one in schema.get(word, ())]
-    return " or ".join(dict.fromkeys(str(one) for one in (*kinds, *forms) if one))
+    forms = [type_of(document, variant) for word in ("anyOf", "oneOf") for variant in schema.get(word, ())]
+    return " or ".join(dict.fromkeys(str(form) for form in (*kinds, *forms) if form))
 
 
 def resolved(document: dict[str, Any], value: Any) -> dict[str, Any]:

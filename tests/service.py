@@ -18,11 +18,11 @@ from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 GRPC_LISTENING = re.compile(r"listening on grpcs?://[\d.]+:(\d+)")
 START_SECONDS = 30.0
-"""How long a start may take before a test gives up; a start takes about one."""
+"""Timeout of a start, which takes about a second."""
 
 
 class Service:
-    """One ``python -m hf_transformer`` with these flags; a context manager that ends it again."""
+    """A process of ``python -m hf_transformer`` with these flags, ended by its context manager."""
 
     def __init__(self, *flags: str, environ: dict[str, str] | None = None, python: str = sys.executable) -> None:
         self.flags = flags
@@ -31,13 +31,13 @@ class Service:
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
         command = [python, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", "--http_port=0", "--grpc_port=0"]
         self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
-        # No pooling: a test that breaks a connection must not hand it to the next one.
+        # No pooling: a test must not reuse a connection that another test broke.
         limits = httpx.Limits(max_keepalive_connections=0)
         self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False)
 
     @property
     def port(self) -> int:
-        """The port that the system chose, once the service says it."""
+        """The port of HTTP, as the service logs it."""
         if not self._port:
             self._port = self._announced(LISTENING)
             self.client.base_url = httpx.URL(self.url)
@@ -45,9 +45,9 @@ class Service:
 
     def _announced(self, pattern: re.Pattern[str]) -> int:
         assert poll(lambda: bool(pattern.search(self.log)) or self.process.exit_code is not None, START_SECONDS)
-        found = pattern.search(self.log)
-        assert found is not None, f"the service ended with {self.process.exit_code}:\n{self.log}"
-        return int(found[1])
+        match = pattern.search(self.log)
+        assert match is not None, f"the service ended with {self.process.exit_code}:\n{self.log}"
+        return int(match[1])
 
     @property
     def grpc_address(self) -> str:
@@ -59,7 +59,7 @@ class Service:
         return f"http://{HOST}:{self.port}"
 
     def wait_until(self, path: str, status: int = 200) -> Self:
-        """Waits until a GET of ``path`` is answered with ``status``."""
+        """Waits until the response to a GET of ``path`` has this status."""
         assert self.port
         assert poll(lambda: self._status(path) == status, START_SECONDS), f"{path} is {self._status(path)}:\n{self.log}"
         return self
@@ -73,7 +73,7 @@ class Service:
             return None
 
     def predict(self, instances: Any, parameters: Any = None, model: str = "") -> Any:
-        """The predictions of a request that must succeed."""
+        """The predictions of a successful request."""
         response = self.post({"instances": instances, **({"parameters": parameters} if parameters else {})}, model)
         assert response.status_code == 200, response.text
         return response.json()["predictions"]

@@ -1,4 +1,4 @@
-"""The benchmarks' own command line, in the service's environment: what else they need is asked for when they run."""
+"""The benchmarks' command line, imports and references, checked in the service's environment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.options import parse
 from benchmarks.pairs import paired
 from benchmarks.report import command_of
-from benchmarks.speed import parse
 from hf_transformer.config.options import all_options
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "command"),
     [
         ([], "make bench"),
         (["--quick"], "make bench ARGS=--quick"),
@@ -37,24 +37,24 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
         (["--only", "wrk", "--only", "fill_mask, 9"], "make bench ARGS=\"--only wrk --only 'fill_mask, 9'\""),
     ],
 )
-def test_the_results_tell_how_they_were_made(argv: list[str], told: str) -> None:
+def test_the_results_name_their_command(argv: list[str], command: str) -> None:
     options = parse(argv)
-    assert command_of(("--quick" * options.quick + options.more).strip()) == told
+    assert command_of(("--quick" * options.quick + options.non_default).strip()) == command
 
 
 def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = parse(["--checkout", f"this={ROOT}"])
-    [found] = options.checkout
-    assert (found.name, found.folder, options.rounds) == ("this", ROOT, 9)
-    assert found.version(Path(sys.executable), own_python=False)
+    [checkout] = options.checkout
+    assert (checkout.name, checkout.folder, options.rounds) == ("this", ROOT, 9)
+    assert checkout.version(Path(sys.executable), own_python=False)
     for wrong in (f"this={tmp_path}", "this", f"={ROOT}"):
         with pytest.raises(SystemExit):
             parse(["--checkout", wrong])
         assert "is not NAME=PATH" in capsys.readouterr().err
 
 
-def test_the_flags_that_the_service_is_started_with_are_declared() -> None:
-    """An unknown one would be ignored, and another service measured than the table says."""
+def test_the_flags_of_the_services_are_declared() -> None:
+    """The service ignores unknown flags, so the table would name a wrong configuration."""
     declared = {f"--{option.name}" for option in all_options()}
     forms = parse([]).services()
     assert forms and {flag.partition("=")[0] for flags in forms.values() for flag in flags} <= declared
@@ -64,24 +64,24 @@ def test_the_flags_that_the_service_is_started_with_are_declared() -> None:
     ("rounds", "interval"), [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (20, (6, 15))]
 )
 def test_the_interval_of_paired_ratios(rounds: int, interval: tuple[float, float] | None) -> None:
-    """The ranks are those of any table of the sign test."""
-    ratio = paired([10.0 * one for one in range(rounds, 0, -1)], [10.0] * rounds)
+    """The ranks are in any table of the sign test."""
+    ratio = paired([10.0 * factor for factor in range(rounds, 0, -1)], [10.0] * rounds)
     assert ratio.median == (rounds + 1) / 2
     assert ratio.interval == interval
 
 
-def test_the_commands_and_files_that_are_named_exist() -> None:
+def test_references_to_benchmarks_exist() -> None:
     documents = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*")]
     code = [*ROOT.glob("scripts/*"), *ROOT.glob(".ci/*"), *ROOT.glob("hf_transformer/**/*.py")]
-    found = 0
-    for path in (one for one in (*documents, *code) if one.is_file()):
+    mentions = 0
+    for path in (path for path in (*documents, *code) if path.is_file()):
         text = path.read_text()
         for name in re.findall(r"-m benchmarks\.(\w+)", text):
             assert (ROOT / "benchmarks" / f"{name}.py").is_file(), f"{path}: {name}"
         for name in re.findall(r"benchmarks/([\w/]+\.\w+)", text):
             assert (ROOT / "benchmarks" / name).is_file(), f"{path}: {name}"
-        found += "benchmarks" in text
-    assert found
+        mentions += "benchmarks" in text
+    assert mentions
 
 
 def test_parts_written_by_hand_exist() -> None:
@@ -91,8 +91,8 @@ def test_parts_written_by_hand_exist() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
-def test_what_a_benchmark_imports_of_the_package_exists(path: Path) -> None:
-    """Without importing it: some need libraries of other environments."""
+def test_a_benchmark_imports_existing_names(path: Path) -> None:
+    """It parses the file, because some benchmarks need libraries of other environments."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("hf_transformer", "tests"):
             module = importlib.import_module(node.module or "")

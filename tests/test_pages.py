@@ -1,11 +1,15 @@
-"""Every page of the repository: what it links to and names is there, its lines fit, and the site shows it."""
+"""Every page of the repository: links, names of files and of code, the length of lines, and the site."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ PATTERNS = ("*.md", ".github/*.md", "docs/**/*.md", "deploy/*.md", "examples/*.m
 PAGES = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
 COLUMNS = 100
 NOT_WRAPPED = ("docs/configuration.md", "benchmarks/results/", "CHANGELOG.md")
-"""Pages that a program writes, and what older versions said."""
+"""Generated pages, and the sections of older versions."""
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?:\]\(|(?:src|href)=\"|^\[[^]]+\]: )([^)\s\"]+)(?:[)\"]|$)", re.MULTILINE)
 NAMED = re.compile(
@@ -35,13 +39,13 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The anchors of the page's headings, as GitHub and mkdocs make them."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
-        found[slug] = found.get(slug, -1) + 1
-    repeated = {f"{slug}{mark}{n}" for slug, most in found.items() for n in range(1, most + 1) for mark in "-_"}
-    return found.keys() | repeated
+        counts[slug] = counts.get(slug, -1) + 1
+    repeated = {f"{slug}{mark}{n}" for slug, most in counts.items() for n in range(1, most + 1) for mark in "-_"}
+    return counts.keys() | repeated
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -53,11 +57,13 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def site() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    return found
+    """The settings of mkdocs."""
+    settings: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return settings
 
 
 def in_navigation(entry: Any) -> Iterator[str]:
+    """The pages in an entry of the navigation."""
     if isinstance(entry, str):
         yield entry
     for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
@@ -65,7 +71,7 @@ def in_navigation(entry: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_what_it_links_to_is_there(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target, anchor in links(page):
         assert target.exists() and target.is_relative_to(ROOT), target
         if anchor and target.suffix == ".md":
@@ -73,17 +79,135 @@ def test_what_it_links_to_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=str)
-def test_files_that_it_names_are_there(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     for path in NAMED.findall(prose(page)):
         assert "NAME" in path or (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not str(page).startswith(NOT_WRAPPED)], ids=str)
-def test_its_lines_fit(page: Path) -> None:
-    """Rows of tables can't be broken, nor can headings and long links."""
+def test_lines_have_at_most_100_columns(page: Path) -> None:
+    """Rows of tables, headings and long links may be longer."""
     for line in prose(page).splitlines():
         breakable = not re.match(r" *(\||#|!\[|<|\[[^]]+\]: )", line) and " " in line[:COLUMNS].strip()
         assert len(line) <= COLUMNS or not breakable, line
+
+
+PACKAGE = ROOT / "hf_transformer"
+ABOUT_CODE = re.compile(r"(CONTRIBUTING|docs/(architecture|by_hand|glossary|decisions/\d.*))\.md")
+"""Pages for contributors. Names in other pages may be those of libraries."""
+DATA_FILE = re.compile(r"\.(json|js|md|pbtxt|sh|toml|ya?ml)$")
+FILE_AND_NAMES = re.compile(
+    r"`(?:hf_transformer/)?([\w/]+\.py)`((?:[\s,:|]+(?:(?:and|or|then|has) )?`\w+(?:\.\w+)?`)+)"
+)
+"""A file of the package, and names that follow it as in "`core/queue.py`, `Queue` and `Entry`" or as cells of a row."""
+OF_OTHERS = {"CrossEncoder.rank"}  # a class of sentence-transformers, and also one here
+
+
+@cache
+def defined() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """The names that each file of the package defines, and the members of each class, inherited ones included."""
+    files: dict[str, set[str]] = {}
+    members: dict[str, set[str]] = defaultdict(set)
+    bases: dict[str, set[str]] = defaultdict(set)
+    classes: list[tuple[str, str]] = []
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        file = str(path.relative_to(PACKAGE))
+        files[file] = set(names_in(tree.body))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                members[node.name].update(names_in(node.body), attributes_in(node))
+                bases[node.name].update(ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases)
+                classes.append((file, node.name))
+    for _ in range(4):  # the deepest tree of classes
+        for name, parents in bases.items():
+            members[name].update(*(members[parent] for parent in parents if parent in bases))
+    for file, name in classes:
+        files[file] |= members[name]
+    return files, {name: members[name] for name in bases}
+
+
+def names_in(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that statements define: functions, classes, variables."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def attributes_in(node: ast.ClassDef) -> Iterator[str]:
+    """The attributes that the methods of a class set."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+            yield inner.attr
+
+
+def is_importable(name: str) -> bool:
+    """Whether an installed library, or a folder of the repository, has this module or this member of a module."""
+    owner, _, member = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(owner), member) or bool(importlib.import_module(name))
+    except ImportError:
+        return (ROOT / f"{name.replace('.', '/')}.py").is_file()
+
+
+def missing_names(text: str, about_code: bool) -> Iterator[str]:
+    """The names in backticks that the package does not define.
+
+    On every page: files in folders of the package, names after a file, and members of classes. On pages about the code
+    also other dotted names, which modules and libraries define, private names, and names in the form of a class's.
+    """
+    files, members = defined()
+    for path in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        folder, is_bare = PACKAGE / path.partition("/")[0], "/" not in path
+        if "NAME" not in path and (about_code if is_bare else folder.is_dir()):
+            if not any(file == path or (is_bare and file.endswith(f"/{path}")) for file in files):
+                yield path
+    for path, names in FILE_AND_NAMES.findall(text):
+        for name in re.findall(r"`([\w.]+)`", names):
+            if path in files and not name.endswith(".py") and name.rpartition(".")[2] not in files[path]:
+                yield f"{path}: {name}"
+    for name in set(re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", text)) - OF_OTHERS:
+        owner, dot, member = name.rpartition(".")
+        holder = owner.rpartition(".")[2]
+        if DATA_FILE.search(name) or name.endswith(".py"):
+            continue
+        if holder in members:
+            known = member in members[holder]
+        elif not about_code:
+            continue
+        elif dot:
+            modules = [names for file, names in files.items() if f"/{file}".endswith(f"/{owner.replace('.', '/')}.py")]
+            known = any(member in names for names in modules) or is_importable(name)
+        elif name.startswith("_") or re.fullmatch(r"[A-Z]+[a-z]\w*", name):
+            known = any(name in names for names in files.values())
+        else:
+            continue
+        if not known:
+            yield name
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if ABOUT_CODE.match(str(page)) or "docs" in page.parts], ids=str
+)
+def test_named_classes_and_functions_exist(page: Path) -> None:
+    text = " ".join(prose(page).split())
+    assert not list(missing_names(text, ABOUT_CODE.match(str(page)) is not None))
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("`Scheduler.run` of `core/none.py`", {"Scheduler.run", "core/none.py"}),
+        ("`core/queue.py`, `Queue.add` and `gone`", {"core/queue.py: gone"}),
+        ("`_gone` or `Gone`, `queue.Queue` or `queue.gone`", {"_gone", "Gone", "queue.gone"}),
+    ],
+    ids=["members and files", "after a file", "private, classes, modules"],
+)
+def test_missing_names_are_found(text: str, missing: set[str]) -> None:
+    assert set(missing_names(text, about_code=True)) == missing
 
 
 def test_the_site_shows_every_page_of_docs() -> None:
@@ -100,8 +224,8 @@ OWN_ADDRESS = re.compile(
 )
 
 
-def test_no_address_of_the_project_leads_nowhere() -> None:
-    """Its pages are linked by their place in the repository: it has no other address yet."""
+def test_no_file_has_an_address_of_the_project() -> None:
+    """Pages are linked by their path in the repository: the project has no public address yet."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for path in listed.splitlines():
         if (ROOT / path).is_file() and path != "tests/test_pages.py":
@@ -110,8 +234,8 @@ def test_no_address_of_the_project_leads_nowhere() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob(".github/workflows/*.yml")), ids=lambda path: path.stem)
-def test_a_workflow_may_no_more_than_it_says(path: Path) -> None:
-    """Each begins with reading alone, jobs are bounded in time, actions are pinned, and make targets exist."""
+def test_workflows_are_read_only_bounded_and_pinned(path: Path) -> None:
+    """Permissions start at read, jobs have timeouts, actions are pinned, and make targets exist."""
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -126,7 +250,7 @@ def test_a_workflow_may_no_more_than_it_says(path: Path) -> None:
 
 def test_ci_tests_the_versions_that_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    declared = [name.rpartition(" ")[2] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)]
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared
     assert project["requires-python"] == f">={declared[0]}"
@@ -134,16 +258,18 @@ def test_ci_tests_the_versions_that_are_declared() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["SECURITY.md", "deploy/README.md", "docs/coming_from_kserve.md", "docs/metrics.md", "docs/operations.md"],
+    ["SECURITY.md", "deploy/README.md"]
+    + [f"docs/{name}.md" for name in ("architecture", "coming_from_kserve", "glossary", "metrics", "operations")],
 )
 def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
     known = {name for option in all_options() for name in (option.name, *option.aliases)}
-    # Flags of one word are other programs' too, and theirs have hyphens where ours have underscores.
+    # Other programs have flags of one word, too, and write hyphens instead of underscores.
     named = set(re.findall(r"--([a-z]+(?:_[a-z]+)+)\b", (ROOT / page).read_text()))
     assert named and named <= known
 
 
-def test_metrics_that_operations_names_are_listed() -> None:
+@pytest.mark.parametrize("page", ["glossary", "operations"])
+def test_metrics_that_pages_name_are_listed(page: str) -> None:
     listed = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    named = set(re.findall(r"`(hf_transformer_\w+)`", (ROOT / "docs" / "operations.md").read_text()))
+    named = set(re.findall(r"`(hf_transformer_\w+)[`{]", (ROOT / "docs" / f"{page}.md").read_text()))
     assert named and named <= listed

@@ -1,4 +1,4 @@
-"""What users get from `pip install`, and without its extras."""
+"""The wheel's contents, and the package without extras."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "deploy" / "model_repository"
-MOST_BYTES = 5_000_000
+MAX_BYTES = 5_000_000
 
 
 def test_the_wheel_carries_the_package_and_the_demo_models(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_wheel_carries_the_package_and_the_demo_models(tmp_path: Path) -> No
     assert wheel.name == f"hf_transformer-{hf_transformer.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
-    assert wheel.stat().st_size < MOST_BYTES
+    assert wheel.stat().st_size < MAX_BYTES
     files = {path.relative_to(MODELS) for path in MODELS.rglob("*") if path.is_file()}
     files = {path for path in files if "__pycache__" not in path.parts}
     for model in {example.model for example in EXAMPLES.values()}:
@@ -71,6 +71,6 @@ def test_a_tokenizer_json_needs_no_transformers(folder: Path) -> None:
     assert load(folder).strip() == "3"
 
 
-def test_without_one_the_error_names_the_extra(folder: Path) -> None:
+def test_without_tokenizer_json_the_error_names_the_extra(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert "pip install 'hf-transformer[transformers]'" in load(folder)

@@ -1,6 +1,6 @@
-"""A model that costs next to nothing: every token, or every text, gets the same values, from memory that is there.
+"""A model with hardly any cost: every token or text gets the same precomputed values.
 
-Runs in Triton's Python backend. The values are in row.npy beside this file, FP32 [width].
+Runs in Triton's Python backend. The values, FP32 [width], are in row.npy in the same folder.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ FIRST_ROWS = 64
 
 
 class TritonPythonModel:
-    """Answers of any shape are slices of one array, which grows when a larger one is needed and then stays."""
+    """Outputs are slices of one array, which grows when needed."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the row."""
+        """Read row.npy."""
         output = json.loads(args["model_config"])["output"][0]
         self.name = output["name"]
         self.per_token = len(output["dims"]) == 2

@@ -1,4 +1,4 @@
-"""The last step of the ensembles: logits to an answer, in Triton's Python backend. The parameter task says which."""
+"""The last step of the ensembles, logits to an answer, in Triton's Python backend. The parameter task selects it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HERE = Path(__file__).parent
 
 
 class TritonPythonModel:
-    """What the service does with the default flags, as short as it can be written."""
+    """Decodes as the service does with default flags."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the tokenizer, for the names of tokens."""
+        """Load the tokenizer for the texts of tokens."""
         sys.path.append(str(HERE / "packages"))
         from tokenizers import Tokenizer
 

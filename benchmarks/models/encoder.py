@@ -1,7 +1,7 @@
-"""A BERT encoder in torch, on the GPU where there is one: the models of benchmarks.gpu, in Triton's Python backend.
+"""A BERT encoder in torch, on the GPU if there is one: the models of benchmarks.gpu, in Triton's Python backend.
 
-Tensors travel as DLPack, so any numpy will do. Weights are those of ``model.safetensors`` beside this file where it is
-there (names as transformers has them in BertModel), else random ones of the size that config.pbtxt declares.
+DLPack carries the tensors, so any numpy works. Weights come from ``model.safetensors`` in the same folder, by the names
+of transformers' BertModel; without the file they are random, of the size in config.pbtxt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LABELS = 2
 
 
 class TritonPythonModel:
-    """``input_ids`` and ``attention_mask`` INT64 [B, S] to one output, by the parameter ``output``.
+    """Maps ``input_ids`` and ``attention_mask`` INT64 [B, S] to the output in the parameter ``output``.
 
     last_hidden_state FP16 [B, S, hidden]; sentence_embedding FP32 [B, hidden], the mean over the mask with length 1,
     and embedding_norm FP32 [B, 1]; logits FP32 [B, 2]. On a CPU last_hidden_state is FP16 too, computed in float32.
@@ -91,13 +91,13 @@ class TritonPythonModel:
                 .transpose(1, 2)
                 for part in ("query", "key", "value")
             )
-            found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-            found = self.linear(
-                f"{name}.attention.output.dense", found.transpose(1, 2).reshape(batch, length, self.hidden)
+            update = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+            update = self.linear(
+                f"{name}.attention.output.dense", update.transpose(1, 2).reshape(batch, length, self.hidden)
             )
-            states = self.norm(f"{name}.attention.output", states + found)
-            found = functional.gelu(self.linear(f"{name}.intermediate.dense", states))
-            states = self.norm(f"{name}.output", states + self.linear(f"{name}.output.dense", found))
+            states = self.norm(f"{name}.attention.output", states + update)
+            update = functional.gelu(self.linear(f"{name}.intermediate.dense", states))
+            states = self.norm(f"{name}.output", states + self.linear(f"{name}.output.dense", update))
         return states
 
     def answer(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -114,7 +114,7 @@ class TritonPythonModel:
 
     @torch.inference_mode()
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Run all requests as one batch: Triton passes only requests of one shape together."""
+        """Run all requests as one batch: Triton merges only requests of the same shape."""
         ids, mask = (
             torch.cat([torch.from_dlpack(pb_utils.get_input_tensor_by_name(one, name)) for one in requests])
             for name in ("input_ids", "attention_mask")
@@ -134,7 +134,7 @@ PARTS = ("attention.", "")
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """All float tensors of a file of the safetensors format: the length of a JSON header, the header, raw values."""
+    """All float tensors in a safetensors file: the length of a JSON header, the header, raw values."""
     content = bytearray(path.read_bytes())
     (length,) = struct.unpack_from("<Q", content)
     header, values = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]

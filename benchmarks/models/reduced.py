@@ -1,6 +1,6 @@
-"""fill_mask with the reduction of ``export --reduce`` in the model: topk_ids and topk_scores [B,M,K], from memory.
+"""fill_mask with the outputs of ``export --reduce``, topk_ids and topk_scores [B,M,K], precomputed.
 
-Runs in Triton's Python backend. tokens.json beside this file has the ids of the mask token and of the answer.
+Runs in Triton's Python backend. tokens.json in the same folder has the ids of mask token and answer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ TOP_K = 10
 
 
 class TritonPythonModel:
-    """The answer is the likeliest token at every mask."""
+    """Answers with the same most probable token at every mask."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the ids."""
+        """Read tokens.json."""
         tokens = json.loads(Path(__file__).with_name("tokens.json").read_text())
         self.mask = tokens["mask"]
         self.ids = np.arange(tokens["answer"], tokens["answer"] - TOP_K, -1, dtype=np.int64)

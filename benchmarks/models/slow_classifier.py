@@ -1,8 +1,7 @@
-"""A classifier whose answers are known and whose speed is given. Runs in Triton's Python backend.
+"""A classifier with known answers and a known speed, in Triton's Python backend.
 
-The label is the sum of a text's token ids modulo the number of labels, so an answer to another text, or from mixed-up
-rows, is seen. Every padded token takes ``microseconds`` of sleep, which costs no CPU: the capacity is known, and does
-not depend on the machine.
+The label is the sum of a text's token ids modulo the number of labels, so swapped answers are visible. Every padded
+token takes ``microseconds`` of sleep, without CPU time, so capacity does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """One instance: batches are answered one after the other."""
+    """Answers batches one after another."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the settings."""
+        """Read the parameters."""
         config = json.loads(args["model_config"])
         self.labels = int(config["output"][0]["dims"][-1])
         self.seconds = float(config["parameters"]["microseconds"]["string_value"]) / 1e6
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One answer per request, after the time that all of them take together."""
+        """Answer all requests after the time for all their tokens."""
         ids = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy() for request in requests]
         time.sleep(self.seconds * sum(array.size for array in ids))
         return [self.answer(request, array) for request, array in zip(requests, ids, strict=True)]

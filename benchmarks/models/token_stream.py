@@ -1,9 +1,8 @@
-"""A model in Triton's Python backend that streams tokens at a known pace and computes nothing.
+"""A model in Triton's Python backend that streams tokens at a known pace, without computation.
 
-Every stream gets a token each ``milliseconds``, counted from its request, so how many there are changes nothing but the
-work of passing tokens on. The config's outputs say whether it is TensorRT-LLM's interface (output_ids) or vLLM's
-(text_output).
-Token number n is ``FIRST + n % COUNT``, and its text that of ``n % 10``: an answer can be checked.
+Every stream gets a token each ``milliseconds`` from its request on, independent of other streams. The outputs in the
+configuration select TensorRT-LLM's interface (output_ids) or vLLM's (text_output). Token n has the id
+``FIRST + n % COUNT`` and the text ``n % 10``, so clients can check it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FIRST, COUNT = 300, 200
 
 
 class TritonPythonModel:
-    """One thread sends all that is due, then sleeps."""
+    """One thread sends due tokens, then sleeps."""
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -62,7 +61,7 @@ class TritonPythonModel:
                     heapq.heappush(self.due, (moment + self.pause, number, stream))
 
     def send(self, sender: Any, asked: int, number: int) -> bool:
-        """Sends the next token; whether more follow."""
+        """Sends the next token; returns whether more follow."""
         if sender.is_cancelled():
             sender.send(flags=FINAL)
             return False

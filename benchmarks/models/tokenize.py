@@ -1,6 +1,6 @@
-"""The first step of the ensembles: text to ids and mask, in Triton's Python backend.
+"""The first step of the ensembles, text to ids and mask, in Triton's Python backend.
 
-packages/ beside this file holds the library tokenizers, which Triton's environment lacks.
+packages/ in the same folder has the library tokenizers, which Triton's environment lacks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ HERE = Path(__file__).parent
 
 
 class TritonPythonModel:
-    """The texts of a request are padded to the longest of them."""
+    """Pads the texts of a request to the longest."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load tokenizer.json from beside this file."""
+        """Load tokenizer.json from this folder."""
         sys.path.append(str(HERE / "packages"))
         from tokenizers import Tokenizer
 

@@ -1,7 +1,7 @@
 """API keys (--api_keys_file).
 
-A key comes as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of OpenAI), over
-gRPC as metadata of the same names. Neither the predictor nor a log sees it.
+A client sends its key as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of
+OpenAI), over gRPC as metadata of the same names. The service neither forwards nor logs it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
-"""Headers that may hold a key. None is passed on, with a key or without."""
+"""Headers that may hold a key. With --api_keys_file the service removes them from every request."""
 _BEARER = b"bearer "
 API = "keys"
-"""Requests without a key are counted under this name, over HTTP and over gRPC."""
-REFUSED = (
-    "an API key that is known here is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
-)
+"""The metrics' API label of requests without a key, over HTTP and gRPC."""
+REFUSED = "a known API key is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
 
 
 class ApiKeys:
-    """The keys of --api_keys_file, read again when the file changes. Raises ConfigError, see read_keys.
+    """The keys of --api_keys_file, reloaded when the file changes. Raises ConfigError, see read_keys.
 
-    Only digests are kept, under a secret of this process. A key is compared with all of them in constant time.
+    The process keeps only keyed digests, and compares a client's key with all of them in constant time.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,7 +40,7 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
     async def keep_renewing(self) -> None:
-        """Runs until it is cancelled."""
+        """Reloads the file when it changes, until cancelled."""
         await keep_renewing(self.file, lambda digests: None)
 
     def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -53,13 +51,13 @@ class ApiKeys:
                 if name == b"authorization":
                     value = value[len(_BEARER) :] if value[: len(_BEARER)].lower() == _BEARER else b""
                 digest = self._digest(value.strip())
-                for other in self.file.value:
-                    known |= hmac.compare_digest(digest, other)
+                for expected in self.file.value:
+                    known |= hmac.compare_digest(digest, expected)
         return known
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:
-    """Liveness, readiness and metrics: the kubelet and scrapers have no key."""
+    """The paths of liveness, readiness and metrics, which need no key: the kubelet and scrapers have none."""
     ready = [path for name in models for path in (f"/v1/models/{name}", f"/v2/models/{name}/ready")]
     return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready))
 
@@ -68,17 +66,17 @@ _KEY = re.compile(r"[!-~]{1,1024}")
 
 
 def read_keys(path: str) -> list[str]:
-    """The keys in a file: one per line; empty lines and those that begin with # are skipped.
+    """Reads the keys of a file: one per line, without empty lines and comments (#).
 
     Raises:
-        ConfigError: the file can't be read, has no key, or a line that can't be one; the message shows no key.
+        ConfigError: the file can't be read, has no key, or has an invalid line; the message shows no key.
     """
     try:
         lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"--api_keys_file={path}: can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--api_keys_file={path}: is no text in UTF-8") from None
+        raise ConfigError(f"--api_keys_file={path}: expected text in UTF-8") from None
     keys = []
     for number, line in enumerate(lines, 1):
         key = line.strip()
@@ -86,10 +84,9 @@ def read_keys(path: str) -> list[str]:
             continue
         if not _KEY.fullmatch(key):
             raise ConfigError(
-                f"--api_keys_file={path}: line {number} is no key; expected 1 to 1024 visible ASCII characters and no "
-                "space"
+                f"--api_keys_file={path}: line {number}: expected a key of 1 to 1024 visible ASCII characters, no space"
             )
         keys.append(key)
     if not keys:
-        raise ConfigError(f"--api_keys_file={path}: has no key; expected one in each line, # begins a comment")
+        raise ConfigError(f"--api_keys_file={path}: expected a key in each line, got none; # begins a comment")
     return keys

@@ -1,4 +1,4 @@
-"""One POST route, whichever API it belongs to: admission, body, errors, metrics and traces around it.
+"""A POST route of any API: admission, body, errors, metrics and traces.
 
 Request -> Call -> the API's handler -> Response | TextStream -> Response | Stream
 """
@@ -12,11 +12,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hf_transformer.api.body import read_body
-from hf_transformer.api.call import IGNORED, Call, context_of, ignored_names
-from hf_transformer.api.errors import RenderError, as_request_error, error_response
+from hf_transformer.api.call import IGNORED, Call, context_of
+from hf_transformer.api.errors import RenderError, error_response, to_request_error
 from hf_transformer.api.service import Service
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
 from hf_transformer.core.limits import AdmissionTicket
+from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.types.http import ClientGone, Request, Response, Stream
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
 
 Handle = Callable[[Call], Awaitable[Response | TextStream]]
-"""An API's own part: finds the model, parses the body, asks the model, renders the answer."""
+"""Handles a call in one API: finds the model, parses the body, runs the model, renders the response."""
 
 
 class Endpoint:
-    """A POST route of the API that metrics call ``api``; ``render_error`` makes its error body."""
+    """A POST route. ``api`` is the API's label in metrics; ``render_error`` renders its error bodies."""
 
     def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
         self._api = api
@@ -40,46 +41,46 @@ class Endpoint:
         self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
-        """Answers one request, whatever its method. Raises ClientGone."""
+        """Answers one request of any method. Raises ClientGone."""
         service = self.service
         answer: Response | Stream | None = None
         context = context_of(request)
-        place = context.ticket = AdmissionTicket(service.admission)
+        ticket = context.ticket = AdmissionTicket(service.admission)
         trace = None
         if service.tracing is not None:
             context.headers, trace = service.tracing.begin(context.headers)
         try:
             if request.method != "POST":
                 # GET would fall through to the route of a model with a colon in its name.
-                message = f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST"
-                answer = error_response(self._render_error, message, 405, (b"allow", b"POST"))
+                error = RequestError(f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST")
+                answer = error_response(self._render_error, error, 405, (b"allow", b"POST"))
             else:
-                # The place is taken after the body: a client that sends slowly keeps no other one out.
-                body = await read_body(request, service.max_bytes, place)
+                # The slot is taken after the body: slow uploads don't hold one.
+                body = await read_body(request, service.max_bytes, ticket)
                 context.arrived = perf_counter()
-                place.enter()
-                found = await self._handle(Call(request.params, request.headers, body, context, self._limits))
-                if isinstance(found, Response):
-                    answer = found
-                else:  # a stream whose first piece is there; what goes wrong before that has a status of its own
-                    parts = self._parts(found, request, context, trace)
-                    headers = [(b"content-type", found.content_type), *UNBUFFERED]
+                ticket.enter()
+                result = await self._handle(Call(request.params, request.headers, body, context, self._limits))
+                if isinstance(result, Response):
+                    answer = result
+                else:  # the status waits for the first piece: an error before it has its own status
+                    parts = self._parts(result, request, context, trace)
+                    headers = [(b"content-type", result.content_type), *UNBUFFERED]
                     answer = Stream(200, await anext(parts), parts, headers)
         except (asyncio.CancelledError, ClientGone):
             raise
-        except Exception as error:
-            answer = self._failed(error, context)
+        except Exception as failure:
+            answer = self._failed(failure, context)
         finally:
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
         if context.ignored:
-            answer.headers.append((IGNORED.encode(), ignored_names(context).encode()))
+            answer.headers.append((IGNORED.encode(), ", ".join(context.ignored).encode()))
         if answer.status == 200 and service.server_timing and context.predict > 0:
             answer.headers.append((b"server-timing", server_timing(context)))
         return answer
 
     def _end(self, request: Request, context: Context, trace: Trace | None, status: int) -> None:
-        """Gives back what a request holds, and counts it."""
+        """Releases the admission of a request, and counts and traces it."""
         if context.ticket is not None:
             context.ticket.leave()
         self.service.metrics.count_request(self._api, status, context.arrived)
@@ -89,7 +90,7 @@ class Endpoint:
     async def _parts(
         self, stream: TextStream, request: Request, context: Context, trace: Trace | None
     ) -> AsyncGenerator[bytes, None]:
-        """The pieces of a stream, which holds its place and its body until it ends."""
+        """The pieces of a stream. The request keeps its admission until the stream ends."""
         status, has_begun = CLIENT_CLOSED, False
         try:
             try:
@@ -101,24 +102,25 @@ class Endpoint:
             except Exception as error:
                 if not has_begun:
                     raise
-                told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
-                status, last = told.status, stream.error(str(told), told.status)
-                del told  # it may refer to this frame
+                failure = to_request_error(error, context)
+                status, last = failure.status, stream.error(failure)
+                del failure  # it may refer to this frame
                 yield last
         finally:
-            if has_begun:  # else it is counted as any other error
+            if has_begun:  # otherwise __call__ counts it
                 self._end(request, context, trace, status)
 
     def _failed(self, error: Exception, context: Context) -> Response:
-        """The answer to a request that has failed; not in __call__, whose frame the error may refer to."""
-        told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
-        again = [] if told.retry_after is None else [(b"retry-after", b"%d" % told.retry_after)]
-        return error_response(self._render_error, str(told), told.status, *again)
+        """The response to a failed request; not in __call__, to whose frame the error may refer."""
+        failure = to_request_error(error, context)
+        retry = [] if failure.retry_after is None else [(b"retry-after", b"%d" % failure.retry_after)]
+        return error_response(self._render_error, failure, failure.status, *retry)
 
 
 def server_timing(context: Context) -> bytes:
-    """The value of the header Server-Timing, in milliseconds: where the time of one request went. ``predict`` is what
-    is left of it without ``queue``. Source: https://www.w3.org/TR/server-timing/"""
+    """The value of the header Server-Timing: the stages of a request, in milliseconds. ``predict`` excludes ``queue``.
+
+    Source: https://www.w3.org/TR/server-timing/"""
     return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
         context.parse * 1e3,
         context.tokenize * 1e3,

@@ -1,4 +1,4 @@
-"""The one function around every request, parser errors included: request id, Host, CORS, keys, routing, access log."""
+"""The function around every request, parser errors included: request id, Host, CORS, keys, routing, access log."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from hf_transformer.api.auth import API, HEADERS, REFUSED, ApiKeys, open_paths
 from hf_transformer.api.call import new_request_id
 from hf_transformer.api.errors import RenderError, error_response
+from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import AccessRecord, check_format, write_line
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.http import HeaderLines, Request, Response, Stream
 
 Handler = Callable[[Request], Awaitable[Response | Stream]]
-"""What answers a request; raises only for a fault of its own."""
+"""Answers a request; raises only for a fault of the service."""
 
 _USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
-"""A client's own request id that is kept: without control characters, since it goes into logs and on to the predictor.
-The 8-bit ones of terminals (C1) count too."""
+"""Request ids of clients that the service keeps: without control characters (C0 and C1), since logs and the predictor
+get them."""
 
 EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length, x-ignored-parameters"
-"""Headers of answers that a page of another origin may read."""
+"""Response headers that a page of another origin may read."""
 
 
 class Router:
     """Finds the endpoint of a path: in a dict of known paths, else by template.
 
-    Templates are such as ``/v1/models/{model}:predict``; the first match counts. The paths
-    of ``models`` are in the dict.
+    The first template that matches wins, such as ``/v1/models/{model}:predict``. The dict has the paths of ``models``.
     """
 
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
@@ -52,36 +52,35 @@ class Router:
 
     @property
     def templates(self) -> list[str]:
-        """Those of all endpoints."""
+        """The path templates of all endpoints."""
         return [template for _, template, _ in self._templates]
 
     def find(self, request: Request) -> Handler | None:
-        """The endpoint of a request, whose ``route`` and ``params`` are then set."""
+        """The endpoint of a request, or None. Sets the request's ``route`` and ``params``."""
         known = self._known.get(request.path)
         if known is not None:
             handler, request.route, request.params = known
             return handler
         for pattern, template, handler in self._templates:
-            if found := pattern.match(request.path):
-                request.route, request.params = template, found.groupdict()
+            if match := pattern.match(request.path):
+                request.route, request.params = template, match.groupdict()
                 return handler
         return None
 
 
 HOSTS: Final = "hosts"
-"""The metrics' API label of requests with a Host that is not allowed."""
+"""The metrics' API label of requests with a forbidden Host."""
 _PORT: Final = re.compile(rb":[0-9]*\Z")
 
 
 class AllowedHosts:
-    """The names that a Host header may have (--allowed_hosts), in the forms of Starlette's TrustedHostMiddleware.
+    """The allowed names in a Host header (--allowed_hosts), in the forms of Starlette's TrustedHostMiddleware.
 
-    They stop DNS rebinding: an attacker points a name of their own at the service's address, so that a browser takes
-    the service for a part of the attacker's site. Its requests still have the attacker's name in Host, which a page
-    can't change.
+    They prevent DNS rebinding, where an attacker's host name resolves to the service's address and a browser treats the
+    service as part of the attacker's site. Such a request has the attacker's name in Host, which a page can't change.
 
     Args:
-        names: host names, IPv4 and IPv6 addresses, without ports; ``*.example.com`` stands for all sub-domains.
+        names: host names, IPv4 and IPv6 addresses, without ports; ``*.example.com`` matches all sub-domains.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -90,13 +89,13 @@ class AllowedHosts:
         self._endings = tuple(name[1:] for name in bare if name.startswith(b"*."))
 
     def accept(self, host: bytes) -> bool:
-        """Whether a Host header with this value is allowed. A port is ignored, and so is a dot behind the name."""
+        """Whether a Host header has an allowed name. A port and a trailing dot are ignored."""
         name = _PORT.sub(b"", host.strip().lower()).removesuffix(b".")
         return name in self._names or name.endswith(self._endings)
 
 
 class Cors:
-    """Which pages of other origins may send requests (--cors_allow_origin).
+    """CORS: the other origins whose pages may send requests (--cors_allow_origin).
 
     Source: https://fetch.spec.whatwg.org/#http-cors-protocol
     """
@@ -106,7 +105,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def lines(self, request: Request) -> HeaderLines:
-        """The header lines of CORS for an answer; none for a request without Origin."""
+        """The CORS header lines of a response; none for a request without Origin."""
         origin = request.headers.get(b"origin")
         if origin is None:
             return []
@@ -117,13 +116,13 @@ class Cors:
         return [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", EXPOSED), *vary]
 
     def preflight(self, request: Request) -> Response | None:
-        """The answer to a browser's preflight request; None for any other request."""
+        """The response to a browser's preflight request; None for any other request."""
         headers = request.headers
         if request.method != "OPTIONS" or b"access-control-request-method" not in headers or b"origin" not in headers:
             return None
         lines = [
             (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-max-age", b"600"),  # seconds that the browser may remember the answer
+            (b"access-control-max-age", b"600"),  # seconds that the browser may cache the response
         ]
         if wanted := headers.get(b"access-control-request-headers"):
             lines.append((b"access-control-allow-headers", wanted))
@@ -132,11 +131,14 @@ class Cors:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What the gateway does beside routing; None or empty leaves it out.
+    """Optional gateway features; None or empty disables a feature.
 
-    ``hosts`` is --allowed_hosts, ``origins`` --cors_allow_origin, ``access_log`` the format of a line. ``open_paths``
-    are further paths that need no key, of pages that ask for one. X-Forwarded-For is believed from
-    ``trusted_proxies``, in uvicorn's form.
+    Attributes:
+        hosts: --allowed_hosts.
+        origins: --cors_allow_origin.
+        access_log: the format of a line in the access log.
+        open_paths: further paths that need no key, of pages that ask for one.
+        trusted_proxies: addresses whose X-Forwarded-For the access log uses, in uvicorn's form.
     """
 
     keys: ApiKeys | None = None
@@ -148,23 +150,23 @@ class GatewaySettings:
 
 
 class Gateway:
-    """The service as a server of HTTP sees it (types.Application).
+    """The HTTP application of the service (types.Application).
 
-    ``others`` answers all paths that the router does not find, ``errors_by_path`` gives the error body of the API that
-    a path belongs to. Raises ConfigError for a format of the access log with an unknown atom.
+    ``fallback`` answers all paths without an endpoint. ``errors_by_path`` gives the RenderError of the API that a path
+    belongs to. Raises ConfigError for an access log format with an unknown atom.
     """
 
     def __init__(
         self,
         router: Router,
-        others: Handler,
+        fallback: Handler,
         models: Sequence[str],
         errors_by_path: Callable[[str], RenderError],
         metrics: Metrics,
         settings: GatewaySettings,
     ) -> None:
         self.router = router
-        self._others = others
+        self._fallback = fallback
         self._probed = open_paths(models)
         self._open = self._probed.union(settings.open_paths)
         self._errors_by_path = errors_by_path
@@ -179,23 +181,23 @@ class Gateway:
             check_format(self._log_format)
 
     async def handle(self, request: Request) -> Response | Stream:
-        """Answers one request. Raises ClientGone, and a fault of a handler."""
-        given = request.headers.get(b"x-request-id")
-        request.id = new_request_id() if given is None else _usable_id(given)
+        """Answers one request. Raises ClientGone, and any exception of a handler."""
+        client_id = request.headers.get(b"x-request-id")
+        request.id = new_request_id() if client_id is None else _usable_id(client_id)
         if self._log_format is not None:
             scope = request.scope()
-            await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a part of one
+            await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a partial scope
             request.log = AccessRecord(scope)
         answer: Response | Stream | None = self._before(request) if self._is_guarded else None
         if answer is None:
-            answer = await (self.router.find(request) or self._others)(request)
+            answer = await (self.router.find(request) or self._fallback)(request)
         self._complete(request, answer)
         return answer
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
-        """The answer to a request that the server can't take; without fields if its head could not be read."""
-        again = [(b"retry-after", b"1")] if status == 503 else []
-        answer = error_response(self._errors_by_path(request.path), message, status, *again)
+        """The response to a request that the server refuses. A request with an unreadable head has no fields."""
+        retry = [(b"retry-after", b"1")] if status == 503 else []
+        answer = error_response(self._errors_by_path(request.path), RequestError(message), status, *retry)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
         if self._log_format is not None and request.log is None:
             request.log = AccessRecord(request.scope())
@@ -203,29 +205,29 @@ class Gateway:
         return answer
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """Logs a request. ``answer`` is None if its client has left; ``sent`` counts the bytes of the body."""
-        exchange: AccessRecord = request.log
+        """Logs a request. ``answer`` is None if the client has disconnected; ``sent`` is in bytes of the body."""
+        record: AccessRecord = request.log
         if self._log_format is None:
             return
         if answer is not None:
-            exchange.status, exchange.sent_headers, exchange.body_bytes = answer.status, answer.headers, sent
+            record.status, record.sent_headers, record.body_bytes = answer.status, answer.headers, sent
             if isinstance(answer, Response):
-                exchange.sent_headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-        write_line(self._logger, self._log_format, exchange)
+                record.sent_headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        write_line(self._logger, self._log_format, record)
 
     def _before(self, request: Request) -> Response | None:
-        """The answer to a request whose Host is not allowed, to a preflight, or to a request without a key.
+        """The response to a preflight and to a request with a forbidden Host or without a key.
 
-        None lets the request through, without its key.
+        None lets the request through; its key is removed.
         """
         is_read = request.method in ("GET", "HEAD")
-        # Probes have the address of the pod as Host.
+        # Probes have the pod's address as Host.
         if self._hosts is not None and not (is_read and request.path in self._probed):
             host = request.headers.get(b"host", b"")
             if not self._hosts.accept(host):
                 self._metrics.count_request(HOSTS, 400)
-                message = f"Host: {host.decode('latin-1')[:80]!r} is not among the hosts of --allowed_hosts"
-                return error_response(self._errors_by_path(request.path), message, 400)
+                error = RequestError(f"Host: expected one of --allowed_hosts, got {host.decode('latin-1')[:80]!r}")
+                return error_response(self._errors_by_path(request.path), error, 400)
         if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
             return answer
         if self._keys is None:
@@ -236,19 +238,20 @@ class Gateway:
         if self._keys.accept(fields) or (is_read and request.path in self._open):
             return None
         self._metrics.count_request(API, 401)
-        return error_response(self._errors_by_path(request.path), REFUSED, 401, (b"www-authenticate", b"Bearer"))
+        render = self._errors_by_path(request.path)
+        return error_response(render, RequestError(REFUSED), 401, (b"www-authenticate", b"Bearer"))
 
     def _complete(self, request: Request, answer: Response | Stream) -> None:
-        """Adds the header lines that every response has."""
+        """Adds the header lines of every response."""
         answer.headers.append((b"x-request-id", request.id.encode("latin-1")))
         if self._cors is not None:
             answer.headers += self._cors.lines(request)
 
 
-def _usable_id(given: bytes) -> str:
-    """The client's own request id if it can be kept, else a new one."""
-    return given.decode("latin-1") if _USABLE_ID.fullmatch(given) else new_request_id()
+def _usable_id(client_id: bytes) -> str:
+    """The client's request id if the service keeps it, else a new one."""
+    return client_id.decode("latin-1") if _USABLE_ID.fullmatch(client_id) else new_request_id()
 
 
 async def _nothing(*args: Any) -> None:
-    """The application inside of uvicorn's middleware, which changes the scope."""
+    """A no-op ASGI application: uvicorn's middleware only edits the scope."""

@@ -1,14 +1,14 @@
 """Liveness, readiness and metrics, and the errors of all routes that are not endpoints.
 
-    GET /           {"status": "alive"}; a browser is sent to the playground if there is one
-    GET /health     200 without a body, 503 while a model is not ready; under the OpenAI API's prefix, too
+    GET /           {"status": "alive"}; redirects browsers to the playground, if enabled
+    GET /health     200 without a body, 503 while a model is not ready; also under the OpenAI API's prefix
     GET /metrics    Prometheus text
 
-vLLM has /health beside its OpenAI API: guidellm and other clients of it ask there before they begin.
+/health is vLLM's: guidellm and other clients of its OpenAI API poll it before they start.
 
-A 404 names the right route if the path resembles one of ours or belongs to another server (docs/clients.md). OpenAI's
-clients often get a base_url without the prefix, or without /v1, and show messages in OpenAI's form only, so such paths
-get it. KServe's own server answers explanations with 501 if there is no explainer.
+A 404 names the right route for a path that resembles one of ours or belongs to another server (docs/clients.md).
+OpenAI's clients are often configured with a base_url without the prefix or without /v1. They show only errors in
+OpenAI's form, so such paths get this form. Like KServe's server without an explainer, :explain responds with 501.
 """
 
 from __future__ import annotations
@@ -26,48 +26,44 @@ from starlette.types import ExceptionHandler
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import errors_by_path, root_of
-from hf_transformer.api.readiness import find_not_ready
-from hf_transformer.api.responses import JsonResponse
+from hf_transformer.api.responses import JsonResponse, find_not_ready
 from hf_transformer.api.service import Service
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
-_OTHERS = ("/v1/models/", "/v2/models/")
-"""Models may have the names of OpenAI's routes."""
+_MODEL_ROUTES = ("/v1/models/", "/v2/models/")
+"""Routes of V1 and V2, whose models may have the names of OpenAI's routes."""
 _ROUTES = sorted(TASKS, key=len, reverse=True)
-"""A path that ends with chat/completions ends with completions, too."""
+"""OpenAI's routes, longest first: a path that ends with chat/completions also ends with completions."""
 _FOREIGN = {
-    r"(?:.*/)?responses": "the Responses API is not served; {base}/chat/completions answers chats, which clients have "
-    "a setting for",
-    r"(?:v\d/)?score|v2/rerank|rerank": "{base}/rerank gives the scores of documents for a query",
-    r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings gives the vectors of texts",
+    r"(?:.*/)?responses": "the service has no Responses API; set the client to {base}/chat/completions",
+    r"(?:v\d/)?score|v2/rerank|rerank": "{base}/rerank returns the scores of documents for a query",
+    r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings returns the vectors of texts",
     r"v2/chat|api/chat": "{base}/chat/completions answers chats",
-    r"generate|generate_stream|api/generate": "{base}/completions and /v2/models/NAME/generate write texts",
+    r"generate|generate_stream|api/generate": "{base}/completions and /v2/models/NAME/generate generate text",
     r"|predict|invocations|classify|pooling|v1/classify|v1/pooling": "/v1/models/NAME:predict and "
-    "/v2/models/NAME/infer give predictions",
+    "/v2/models/NAME/infer return predictions",
 }
 """Route patterns of other servers (OpenAI, vLLM, Cohere, text-embeddings-inference, text-generation-inference, Ollama,
 MLflow, SageMaker), without the first slash, and the hint to the equivalent route."""
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
-    """The status, the message and the form of the body for a POST of a path that takes none, and has this status
-    otherwise; None if there is nothing better to say."""
+    """A better status and message for a POST to an unknown path, and the form of its body; None without a hint."""
     if _EXPLAIN.fullmatch(path):
-        said = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
-        return 501, said, error_json
-    if path.startswith(_OTHERS) or (status != 404 and path != "/"):
+        return 501, "the service has no explanations; add an explainer to the InferenceService", error_json
+    if path.startswith(_MODEL_ROUTES) or (status != 404 and path != "/"):
         return None
     root, bare = root_of(openai_prefix), path.rstrip("/")
     base, within = f"{root}/v1", bare if bare == root else bare.removeprefix(root)
-    for foreign, said in _FOREIGN.items():
-        if re.fullmatch(foreign, within.removeprefix("/")):
-            return status, f"{HTTPStatus(status).phrase}; {said.format(base=base)}", render_error
+    for pattern, hint in _FOREIGN.items():
+        if re.fullmatch(pattern, within.removeprefix("/")):
+            return status, f"{HTTPStatus(status).phrase}; {hint.format(base=base)}", render_error
     for route in _ROUTES:
         if bare.endswith(f"/{route}"):
-            where = f"{base}/{route}: the base_url of an OpenAI client is http://HOST:PORT{base}"
-            return 404, f"Not Found, expected {where}", render_error
+            base_url = f"the base_url of an OpenAI client is http://HOST:PORT{base}"
+            return 404, f"Not Found, expected {base}/{route}: {base_url}", render_error
     return None
 
 
@@ -77,7 +73,7 @@ def health_paths(openai_prefix: str) -> list[str]:
 
 
 def routes(service: Service, openai_prefix: str, page: str | None = None) -> list[BaseRoute]:
-    """The routes above; ``page`` is the address of the page for browsers, relative to /."""
+    """The routes of this module; ``page`` is the URL of the page for browsers, relative to /."""
 
     async def alive(request: Request) -> Response:
         headers = None if page is None else {"Vary": "Accept"}
@@ -99,27 +95,27 @@ def routes(service: Service, openai_prefix: str, page: str | None = None) -> lis
 
 
 def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
-    """The handler of errors that a route raised, and of Starlette's own (no such path, wrong method), for both."""
+    """The handlers of errors in routes: RequestError, and Starlette's for unknown paths and methods."""
     render_for = errors_by_path(openai_prefix)
 
     async def handle(request: Request, error: Exception) -> Response:
         path = request.url.path
         render, headers = render_for(path), {}
         if isinstance(error, RequestError):
-            message, status = str(error), error.status
+            status = error.status
             if error.retry_after is not None:
                 headers["Retry-After"] = str(error.retry_after)
         elif isinstance(error, HTTPException):
-            said, status = error.detail, error.status_code
+            detail, status = error.detail, error.status_code
             if status == 405 and error.headers:
-                # Starlette joins a set: without an order of its own, each process would name the methods in another.
+                # Starlette joins a set, whose order differs between processes.
                 headers["Allow"] = ", ".join(sorted(error.headers["Allow"].split(", ")))
-                said += f", expected {headers['Allow']}"
+                detail += f", expected {headers['Allow']}"
             if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
-                status, said, render = hint
-            message = f"{request.method} {path[:200]}: {said}"
+                status, detail, render = hint
+            error = RequestError(f"{request.method} {path[:200]}: {detail}")
         else:
             raise error
-        return Response(render(message, status), status, headers, media_type="application/json")
+        return Response(render(error, status), status, headers, media_type="application/json")
 
     return dict.fromkeys((RequestError, HTTPException), handle)

@@ -1,7 +1,7 @@
-"""What is known of the served model, for pages and clients that adapt to it.
+"""Information about the served model, for pages and clients that adapt to it.
 
     GET /v1/models/{m}/info     its task, labels, limits, protocols, examples, ...
-    GET /info                   what of it has a name in text-embeddings-inference, under that name
+    GET /info                   the fields of text-embeddings-inference, under its names
 
 Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/openapi.json (Info)
 """
@@ -28,15 +28,18 @@ LIMITS = (
     "max_concurrent_requests max_queued_tokens max_batch_tokens"
 ).split()
 TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
-"""What text-embeddings-inference calls a model for a task; it has no word for other tasks."""
+"""The model types of text-embeddings-inference by task; it has no type for other tasks."""
 TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfoSettings:
-    """What the routes tell beside what the model itself says; ``limits`` has the values of LIMITS.
+    """Fields of the responses that come from flags.
 
-    ``model_id`` is None for a folder, ``grpc_port`` without gRPC and where the system chooses it.
+    Attributes:
+        limits: the values of LIMITS.
+        model_id: the model's id on the hub; None for a folder.
+        grpc_port: None without gRPC, and where the system chooses the port.
     """
 
     limits: Mapping[str, int]
@@ -49,7 +52,7 @@ class InfoSettings:
 
 
 def routes(service: Service, settings: InfoSettings) -> list[Route]:
-    """The routes above. Like V2's metadata they are a 503 until the predictor was found."""
+    """The routes of this module. Like V2's metadata they respond with 503 until the predictor has been reached."""
     models = service.models
     return [
         json_route("/v1/models/{model}/info", lambda model: describe_model(models[model], settings)),
@@ -58,33 +61,33 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 
 
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
-    """The answer about one model. Raises NotReady until it was found."""
-    found, task = model.describe(), model.task.settings
-    base, is_generation = f"{root_of(settings.openai_prefix)}/v1", found.task in GENERATION
+    """The response about one model. Raises NotReady until the predictor has been reached."""
+    description, task = model.describe(), model.task.settings
+    base, is_generation = f"{root_of(settings.openai_prefix)}/v1", description.task in GENERATION
     return {
         "name": model.name,
-        "version": found.version,
-        "task": found.task,
+        "version": description.version,
+        "task": description.task,
         "server": {"name": SERVER, "version": __version__},
-        "max_length": found.max_length,
+        "max_length": description.max_length,
         "output_format": task.output_format,
         "on_overflow": task.on_overflow,
-        **_of_task(found.task, task),
-        **({"generation": _of_generation(model)} if is_generation else {}),
+        **_task_fields(description.task, task),
+        **({"generation": _generation_fields(model)} if is_generation else {}),
         "limits": settings.limits,
         "protocols": {
             "v1": f"/v1/models/{model.name}:predict",
             "v2": f"/v2/models/{model.name}/infer",
             "grpc_port": settings.grpc_port,
-            "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if found.task in tasks],
+            "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if description.task in tasks],
             **({"generate": f"/v2/models/{model.name}/generate"} if is_generation else {}),
         },
         "examples": settings.examples,
     }
 
 
-def _of_task(name: str, task: TaskSettings) -> dict[str, Json]:
-    """The fields that only some tasks have."""
+def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
+    """The fields of some tasks only."""
     if name == "fill_mask":
         return {"mask_token": task.vocabulary.mask_token}
     if name == "text_embedding":
@@ -98,12 +101,12 @@ def _of_task(name: str, task: TaskSettings) -> dict[str, Json]:
     return {}
 
 
-def _of_generation(model: Model) -> dict[str, Json]:
-    """How texts are written, and which parameters of OpenAI's API and of V1 the model can honour."""
-    writer, template, defaults = model.generator, model.chat_template, model.task.settings.generation
+def _generation_fields(model: Model) -> dict[str, Json]:
+    """The fields of a generative model, with the parameters of OpenAI's API and of V1 that it supports."""
+    generator, template, defaults = model.generator, model.chat_template, model.task.settings.generation
     return {
-        "interface": writer.interface,
-        "parameters": sorted(writer.supported_fields - {"greedy"}),
+        "interface": generator.interface,
+        "parameters": sorted(generator.supported_fields - {"greedy"}),
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,
@@ -111,18 +114,18 @@ def _of_generation(model: Model) -> dict[str, Json]:
 
 
 def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
-    """The answer under text-embeddings-inference's names. Raises NotReady until the model was found.
+    """The response with text-embeddings-inference's names. Raises NotReady until the predictor has been reached.
 
-    Its model_dtype, max_batch_requests, sha and docker_label are left out: the first two are the predictor's business.
+    It omits model_dtype and max_batch_requests, which depend on the predictor, and sha and docker_label.
     """
-    found, task, limits = model.describe(), model.task.settings, settings.limits
-    kind = TEI_TYPES.get(found.task)
+    description, task, limits = model.describe(), model.task.settings, settings.limits
+    kind = TEI_TYPES.get(description.task)
     return {
         "model_id": settings.model_id or model.name,
         "model_sha": settings.revision if len(settings.revision or "") == 40 else None,
         **({} if kind is None else {"model_type": {kind: _as_tei_type(kind, task)}}),
         "max_concurrent_requests": limits["max_concurrent_requests"],
-        "max_input_length": found.max_length,
+        "max_input_length": description.max_length,
         "max_batch_tokens": limits["max_batch_tokens"],
         "max_client_batch_size": limits["max_instances"],
         "auto_truncate": task.on_overflow == "truncate",

@@ -1,4 +1,4 @@
-"""The streams that are open, and their end with the service."""
+"""Ends the open streams on shutdown."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 from hf_transformer.errors import Unavailable
 
-LAST_WORDS: Final = 1.0
-"""Seconds of the grace period in which clients learn that their streams end; at most a fifth of it."""
+LAST_EVENT_SECONDS: Final = 1.0
+"""Seconds of the grace period reserved for the last event of streams; at most a fifth of the period."""
 
 
 class StreamEnd:
-    """Breaks off one stream, that of the current task, at the end of the service.
+    """Cancels the stream of the current task on shutdown.
 
-    A piece that is being sent is sent whole: the task is only cancelled while it waits for the next piece.
+    It never cuts a piece: it cancels the task only while the task waits for the next piece.
     """
 
     __slots__ = ("_is_broken", "_task", "is_sending")
@@ -32,18 +32,18 @@ class StreamEnd:
             self._task.cancel()
 
     def sent(self) -> None:
-        """Notes that a piece was sent. Raises Unavailable if the service has ended meanwhile."""
+        """Notes that a piece has been sent. Raises Unavailable if the stream has been ended meanwhile."""
         self.is_sending = False
         if self._is_broken:
             raise shutting_down()
 
     def has_cancelled(self) -> bool:
-        """Whether a cancellation came from ``break_off`` and from nowhere else."""
+        """Whether ``break_off`` alone cancelled the task."""
         return self._is_broken and self._task is not None and self._task.uncancel() == 0
 
 
 class OpenStreams:
-    """The streams that run. At the end of the service they have the grace period, less the time to tell clients."""
+    """The running streams. On shutdown they have the grace period, less LAST_EVENT_SECONDS."""
 
     def __init__(self) -> None:
         self._open: set[StreamEnd] = set()
@@ -51,24 +51,24 @@ class OpenStreams:
         self._timer: asyncio.TimerHandle | None = None
 
     def end_within(self, grace: float) -> None:
-        """Ends all streams shortly before ``grace`` seconds are over; called on the event loop."""
+        """Schedules the end of all streams shortly before ``grace`` seconds have passed; called on the event loop."""
         if self._timer is None:
-            wait = grace - min(LAST_WORDS, grace / 5)
+            wait = grace - min(LAST_EVENT_SECONDS, grace / 5)
             self._timer = asyncio.get_running_loop().call_later(wait, self._end)
 
     def _end(self) -> None:
         self._is_over = True
-        for one in tuple(self._open):
-            one.break_off()
+        for end in tuple(self._open):
+            end.break_off()
 
     def close(self) -> None:
-        """Forgets the timer."""
+        """Cancels the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     @contextmanager
-    def one(self) -> Iterator[StreamEnd]:
-        """Around a stream of the current task. Raises Unavailable once streams have ended."""
+    def track(self) -> Iterator[StreamEnd]:
+        """Tracks the stream of the current task. Raises Unavailable once streams have been ended."""
         if self._is_over:
             raise shutting_down()
         end = StreamEnd()
@@ -80,5 +80,5 @@ class OpenStreams:
 
 
 def shutting_down() -> Unavailable:
-    """The error of requests and streams at the end of the service."""
+    """The error of requests and streams during shutdown."""
     return Unavailable("the service is shutting down")

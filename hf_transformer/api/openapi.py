@@ -1,4 +1,4 @@
-"""GET /openapi.json: one OpenAPI 3.1 document of all HTTP routes, from openapi.yaml beside this file.
+"""GET /openapi.json: one OpenAPI 3.1 document of all HTTP routes, from openapi.yaml in this folder.
 
 The file describes every task and every setting. Source: https://spec.openapis.org/oas/v3.1.1.html
 """
@@ -21,57 +21,60 @@ from hf_transformer.api.service import Service
 from hf_transformer.types.request import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
-ABOUT = "x-for"
-"""The key with the tasks and settings that an object of the file is about."""
-OPENAI = "/openai/"  # how the OpenAI API's paths begin in the file
-_LEFT_OUT = object()
+CONDITION = "x-for"
+"""The key of an object with the tasks and settings to which the object applies."""
+OPENAI = "/openai/"
+"""The prefix of the OpenAI API's paths in the file."""
+_OMITTED = object()
 
 
-def route(made: Mapping[str, Json]) -> Route:
-    """The route of a document, which is written here, once."""
-    written = orjson.dumps(made)
+def route(document: Mapping[str, Json]) -> Route:
+    """The route of a document, serialized once."""
+    body = orjson.dumps(document)
 
     async def show(request: Request) -> Response:
-        return Response(written, media_type="application/json")
+        return Response(body, media_type="application/json")
 
     return Route("/openapi.json", show)
 
 
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """The document of one service; ``keys`` says whether requests need one (--api_keys_file)."""
+    """Builds the document of a service; ``keys`` says whether requests need an API key (--api_keys_file)."""
     name = service.models.names[0]
     task = service.models[name].task
     root = root_of(openai_prefix)
     words = {"{model}": name, "[MASK]": task.settings.vocabulary.mask_token or "[MASK]"}
-    about = {task.name, "openai_prefix" if root else "no_openai_prefix", *(["api_keys"] if keys else ())}
-    # libyaml is eight times as fast as the parser in Python, and PyYAML can be without it.
+    conditions = {task.name, "openai_prefix" if root else "no_openai_prefix", *(["api_keys"] if keys else ())}
+    # libyaml is eight times as fast as the parser in Python, but PyYAML may lack it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    made: dict[str, Json] = _fit(yaml.load(FILE.read_text("utf-8"), loader), about, words)  # noqa: S506  # is safe
-    made["info"]["version"] = __version__
-    made["paths"] = {
+    source = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
+    tailored: dict[str, Json] = _tailor(source, conditions, words)
+    tailored["info"]["version"] = __version__
+    tailored["paths"] = {
         f"{root}/{path.removeprefix(OPENAI)}" if path.startswith(OPENAI) else path: item
-        for path, item in made["paths"].items()
+        for path, item in tailored["paths"].items()
     }
-    return made
+    return tailored
 
 
-def predict_examples(made: Mapping[str, Json], model: str) -> list[Json]:
-    """The examples in a document of V1's predict route: {"summary", "value"}, where the value is a body."""
-    operation = made["paths"][f"/v1/models/{model}:predict"]["post"]
+def predict_examples(document: Mapping[str, Json], model: str) -> list[Json]:
+    """A document's examples of V1's predict route: {"summary", "value"}, where the value is a body."""
+    operation = document["paths"][f"/v1/models/{model}:predict"]["post"]
     return list(operation["requestBody"]["content"]["application/json"]["examples"].values())
 
 
-def _fit(value: Any, about: Set[str], words: Mapping[str, str]) -> Any:
-    """A value of the file without the objects that are about something else, its words replaced."""
+def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str]) -> Any:
+    """A value of the file with its words replaced, and without the objects of other tasks and settings."""
     if isinstance(value, str):
-        for word, own in words.items():
-            value = value.replace(word, own)
+        for word, replacement in words.items():
+            value = value.replace(word, replacement)
         return value
     if isinstance(value, list):
-        return [one for one in (_fit(one, about, words) for one in value) if one is not _LEFT_OUT]
+        items = (_tailor(item, conditions, words) for item in value)
+        return [item for item in items if item is not _OMITTED]
     if not isinstance(value, dict):
         return value
-    if ABOUT in value and not about & set(value[ABOUT]):
-        return _LEFT_OUT
-    fitted = ((key, _fit(one, about, words)) for key, one in value.items() if key != ABOUT)
-    return {_fit(key, about, words): one for key, one in fitted if one is not _LEFT_OUT}
+    if CONDITION in value and not conditions & set(value[CONDITION]):
+        return _OMITTED
+    members = ((key, _tailor(member, conditions, words)) for key, member in value.items() if key != CONDITION)
+    return {_tailor(key, conditions, words): member for key, member in members if member is not _OMITTED}

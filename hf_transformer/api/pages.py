@@ -1,6 +1,6 @@
-"""Pages for a browser, with all of their files: /docs (Swagger UI, made from /openapi.json) and /playground.
+"""Pages for a browser and their files: /docs (Swagger UI for /openapi.json) and /playground.
 
-Neither is among the routes that /openapi.json describes. scripts/swagger_ui says where Swagger UI's files come from.
+/openapi.json does not describe these routes. scripts/swagger_ui downloads Swagger UI's files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{image}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing comes from another host, nothing goes there, and no script stands in a page."""
+"""The Content-Security-Policy: no content from other hosts, no requests to them, and no inline scripts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page at ``path`` and the files of ``folder`` below it. The addresses in them are relative, so that they work
-    behind a proxy that serves the page under a path of its own."""
+    """A page at ``path``, with the files of ``folder`` below it. Their URLs are relative, so that the page works behind
+    a proxy under any path."""
 
     path: str
     folder: Path
@@ -35,7 +35,7 @@ class Page:
 
     @property
     def files(self) -> Iterator[tuple[str, Path]]:
-        """The paths that the page takes, each with its file, which may be compressed."""
+        """The paths of the page, each with its file, which may be compressed."""
         for file in sorted(self.folder.iterdir()):
             name = file.name.removesuffix(".gz")
             if name == "index.html":
@@ -48,7 +48,7 @@ class Page:
         return [_route(path, file, self.policy) for path, file in self.files]
 
 
-# Swagger UI writes style attributes, and has its icons as data: URLs.
+# Swagger UI writes style attributes, and its icons are data: URLs.
 DOCS = Page("/docs", UI, POLICY.format(style=" 'unsafe-inline'", image=" data:"))
 PLAYGROUND = Page("/playground", UI / "playground", POLICY.format(style="", image=""))
 
@@ -63,7 +63,7 @@ def _route(path: str, file: Path, policy: str) -> Route:
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Vary": "Accept-Encoding",
-        "Cache-Control": "no-cache",  # asked for again each time: another version of the service may answer
+        "Cache-Control": "no-cache",  # revalidate: another version of the service may be running
         "ETag": tag,
     }
 
@@ -78,9 +78,9 @@ def _route(path: str, file: Path, policy: str) -> Route:
 
 
 def takes_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding header allows gzip; one that names neither gzip nor * does not (RFC 9110, 12.5.3)."""
-    found = {}
+    """Whether an Accept-Encoding header allows gzip; without gzip or * it does not (RFC 9110, 12.5.3)."""
+    allowed = {}
     for entry in accepted.lower().split(","):
         coding, _, weight = (part.strip() for part in entry.partition(";"))
-        found[coding] = weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return found.get("gzip", found.get("*", False))
+        allowed[coding] = weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return allowed.get("gzip", allowed.get("*", False))

@@ -1,22 +1,27 @@
-"""JSON responses, and GET routes that answer with them."""
+"""JSON responses: GET routes, and the readiness of models for all APIs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
+from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
+
+if TYPE_CHECKING:
+    from hf_transformer.api.service import Model
 
 JSON = b"application/json"
 
 
 class JsonResponse(StarletteResponse):
-    """JSON by orjson, as everywhere here, for Starlette's routes."""
+    """A Starlette response with JSON serialized by orjson."""
 
     media_type = "application/json"
 
@@ -25,7 +30,7 @@ class JsonResponse(StarletteResponse):
 
 
 def json_route(path: str, answer: Callable[..., Json]) -> Route:
-    """A GET route that answers with JSON; ``answer`` gets what the path names as keyword arguments."""
+    """A GET route that responds with JSON; ``answer`` gets the path's parameters as keyword arguments."""
 
     async def show(request: StarletteRequest) -> JsonResponse:
         return JsonResponse(answer(**request.path_params))
@@ -34,5 +39,24 @@ def json_route(path: str, answer: Callable[..., Json]) -> Route:
 
 
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
-    """A response under status 200."""
+    """A response with status 200."""
     return Response(200, body, [(b"content-type", content_type), *headers])
+
+
+async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
+    """The error of the first model that is not ready; None if all models are ready."""
+    try:
+        for model in models:
+            await model.require_ready()
+    except NotReady as error:
+        return error
+    return None
+
+
+async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonResponse:
+    """The response to a readiness probe of the models, with the fields of ``about``."""
+    error = await find_not_ready(models)
+    if error is None:
+        return JsonResponse({**about, "ready": True})
+    body = {**about, "ready": False, "error": str(error)}
+    return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})

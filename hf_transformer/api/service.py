@@ -1,4 +1,4 @@
-"""The service as the APIs see it: the served models by name, and what all APIs share."""
+"""The objects that all APIs share: the served models by name, limits, metrics and admission."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Model(Protocol):
 
 
 class Models(dict[str, Model]):
-    """The models by name; today there is one. Another name raises UnknownModel."""
+    """The served models by name; today there is one. Another name raises UnknownModel."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         super().__init__({model.name: model for model in models})
@@ -56,27 +56,29 @@ class Models(dict[str, Model]):
         return list(self)
 
     def find(self, model: str, version: str = "") -> Model:
-        """The model of this name, in this version if it is not empty; both as paths name them.
+        """The model of this name and, unless empty, this version.
 
-        Raises UnknownModel, and NotReady where a version is asked for before the predictor has told its own.
+        Raises UnknownModel, and NotReady for a version before the predictor has reported its own.
         """
-        found = self[model]
-        if version and version != (served := found.describe().version):
-            known = f"served: {served}" if served else "its predictor tells none"
-            raise UnknownModel.of(f"version {version[:40]!r} of model {found.name!r} is not served here; {known}")
-        return found
+        entry = self[model]
+        if version and version != (served := entry.describe().version):
+            expected = f"version {served!r}" if served else "no version, since the predictor reports none,"
+            raise UnknownModel("", f"{expected} of model {entry.name!r}", f"version {version[:40]!r}")
+        return entry
 
     def __missing__(self, name: str) -> Never:
-        raise UnknownModel.of(f"model {name[:200]!r} is not served here; served: {', '.join(self)}")
+        raise UnknownModel("", f"a served model ({', '.join(self)})", repr(name[:200]))
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What every API is given.
+    """The models, limits and shared parts of a service.
 
-    ``max_bytes`` is the size of a request, after decompression too; ``max_texts`` how many texts one may have in any
-    form: the larger of --max_instances and --max_sequences; ``max_json_depth`` is that of tools and their arguments.
-    ``executor`` has the threads for long work, None is the event loop's own.
+    Attributes:
+        max_bytes: size limit of a request, also after decompression.
+        max_texts: limit of texts in a request, the larger of --max_instances and --max_sequences.
+        max_json_depth: limit of nesting in tools and their arguments.
+        executor: the threads for long work; None for the event loop's default.
     """
 
     models: Models
@@ -94,10 +96,9 @@ class Service:
 
 
 def generating_task(model: Model, route: str) -> TextGeneration:
-    """The task of a model that generates text. Raises InvalidInput for another model; ``route`` is what needs one."""
+    """The task of a generative model. Raises InvalidInput for another model; the message names ``route``."""
     task = model.task
     if not isinstance(task, TextGeneration):
-        raise InvalidInput.of(
-            f"model {model.name!r} does {task.name}, but {route} needs text_generation or text2text_generation"
-        )
+        expected = f"a model for text_generation or text2text_generation, which {route} needs"
+        raise InvalidInput("", expected, f"{model.name!r} for {task.name}")
     return task

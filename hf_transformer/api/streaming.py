@@ -1,7 +1,7 @@
-"""Text that is sent while it is written: a stream is an async iterator of bytes, over HTTP and over gRPC.
+"""Streaming of generated text over HTTP and gRPC, as async iterators of bytes.
 
-Over HTTP the status waits for the first piece, so an error before it has its usual status and body. A later error
-stands in the stream, in the API's own form. When the service ends, streams end with an error within the grace period.
+Over HTTP the status waits for the first piece, so an earlier error has its own status and body. A later error is the
+last event of the stream, in the API's form. On shutdown streams end with an error within the grace period.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from typing import ClassVar
 
-from hf_transformer.api.errors import error_json, renamed
+from hf_transformer.api.errors import error_json
 from hf_transformer.api.open_streams import OpenStreams, shutting_down
 from hf_transformer.api.service import Model
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
@@ -23,25 +23,24 @@ from hf_transformer.types.http import HeaderLines
 from hf_transformer.types.request import Context, Json
 
 UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-"""Keeps proxies from collecting pieces (the second one is nginx's)."""
-STREAM = "stream"  # the parameter that asks for pieces
+"""Headers that keep proxies from buffering pieces; the second is nginx's."""
+STREAM = "stream"
+"""The parameter that asks for a stream."""
 
 
 def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
-    """Whether a request asks for pieces. The task itself refuses a value that is not a boolean."""
+    """Whether a request asks for a stream. The task refuses a value that is not a boolean."""
     return parameters.get(STREAM) is True and isinstance(task, TextGeneration)
 
 
-def one_answer(name: str) -> InvalidInput:
-    """The error for a request that asks for pieces where none are given."""
-    return InvalidInput.of(
-        f"{name}: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
-        "ModelStreamInfer over gRPC give the text as it comes"
-    )
+def not_streamed() -> InvalidInput:
+    """The error of a request that asks for a stream where the API has none."""
+    hint = "V1, generate_stream, OpenAI's endpoints and gRPC's ModelStreamInfer can stream"
+    return InvalidInput(f"parameters.{STREAM}", "false, since this API does not stream", "true", hint)
 
 
 class TextStream(ABC):
-    """The texts of one request in the form of an API; by default server-sent events with errors as V1 and V2 have them.
+    """The streamed texts of one request in the form of an API: by default server-sent events, with V2's errors.
 
     Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
@@ -54,46 +53,44 @@ class TextStream(ABC):
         self._model = model
         self._request = request
         self._context = context
-        self.remaining = len(request.prompts) * request.sampling.n  # texts that are not finished
+        self.remaining = len(request.prompts) * request.sampling.n  # unfinished texts
 
     async def start(self) -> Generation:
-        """Begins to write the texts. Raises RequestError."""
+        """Starts the generation. Raises RequestError."""
         self.running = await self._model.generate(self._request, self._context)
         return self.running
 
     @abstractmethod
     def piece(self, piece: Piece) -> bytes:
-        """A piece in the API's form; empty if the API sends nothing for it."""
+        """Serializes a piece; empty if the API sends nothing for it."""
 
     def end(self) -> bytes:
-        """What follows the last piece; may be empty."""
+        """The bytes after the last piece; may be empty."""
         return b""
 
-    def error(self, message: str, status: int) -> bytes:
-        """An error that ends the stream."""
-        return event(error_json(message, status))
-
-    def as_sent(self, message: str) -> str:
-        """An error's message with the names that the client used."""
-        return message
+    def error(self, error: RequestError) -> bytes:
+        """Serializes an error, which ends the stream."""
+        return event(error_json(error, error.status))
 
 
 async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream. None are empty, except in a stream that has no others. Raises RequestError, which is
-    Unavailable at the end of the service."""
+    """The serialized pieces of a stream. None is empty, except the only one of an empty stream.
+
+    Raises RequestError, on shutdown Unavailable.
+    """
     has_begun, last = False, b""
-    with streams.one() as end, renamed(stream.as_sent):
+    with streams.track() as end:
         try:
             async with await stream.start() as running:
                 async for piece in running:
                     if piece.finish is not None:
                         stream.remaining -= 1
-                    written = stream.piece(piece)
+                    data = stream.piece(piece)
                     if not stream.remaining:
-                        last = written  # it goes together with what follows it
-                    elif written:
+                        last = data  # sent together with the end
+                    elif data:
                         has_begun = end.is_sending = True
-                        yield written
+                        yield data
                         end.sent()
                 last += stream.end()
         except asyncio.CancelledError:
@@ -105,5 +102,5 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
 
 
 def event(data: bytes) -> bytes:
-    """A server-sent event; ``data`` is JSON, which has no line breaks."""
+    """A server-sent event; ``data`` is JSON without line breaks."""
     return b"data: " + data + b"\n\n"

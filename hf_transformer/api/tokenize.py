@@ -1,9 +1,9 @@
-"""The served model's own tokenizer, for clients that count tokens or need ids.
+"""The served model's tokenizer, for clients that count tokens or need ids.
 
     POST /v1/models/{m}:tokenize    {"instances": [text | {"text", "text_pair"}]} -> {"predictions": [{"ids", ...}]}
     POST /v1/models/{m}:detokenize  {"instances": [[id, ...]]}                    -> {"predictions": [text]}
 
-Texts are tokenized whole, and beside that stands what the predict route would cut off.
+Texts are tokenized without truncation. The response has the part that the predict route would truncate.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tok
 
 API = "tokenize"
 TOKEN_VALUES = 7
-"""Values in an answer for each token: the id, the token, two offsets, the mask, the type and the text's number."""
+"""Values per token in a response: id, token, two offsets, special mask, type id and sequence id."""
 PROMPTS = ("prompt", "prompt_name")
-"""Parameters of the predict route that put something in front of the text, for models that have that."""
-INLINE_TOKENS = 2000
-"""More tokens than these are looked at in a thread; that takes up to 1 ms."""
+"""Parameters of the predict route that prepend a prompt, for models with prompts."""
+MAX_INLINE_TOKENS = 2000
+"""The most tokens that are rendered on the event loop, which takes up to 1 ms; more use a thread."""
 
 Result = TypeVar("Result")
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, by the templates of their paths."""
+    """The endpoints of this API, with the templates of their paths."""
 
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
         model = service.models[call.path["model"]]
         query = parse(call.json())
         require_few(query.name, query.instances, service.max_texts)
-        # NotReady comes here: the tokenizer may still have to learn from the predictor how long a text can be.
+        # ``tokenizer`` raises NotReady until the predictor has reported the maximum length.
         return model, model.tokenizer, query
 
     async def off_loop(tokens: int, function: Callable[[], Result]) -> Result:
-        """Calls a function, in a thread if it is about many tokens."""
-        if tokens <= INLINE_TOKENS:
+        """Calls a function, in a thread for many tokens."""
+        if tokens <= MAX_INLINE_TOKENS:
             return function()
         return await asyncio.get_running_loop().run_in_executor(service.executor, function)
 
     async def tokenize(call: Call) -> Response:
         model, tokenizer, query = read(call)
-        texts, how = read_tokenize(query, model.task)
-        encodings = [one for [one] in await model.encode([text.sent for text in texts], how)]
-        tokens = sum(map(len, encodings)) if how.detail else 0
+        texts, options = read_tokenize(query, model.task)
+        encodings = [encoding for [encoding] in await model.encode([text.prepared for text in texts], options)]
+        tokens = sum(map(len, encodings)) if options.detail else 0
         return reply(await off_loop(tokens, lambda: render(texts, encodings, tokenizer.max_length)))
 
     async def detokenize(call: Call) -> Response:
         model, tokenizer, query = read(call)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
         texts = read_lists(query)
-        # Ids are not encoded, but counted: they are under the limits of texts.
+        # Encoding of ids only counts them, for the limits of texts.
         await model.encode(texts, Tokenization(whole=True, token_values=1))
-        await off_loop(sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
-        predictions = await tokenizer.decode_off_loop([one.ids for one in texts], service.executor, skip)
+        await off_loop(sum(len(text.ids) for text in texts), lambda: check_ids(texts, query.name, tokenizer))
+        predictions = await tokenizer.decode_off_loop([text.ids for text in texts], service.executor, skip)
         return reply(orjson.dumps({"predictions": predictions}))
 
     return [
@@ -82,36 +82,37 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SentText:
-    """A text or a pair, as the client gave it and as the model gets it, maybe with a prompt in front."""
+class PreparedText:
+    """A text or a pair of the client, and the same as prepared for the model, with the ``prompt`` and lower-cased."""
 
-    given: TextInput
-    sent: TextInput
+    original: TextInput
+    prepared: TextInput
     prompt: str = ""
 
 
-def read_tokenize(query: Query, task: Servable) -> tuple[list[SentText], Tokenization]:
-    """The texts of a request, and how they are tokenized. Raises InvalidInput for a wrong instance or parameter."""
-    # Only a task that reads sentence-transformers' files changes a text before it is tokenized.
+def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tokenization]:
+    """The texts and the options of a request. Raises InvalidInput for an invalid instance or parameter."""
+    # Only tasks that read sentence-transformers' files change a text before tokenizing.
     prompts = PROMPTS if task.reads_sentence_transformers else ()
     parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
     tokens = parameters.flag("return_tokens", True)
-    given = [read_text_or_pair(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
-    texts = [SentText(text, text) for text in given]
+    inputs = [read_text_or_pair(value, f"{query.name}[{index}]") for index, value in enumerate(query.instances)]
+    texts = [PreparedText(text, text) for text in inputs]
     if isinstance(task, Task) and prompts:
         options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
-        # Such a task takes no pairs, which stay as they are.
+        # Such a task takes no pairs, so pairs stay unchanged.
         texts = [
-            SentText(text, task.texts(text, options)[0], options.prompt) if isinstance(text, str) else one
-            for text, one in zip(given, texts, strict=True)
+            PreparedText(text, task.texts(text, options)[0], options.prompt)
+            if isinstance(text, str)
+            else PreparedText(text, text)
+            for text in inputs
         ]
-    how = Tokenization(tokens, whole=True, special_tokens=special, token_values=TOKEN_VALUES if tokens else 0)
-    return texts, how
+    return texts, Tokenization(tokens, whole=True, special_tokens=special, token_values=TOKEN_VALUES if tokens else 0)
 
 
 def read_lists(query: Query) -> list[TokenIds]:
-    """The lists of ids in a request; their elements are not looked at. Raises InvalidInput for anything but a list."""
+    """The lists of ids in a request, with unchecked elements. Raises InvalidInput for another type than a list."""
     texts = []
     for index, instance in enumerate(query.instances):
         if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
@@ -122,43 +123,43 @@ def read_lists(query: Query) -> list[TokenIds]:
 
 
 def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> None:
-    """Raises InvalidInput where something is not the id of one of the tokenizer's tokens."""
+    """Raises InvalidInput for an element that is not the id of a token."""
     for index, text in enumerate(texts):
-        where = f"{name}[{index}]"
-        found = read_token_ids(list(text.ids), where, tokenizer.vocab_size) if text.ids else text
-        for number in set(found.ids):
-            if tokenizer.id_to_token(number) is None:
-                raise InvalidInput.of(f"{where}: token {found.ids.index(number)} is {number}, which is no token's id")
+        path = f"{name}[{index}]"
+        ids = read_token_ids(list(text.ids), path, tokenizer.vocab_size).ids if text.ids else ()
+        for token in set(ids):
+            if tokenizer.id_to_token(token) is None:
+                raise InvalidInput(f"{path}[{ids.index(token)}]", "the id of a token", str(token))
 
 
-def render(texts: Sequence[SentText], encodings: Sequence[Encoding], max_length: int) -> bytes:
-    """The response to a tokenize request; ``max_length`` is the tokens that the model takes, special ones included."""
-    predictions = [_prediction(text, one, max_length) for text, one in zip(texts, encodings, strict=True)]
+def render(texts: Sequence[PreparedText], encodings: Sequence[Encoding], max_length: int) -> bytes:
+    """The response to a tokenize request; ``max_length`` is the model's limit in tokens, special tokens included."""
+    predictions = [_prediction(text, encoding, max_length) for text, encoding in zip(texts, encodings, strict=True)]
     return orjson.dumps({"predictions": predictions})
 
 
-def _prediction(text: SentText, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
-    """Spans and offsets are null if the tokenizer has none."""
+def _prediction(text: PreparedText, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
+    """Renders an encoding. Offsets and spans are null if the tokenizer has none."""
     cut = encoding.cut
     if cut is None:
-        raise AssertionError("a whole text is told what would be cut off of it")
-    place = _places(text)
-    found: dict[str, Json] = {}
+        raise AssertionError("the encoding of a whole text has its truncation")
+    to_original = _span_mapping(text)
+    detail: dict[str, Json] = {}
     if encoding.tokens is not None:
         offsets = encoding.offsets
-        found = {
+        detail = {
             "ids": encoding.ids,
             "tokens": encoding.tokens,
-            "offsets": offsets if place is None or offsets is None else list(map(place, offsets)),
+            "offsets": offsets if to_original is None or offsets is None else list(map(to_original, offsets)),
             "special_tokens_mask": encoding.special_mask,
             "type_ids": encoding.type_ids,
         }
-        if isinstance(text.given, tuple):
-            found["sequence_ids"] = encoding.sequence_ids
+        if isinstance(text.original, tuple):
+            detail["sequence_ids"] = encoding.sequence_ids
     spans = cut.spans
-    if spans is not None and place is not None:
-        spans = tuple(span and place(span) for span in spans)
-    return found | {
+    if spans is not None and to_original is not None:
+        spans = tuple(span and to_original(span) for span in spans)
+    return detail | {
         "count": len(encoding),
         "max_length": max_length,
         "kept": len(encoding) - cut.count,
@@ -167,19 +168,19 @@ def _prediction(text: SentText, encoding: Encoding, max_length: int) -> Mapping[
     }
 
 
-def _places(text: SentText) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
-    """From characters of what is sent to those of what was given; None if they are the same.
+def _span_mapping(text: PreparedText) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
+    """A function from spans of the prepared text to spans of the original, in characters; None if they are equal.
 
-    A prompt's tokens get (0, 0). Lower-casing makes one character (the dotted capital I) two.
+    A prompt's tokens get (0, 0). Lower-casing turns one character (the dotted capital I) into two.
     """
-    given, sent = text.given, text.sent
-    if not isinstance(given, str) or not isinstance(sent, str) or given == sent:
+    original, prepared = text.original, text.prepared
+    if not isinstance(original, str) or not isinstance(prepared, str) or original == prepared:
         return None
-    plain = text.prompt + given
+    cased = text.prompt + original
     shift = len(text.prompt)
-    if len(plain) == len(sent):
+    if len(cased) == len(prepared):
         return lambda span: (max(0, span[0] - shift), max(0, span[1] - shift))
-    # Where each character sent comes from.
-    owners = [max(0, index - shift) for index, one in enumerate(plain) for _ in one.lower()]
-    after = [max(0, index + 1 - shift) for index, one in enumerate(plain) for _ in one.lower()]
-    return lambda span: (owners[span[0]], after[span[1] - 1]) if span[1] > span[0] else (0, 0)
+    # The span in the original of each prepared character.
+    starts = [max(0, index - shift) for index, character in enumerate(cased) for _ in character.lower()]
+    ends = [max(0, index + 1 - shift) for index, character in enumerate(cased) for _ in character.lower()]
+    return lambda span: (starts[span[0]], ends[span[1] - 1]) if span[1] > span[0] else (0, 0)

@@ -3,21 +3,20 @@
     GET  /v1/models                 {"models": ["bert"]}
     GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 while it is not
     POST /v1/models/{m}:predict     {"instances": [...], "parameters": {...}} -> {"predictions": [...]}
-                                    generated text also as a stream, with "parameters": {"stream": true}
+                                    "parameters": {"stream": true} streams generated text
 
-A stream is a JSON object per line (application/jsonl). The runtime guide of KServe reads such a stream line by line
-(Streaming Responses), and leaves their content open:
+A stream has a JSON object per line (application/jsonl). KServe's runtime guide reads such a stream line by line
+(Streaming Responses), and does not define the lines:
 
     {"instance": 0, "text": " paris"}
     {"instance": 0, "text": ".", "finish_reason": "stop", "generated_text": "The capital of france is paris."}
 
-``instance`` counts the instances, ``choice`` beside it the texts of one where num_return_sequences asks for several.
-Lines of different texts come as they are made, those of one text in their order; its last one has ``finish_reason``
-(stop, length) and ``generated_text``, which all of its ``text`` make together. An error in the middle is {"error": ...}
-and the last line.
+``instance`` is the index of the instance, and ``choice`` the index of the text where num_return_sequences asks for
+several. Lines of different texts may interleave. The last line of a text has ``finish_reason`` (stop, length) and
+``generated_text``, the concatenation of its ``text``. An error ends the stream with the line {"error": ...}.
 
-A CloudEvent is answered as one, in the mode that it has: binary (ce-* headers) or structured (its attributes are in the
-body, application/cloudevents+json, around the request).
+The response to a CloudEvent is a CloudEvent in the same mode: binary (ce-* headers) or structured (the body is
+application/cloudevents+json, with the request or the predictions as its data).
 
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
@@ -25,7 +24,6 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -34,14 +32,13 @@ import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from hf_transformer.api.call import Call, new_request_id, without_clients_own
+from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json, renamed, require_few
-from hf_transformer.api.readiness import readiness
-from hf_transformer.api.responses import JSON, JsonResponse, json_route, reply
+from hf_transformer.api.errors import error_json, require_few
+from hf_transformer.api.responses import JSON, JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Model, Service, generating_task
-from hf_transformer.api.streaming import TextStream, one_answer, wants_stream
-from hf_transformer.errors import InvalidInput, UnsupportedEncoding, describe
+from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
+from hf_transformer.errors import InvalidInput, RequestError, UnsupportedEncoding, describe
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.json_text import parse_json
@@ -50,25 +47,25 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Context, Json, Query
 
 CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
-"""The attributes that make a request a CloudEvent in binary mode."""
+"""The headers of a CloudEvent in binary mode."""
 EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
-"""The content type of a CloudEvent in structured mode, and how those of all its formats and batches begin."""
+"""The content type of a CloudEvent in structured mode, and the prefix of those of other formats and of batches."""
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, by the templates of their paths."""
+    """The endpoints of this API, with the templates of their paths."""
     models = service.models
 
     async def predict(call: Call) -> Response | TextStream:
         model = models[call.path["model"]]
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
         query = parse_event(call) if structured else parse(call.json())
-        query.parameters = without_clients_own(query.parameters, call.context)
+        query.parameters = apply_triton_parameters(query.parameters, call.context)
         if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
-            require_few(query.name, query.instances, service.max_texts)  # it would read them before it counts them
+            require_few(query.name, query.instances, service.max_texts)  # generation parses before checking the count
         if query.parameters and wants_stream(model.task, query.parameters):
             if structured:
-                raise one_answer("parameters.stream")
+                raise not_streamed()
             return V1Stream(model, query, call.context)
         body = render(await model.predict(query, call.context))
         if structured:
@@ -82,22 +79,22 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 
 def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[Route]:
-    """The other routes of this API. ``cards`` are what the OpenAI API says of each model, if it shares the routes."""
+    """The other routes of this API. ``cards`` are the OpenAI API's model objects, if it shares the routes."""
     models = service.models
-    more = {} if cards is None else {"object": "list", "data": list(cards.values())}
+    openai_list = {} if cards is None else {"object": "list", "data": list(cards.values())}
 
     async def model_ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
         return await readiness([model], {"name": model.name, **({} if cards is None else cards[model.name])})
 
     return [
-        json_route("/v1/models", lambda: {"models": models.names, **more}),
+        json_route("/v1/models", lambda: {"models": models.names, **openai_list}),
         Route("/v1/models/{model}", model_ready),
     ]
 
 
 def event_attributes(model: str) -> dict[str, str]:
-    """The attributes of an answer to a CloudEvent, as KServe gives them. Knative's brokers and channels route by them.
+    """The attributes of a CloudEvent in a response, as in KServe. Knative's brokers and channels route by them.
 
     Source: https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md
     """
@@ -111,114 +108,113 @@ def event_attributes(model: str) -> dict[str, str]:
 
 
 def parse_event(call: Call) -> Query:
-    """The predict request in a CloudEvent in structured mode.
+    """Reads the predict request in a CloudEvent in structured mode.
 
     Source: https://github.com/cloudevents/spec/blob/main/cloudevents/formats/json-format.md
 
     Raises:
-        UnsupportedEncoding: it is in another format than JSON, or a batch of events.
-        InvalidInput: it is no event, or its data is no predict request; the message names the field.
-        TooLarge: it has more lists, objects, keys or values than are taken.
+        UnsupportedEncoding: the format is not JSON, or the body is a batch of events.
+        InvalidInput: the body is no event, or its data is no predict request.
+        TooLarge: the body exceeds the limits of JSON.
     """
     content_type = call.headers[b"content-type"].partition(b";")[0].strip()
     if content_type.lower() != EVENT:
-        shown = content_type[:60].decode("latin-1")
         raise UnsupportedEncoding(
-            f"Content-Type: {shown!r} is not taken; send one event as {EVENT.decode()}, or with ce-* headers"
+            f"Content-Type: expected {EVENT.decode()}, got {content_type[:60].decode('latin-1')!r}; send one event in "
+            "this format, or with ce-* headers"
         )
     event = call.json()
     if not isinstance(event, dict):
-        raise InvalidInput.of(f"body: expected a CloudEvent, which is an object, got {describe(event)}")
+        raise InvalidInput("body", "a CloudEvent, which is an object", describe(event))
     for name in ("specversion", "id", "source", "type"):
         value = event.get(name)
         if not isinstance(value, str) or not value:
-            got = "an empty one" if value == "" else describe(value) if name in event else "none"
-            raise InvalidInput.of(f"{name}: expected a string that is not empty, as each CloudEvent has it, got {got}")
+            got = "an empty string" if value == "" else describe(value) if name in event else "nothing"
+            raise InvalidInput(name, "a non-empty string, as in every CloudEvent", got)
     if event["specversion"] != "1.0":
-        raise InvalidInput.of(f'specversion: expected "1.0", got {event["specversion"][:40]!r}')
-    plain, encoded = event.get("data"), event.get("data_base64")
-    if (plain is None) == (encoded is None):
-        raise InvalidInput.of(f"data: expected data or data_base64, got {'neither' if plain is None else 'both'}")
-    field = "data_base64:" if plain is None else "data:"
-    with renamed(lambda message: re.sub("^body:", field, message)):
-        return parse(_decoded(encoded, call) if plain is None else plain)
+        raise InvalidInput("specversion", '"1.0"', repr(event["specversion"][:40]))
+    data, encoded = event.get("data"), event.get("data_base64")
+    if (data is None) == (encoded is None):
+        raise InvalidInput("data", "data or data_base64", "neither" if data is None else "both")
+    field = "data_base64" if data is None else "data"
+    call.context.field_names = lambda path: field if path == "body" else path
+    return parse(_decode(encoded, call) if data is None else data)
 
 
-def _decoded(data: Json, call: Call) -> Json:
-    """The value in an event's JSON in base64. Raises RequestError."""
-    expected = "body: expected JSON in base64 (RFC 4648)"
-    if not isinstance(data, str):
-        raise InvalidInput.of(f"{expected}, got {describe(data)}")
+def _decode(data: Json, call: Call) -> Json:
+    """The value of an event's JSON in base64. Raises RequestError."""
     try:
+        if not isinstance(data, str):
+            raise ValueError
         text = base64.b64decode(data, validate=True)
-    except ValueError:  # binascii's error among them
-        raise InvalidInput.of(f"{expected}, got another string") from None
+    except ValueError:  # the base class of binascii.Error
+        got = "another string" if isinstance(data, str) else describe(data)
+        raise InvalidInput("body", "JSON in base64 (RFC 4648)", got) from None
     try:
         return parse_json(text, call.limits)
     except Malformed as error:
-        raise InvalidInput.of(str(error)) from None
+        raise InvalidInput(*error.args) from None
 
 
 def render(answers: Answers) -> bytes:
-    """A predict response's JSON; tensors beside the predictions as KServe has them, flat with their shape."""
+    """The JSON of a predict response. Extra output tensors are flat lists with their shape, as in KServe."""
     body: dict[str, Json] = {"predictions": answers.predictions}
     if answers.outputs:
         body["outputs"] = [
-            {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": one.data.ravel()}
-            for one in answers.outputs
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "data": tensor.data.ravel()}
+            for tensor in answers.outputs
         ]
-    # Embeddings are float32 arrays: written as such they have the shortest digits, half as many as a double's.
+    # Embeddings are float32 arrays: serialized as such they need half the digits of a double.
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def parse(payload: Json) -> Query:
-    """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
+    """Reads the JSON value of a predict request. Raises InvalidInput for a value of another shape."""
     if not isinstance(payload, dict):
-        raise InvalidInput.of(f'body: expected an object with "instances", got {describe(payload)}')
-    usual, other = "instances", "inputs"  # clients that know V2 send the second; KServe reads it too
-    name = usual if usual in payload else other
-    if name not in payload or (name == usual and other in payload):
-        found = "both" if name in payload else f"neither, in {describe(payload)}"
-        raise InvalidInput.of(f'body: expected "instances" or "inputs", got {found}')
+        raise InvalidInput("body", 'an object with "instances"', describe(payload))
+    name = "instances" if "instances" in payload else "inputs"  # V2 clients send the latter; KServe reads it too
+    if name not in payload or (name == "instances" and "inputs" in payload):
+        got = "both" if name in payload else describe(payload)
+        raise InvalidInput("body", '"instances" or "inputs"', got)
     instances = payload[name]
     if isinstance(instances, str):
         instances = [instances]
     if not isinstance(instances, list):
-        raise InvalidInput.of(f"{name}: expected a list or a string, got {describe(instances)}")
+        raise InvalidInput(name, "a list or a string", describe(instances))
     if not instances:
-        raise InvalidInput.of(f"{name}: expected at least one, got an empty list")
+        raise InvalidInput(name, "at least one", "an empty list")
     parameters = payload.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidInput.of(f"parameters: expected an object, got {describe(parameters)}")
+        raise InvalidInput("parameters", "an object", describe(parameters))
     return Query(instances, parameters or {})
 
 
 class V1Stream(TextStream):
-    """A line for each piece, with the whole text in the last one."""
+    """Lines of JSON, one for each piece; the last line of a text has the whole text."""
 
-    __slots__ = ("_several", "_so_far")
+    __slots__ = ("_texts", "_with_choice")
 
     content_type = b"application/jsonl"  # https://jsonlines.org
 
     def __init__(self, model: Model, query: Query, context: Context) -> None:
-        """Raises RequestError for a request that is wrong in itself."""
+        """Raises RequestError for an invalid request."""
         request = generating_task(model, "a stream").request(query)
         super().__init__(model, request, context)
-        self._so_far = [[""] * request.sampling.n for _ in request.prompts]
-        self._several = request.sampling.n > 1
+        self._texts = [[""] * request.sampling.n for _ in request.prompts]
+        self._with_choice = request.sampling.n > 1
 
     def piece(self, piece: Piece) -> bytes:
-        so_far = self._so_far[piece.prompt]
-        so_far[piece.choice] += piece.text
+        texts = self._texts[piece.prompt]
+        texts[piece.choice] += piece.text
         if not piece.text and piece.finish is None:
             return b""
         line: dict[str, Json] = {"instance": piece.prompt}
-        if self._several:
+        if self._with_choice:
             line["choice"] = piece.choice
         line["text"] = piece.text
         if piece.finish is not None:
-            line |= {"finish_reason": piece.finish, "generated_text": so_far[piece.choice]}
+            line |= {"finish_reason": piece.finish, "generated_text": texts[piece.choice]}
         return orjson.dumps(line) + b"\n"
 
-    def error(self, message: str, status: int) -> bytes:
-        return error_json(message, status) + b"\n"
+    def error(self, error: RequestError) -> bytes:
+        return error_json(error, error.status) + b"\n"

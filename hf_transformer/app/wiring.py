@@ -52,7 +52,7 @@ from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnsweri
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tokenizer.engine import strings
-from hf_transformer.tokenizer.files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Context, Json
@@ -212,7 +212,7 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
         output_names=config.tensor_output_names or (),
         pad_to_multiple_of=config.pad_to_multiple_of,
         scheduling=scheduler_settings(config, 1, STEP_OUTPUT_BYTES),
-        caches=CacheBudget(config.max_cache_bytes),
+        cache_budget=CacheBudget(config.max_cache_bytes),
     )
 
 

@@ -16,23 +16,23 @@ from hf_transformer.errors import ConfigError, LoadError, TransformerError
 from hf_transformer.server.signals import handle_signals
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "serve": ("serve", "serve a model in front of Triton (the default)"),
-    "doctor": ("doctor.command", "check tokenizer, flags and Triton's model against each other"),
-    "export": ("export.command", "write a model's weights as a folder for Triton"),
+    "serve": ("serve", "serve a model that Triton runs (the default)"),
+    "doctor": ("doctor.command", "check that flags, model files and Triton fit together"),
+    "export": ("export.command", "export a Hugging Face model for Triton"),
     "bench": ("bench.command", "measure a running service, and find its best settings"),
-    "demo": ("demo", "start Triton with a tiny BERT, and the service in front"),
+    "demo": ("demo", "start Triton with a tiny model, and the service in front of it"),
 }
-"""The module of each subcommand, with ``run(argv, environ) -> exit code``, and what it does."""
+"""Each subcommand's module, which defines ``run(argv, environ) -> exit code``, and its description."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand and gives the exit code.
+    """Runs a subcommand and returns the exit code.
 
-    That is 2 for a bad flag or variable and 1 for anything else that the service knows to be wrong, each with
-    one line on stderr that ends with where to look; 130 after Ctrl-C; 141 where nobody reads the output any more.
+    2 stands for a bad flag or variable, 1 for any other known error. Both print one line on stderr that ends with a
+    pointer to help. 130 stands for Ctrl-C, 141 for a closed output pipe.
     """
     open_streams()
-    # gRPC's core would write lines of its own to stderr, such as one for each failed TLS handshake with the predictor.
+    # Silences gRPC's core, which writes to stderr, such as a line for each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = sys.argv[1:] if argv is None else list(argv)
     code: int | None = None
@@ -50,27 +50,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = 2 if isinstance(exc, ConfigError) else 1
             print(f"hf-transformer: {error} {message}{where_to_look(exc, message, command_of(words))}", file=sys.stderr)
         finally:
-            print(end="", flush=True)  # at the process's end it would be too late to handle the error
+            print(end="", flush=True)  # Python's own flush at exit can't handle errors
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has left, as head does
+    except BrokenPipeError:  # the reader has closed the pipe, as head does
         discard_output()
         return 128 + signal.SIGPIPE
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        if code is None or command_of(words) != "serve":  # the service itself writes its log alone
+        if code is None or command_of(words) != "serve":  # serve prints nothing but its log
             with suppress(OSError):
-                print(
-                    f"hf-transformer: error: the output can't be written: {exc.strerror}", file=sys.stderr, flush=True
-                )
+                print(f"hf-transformer: error: can't write the output: {exc.strerror}", file=sys.stderr, flush=True)
             code = code or 1
         discard_output()
     return code or 0
 
 
 def open_streams() -> None:
-    """Open /dev/null for closed standard streams: otherwise the first files and sockets would get their numbers."""
+    """Opens /dev/null for closed standard streams, whose descriptors later files or sockets would get otherwise."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -81,25 +79,25 @@ def open_streams() -> None:
 
 
 def discard_output() -> None:
-    """Point stdout and stderr at /dev/null, since Python's flush at exit would fail again."""
+    """Points stdout and stderr at /dev/null, because Python's flush at exit would fail again."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """The subcommand that is called; without one it is serve."""
+    """The subcommand in the arguments, ``serve`` by default."""
     return argv[0] if argv and not argv[0].startswith("-") else "serve"
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
-    """Like main, but errors are raised."""
+    """Runs a subcommand like ``main``, but raises errors."""
     name = command_of(argv)
     if argv and argv[0] == name:
         argv = argv[1:]
-    if name == "help":  # alone, with a command, or with a topic of serve
-        topic = argv[0] if argv else ""
-        name = topic if topic in COMMANDS else "serve"
-        argv = [f"--help={topic}" if topic and topic != name else "--help"]
+    if name == "help":  # alone, with a command, or with a help topic of serve
+        subject = argv[0] if argv else ""
+        name = subject if subject in COMMANDS else "serve"
+        argv = [f"--help={subject}" if subject and subject != name else "--help"]
     if name == "version" or (name in COMMANDS and "--version" in argv):
         from hf_transformer import __version__
 
@@ -108,11 +106,11 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}, help, version")
     if name == "serve":
-        asked = help_topic(argv)
-        if asked is not None:  # other commands print their own
-            print_help(asked, environ)
+        topic = help_topic(argv)
+        if topic is not None:  # other commands print their own help
+            print_help(topic, environ)
             return 0
-        handle_signals()  # before the imports, which may take a second
+        handle_signals()  # before slow imports
     with unwinding_signals() if name != "serve" else nullcontext():
         code: int = import_module(f"hf_transformer.commands.{COMMANDS[name][0]}").run(argv, environ)
     return code
@@ -120,13 +118,13 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
 @contextmanager
 def unwinding_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the program with the usual code, as Ctrl-C does, so that nothing it started stays."""
+    """Raises SystemExit with the usual code at SIGTERM and SIGHUP, so that ``finally`` blocks end child processes."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    # Under nohup SIGHUP is ignored, and stays so.
-    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    # nohup ignores SIGHUP, and commands keep that.
+    numbers = [sig for sig in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(sig) is not signal.SIG_IGN]
     former = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
@@ -136,7 +134,7 @@ def unwinding_signals() -> Iterator[None]:
 
 
 def help_topic(argv: Sequence[str]) -> str | None:
-    """What --help is asked about: a group of flags, a flag, "all", or "" for the overview; None without --help."""
+    """The topic of --help: a group of flags, a flag, "all", or "" for the overview; None without --help."""
     for word in argv:
         flag, equals, topic = word.partition("=")
         if flag in ("-h", "--help"):
@@ -145,8 +143,8 @@ def help_topic(argv: Sequence[str]) -> str | None:
 
 
 def print_help(topic: str, environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a topic that there is not."""
-    from hf_transformer.commands.terminal import Terminal  # here, because --version and demo do not need them
+    """Prints the help on a topic, or the overview for "". Raises ConfigError for an unknown topic."""
+    from hf_transformer.commands.terminal import Terminal  # here, because --version and demo don't need them
     from hf_transformer.config.manual import help_about, overview
     from hf_transformer.config.options import all_options
 
@@ -156,19 +154,19 @@ def print_help(topic: str, environ: Mapping[str, str]) -> None:
     else:
         text = overview(all_options(), {name: does for name, (_, does) in COMMANDS.items()}, terminal.columns)
     for line in text.splitlines():
-        # Headings stand at the margin, in one or two words.
+        # Headings start at the margin and are short.
         heading = line[:1].isalpha() and not line.endswith(".") and len(line) < 40
         print(terminal.styled(line, "bold") if heading else line)
 
 
 def where_to_look(error: TransformerError, message: str, command: str) -> str:
-    """The end of an error message: the help on the flag that it names, or the command that finds the cause."""
+    """The pointer that ends an error message: help on the flag in it, or a command that finds the cause."""
     if command not in COMMANDS:
         return " (see hf-transformer help)"
     if command not in ("serve", "doctor"):
         return f" (see hf-transformer {command} --help)"
     if isinstance(error, LoadError):
-        return " (hf-transformer doctor, with the same flags, checks all that the service needs)"
+        return " (run hf-transformer doctor with the same flags to find the cause)"
     from hf_transformer.config.manual import named_option  # here, because few starts fail
     from hf_transformer.config.options import all_options
 

@@ -1,7 +1,7 @@
 """``hf-transformer demo``: a real Triton with a demo model, the service in front of it, and one request.
 
-Exit codes: 0 if it ended after the answer (Ctrl-C, SIGTERM, --once), 1 if something failed, 2 for a bad flag, 130 if it
-was interrupted before the answer. It leaves no process and no file in /dev/shm, however it ends.
+Exit codes: 0 for an end after the answer (Ctrl-C, SIGTERM, --once), 1 for a failure, 2 for a bad flag, 130 for an
+interruption before the answer. The demo leaves no process and no file in /dev/shm, however it ends.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hf_transformer.tasks import find_task
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-say = partial(print, flush=True)  # at once, also where stdout is a pipe
+say = partial(print, flush=True)  # also into a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model of the repository, a request to it, and the flags that the service needs for the model."""
+    """A model of the repository, a request to it, and the model's flags of the service."""
 
     model: str
     instance: str | Mapping[str, str | Sequence[str]]
@@ -46,12 +46,12 @@ class Example:
 
     @property
     def path(self) -> str:
-        """Of the request."""
+        """The request's path."""
         return f"/v1/models/{self.model}:predict"
 
     @property
     def body(self) -> str:
-        """Of the request, in JSON."""
+        """The request's JSON."""
         return json.dumps({"instances": [self.instance]} | ({"parameters": self.parameters} if self.parameters else {}))
 
 
@@ -80,17 +80,17 @@ EXAMPLES: Mapping[str, Example] = {
     "text_generation": Example("gpt2", "The capital of france is"),
     "text2text_generation": Example("t5", "capital of france"),
 }
-"""A request for each task that its model of the repository answers well."""
+"""For each task a request that its demo model answers well."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the demo with the arguments that follow ``demo``; returns the exit code. Only in the main thread."""
+    """Run the demo with the arguments that follow ``demo`` and return the exit code. Call it in the main thread."""
     settings = parse(argv, environ)
     with signals_noted() as interrupted, tempfile.TemporaryDirectory(prefix="hf-transformer-demo-") as folder:
         try:
             demonstrate(settings, environ, Path(folder), interrupted)
         except InterruptedError:
-            say("Stopped before there was an answer.")
+            say("Stopped before the answer.")
             return 130
         except LoadError as exc:
             print(f"The demo failed: {exc}\n(see hf-transformer demo --help)", file=sys.stderr, flush=True)
@@ -99,24 +99,40 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Read the flags. Exits with code 2 and a message for a bad one."""
+    """Read the flags. Exits with code 2 and a message for a bad flag."""
     parser = FlagParser(
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
     add = parser.add
     task = Converter("NAME", f"one of {', '.join(EXAMPLES)}", lambda text: find_task(text, {}, ALL_TASKS).name)
-    add("task", task, default="fill_mask", help="what the model does, by the names of the service's --task")
-    add("http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]")
-    add("predictor_protocol", choices=("v2", "grpc-v2"), default="v2", help="how the service talks to Triton [v2]")
+    add(
+        "task",
+        task,
+        default="fill_mask",
+        help="the task to show, a value of --task of hf-transformer serve [fill_mask]",
+    )
+    add(
+        "http_port",
+        integer(0, 65535),
+        default=8080,
+        metavar="PORT",
+        help="port of the service, or the next free one; 0: any free port [8080]",
+    )
+    add(
+        "predictor_protocol",
+        choices=("v2", "grpc-v2"),
+        default="v2",
+        help="protocol between service and Triton: REST or gRPC [v2]",
+    )
     add_triton_environment(parser, environ)
     add(
         "model_repository",
         type=Path,
         default=default_model_repository(),
         metavar="PATH",
-        help="Triton model repository in which the task's model, such as bert, has its tokenizer beside it",
+        help="Triton model repository with the task's model and its tokenizer, such as bert [the demo models]",
     )
-    add("once", action="store_true", help="end after the answer")
+    add("once", action="store_true", help="exit after the answer")
     return parser.parse_args(argv)
 
 
@@ -128,23 +144,22 @@ def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> No
         type=Path,
         default=environ.get(ENVIRONMENT_VARIABLE) or (in_checkout if in_checkout.is_dir() else None),
         metavar="PATH",
-        help=f"virtual environment with nvidia-pytriton and numpy<2; also variable {ENVIRONMENT_VARIABLE}; else that "
-        "of make install, else the one that runs this, else tritonserver on PATH",
+        help=f"virtual environment with nvidia-pytriton and numpy<2; variable {ENVIRONMENT_VARIABLE} [that of make "
+        "install, else the running environment, else tritonserver on PATH]",
     )
 
 
 def default_model_repository() -> Path:
-    """The demo models: those of the checkout, else those that the wheel carries."""
+    """The folder of the demo models, in the checkout or in the installed package."""
     in_checkout = CHECKOUT / "deploy" / "model_repository"
     return in_checkout if in_checkout.is_dir() else Path(__file__).resolve().parents[1] / "_model_repository"
 
 
 @contextmanager
 def signals_noted() -> Iterator[Callable[[], bool]]:
-    """Note SIGINT, SIGTERM and SIGHUP; gives a function that tells whether one has arrived.
+    """Note SIGINT, SIGTERM and SIGHUP; yield a function that returns whether one has arrived.
 
-    An exception instead, even of a second Ctrl-C, could come between the start of a process and the code that
-    remembers it, or interrupt the cleanup.
+    Exceptions from signal handlers could leave a process that has just started unknown, or interrupt the cleanup.
     """
     arrived: list[int] = []
 
@@ -153,7 +168,7 @@ def signals_noted() -> Iterator[Callable[[], bool]]:
 
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Under nohup SIGHUP is ignored, and stays so.
+            # nohup ignores SIGHUP, and the demo keeps that.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 stack.callback(signal.signal, number, signal.signal(number, note))
         yield lambda: bool(arrived)
@@ -162,10 +177,10 @@ def signals_noted() -> Iterator[Callable[[], bool]]:
 def demonstrate(
     settings: argparse.Namespace, environ: Mapping[str, str], folder: Path, interrupted: Callable[[], bool]
 ) -> None:
-    """Start Triton and the service, send the request and print the answer; then serve until a signal or ``once``.
+    """Start Triton and the service, send the request and print the answer; without ``once`` serve until a signal.
 
-    ``folder`` gets the logs. Raises InterruptedError if a signal came before there was an answer, LoadError if
-    something did not start or did not answer, or one of the two processes ended by itself.
+    ``folder`` gets the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the service
+    does not start, does not answer or ends by itself.
     """
     example = EXAMPLES[settings.task]
     say("Starting Triton ...")
@@ -173,7 +188,7 @@ def demonstrate(
         settings.model_repository,
         environment=settings.triton_environment,
         models=[example.model],
-        # Ours are complete; otherwise Triton starts the model's process once more to ask for missing fields.
+        # The demo's config.pbtxt are complete. To complete one, Triton would start the model's process twice.
         options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
         environ=environ,
         log=folder / "triton.log",
@@ -182,8 +197,8 @@ def demonstrate(
         say(f"Triton is ready: REST on {triton.http_address}, gRPC on {triton.grpc_address} ({triton.description})")
         port = free_port(settings.http_port)
         if settings.http_port not in (0, port):
-            say(f"Port {settings.http_port} is taken, so the service gets port {port}.")
-        # The gRPC port that the documentation names, where it is free.
+            say(f"Port {settings.http_port} is taken, so the service uses port {port}.")
+        # The documentation's gRPC port, if it is free.
         grpc_port = free_port(port + 1 if settings.http_port else 0)
         over_grpc = settings.predictor_protocol == "grpc-v2"
         flags = [
@@ -195,8 +210,8 @@ def demonstrate(
             *("--enable_playground", "--enable_docs_url"),
             *example.flags,
         ]
-        where = {"http_port": port, "grpc_port": grpc_port}
-        with service_running(flags, environ, folder / "service.log", **where, interrupted=interrupted) as service:
+        ports = {"http_port": port, "grpc_port": grpc_port}
+        with service_running(flags, environ, folder / "service.log", **ports, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
@@ -204,7 +219,7 @@ def demonstrate(
             ask(port, example)
             if settings.once:
                 return
-            say(f"\nTry it in a browser, http://{HOST}:{port}/, or yourself:")
+            say(f"\nTry it in a browser at http://{HOST}:{port}/, or with curl:")
             say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
             say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
             while not interrupted():
@@ -215,24 +230,24 @@ def demonstrate(
 
 
 def free_port(wanted: int) -> int:
-    """``wanted``, or the next port above it that nobody listens on; 0 gives any free port. Raises LoadError."""
+    """``wanted`` or the next free port above it; any free port for 0. Raises LoadError if there is none."""
     if wanted == 0:
         return free_ports(1)[0]
     for port in range(wanted, min(wanted + 100, 65536)):
-        with socket.socket() as one:
-            # As the service binds: a port whose last connections are only just closed counts as free.
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket() as candidate:
+            # As the service binds: ports with connections in TIME_WAIT count as free.
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                one.bind((HOST, port))
+                candidate.bind((HOST, port))
                 return port
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise LoadError(f"port {port} can't be used: {exc.strerror}") from exc
-    raise LoadError(f"the ports from {wanted} on are all taken")
+    raise LoadError(f"all ports from {wanted} to {min(wanted + 99, 65535)} are taken")
 
 
 def ask(port: int, example: Example) -> None:
-    """Send the request and print the answer. Raises LoadError for any answer but a 200."""
+    """Send the request and print the answer. Raises LoadError without an answer or for a status other than 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:
         status, answer = exchange(port, example.path, example.body, seconds=20.0)

@@ -1,6 +1,6 @@
 """Triton and the service as child processes, for the demo, bench, the benchmarks and the tests.
 
-Linux only, standard library only.
+It runs on Linux and needs the standard library only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from typing import Self
 from hf_transformer.errors import LoadError
 
 HOST = "127.0.0.1"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory of shm_open
 
-START_SECONDS = 60.0  # how long Triton and the service may take to be ready
+START_SECONDS = 60.0
+"""Timeout for Triton and the service to become ready."""
 UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
-"""How lines of Triton's log begin that are no complaints: information, and tables of settings."""
+"""The start of lines in Triton's log below warnings: information, and tables of settings."""
 HINTS = {
     "error while loading shared libraries: libpython": (
-        "Triton's Python stub needs the shared libpython of its environment: install it (libpython3.x on Debian and "
-        "Ubuntu), or make the environment with a Python that was built with --enable-shared."
+        "Triton's Python stub needs the shared libpython of its environment: install libpython3.x (Debian, Ubuntu), or "
+        "make the environment with a Python that was built with --enable-shared."
     ),
     "version `GLIBC_": "This tritonserver needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04).",
     "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
 }
-"""A text in Triton's log -> what to do about it."""
+"""A text in Triton's log -> the remedy."""
 ADVICE = (
     "Install it with: pip install 'hf-transformer[demo]', or in an environment of its own: "
     "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
@@ -60,9 +61,9 @@ print(json.dumps({
 }))
 """
 
-# Runs first in a new process. PR_SET_PDEATHSIG (1) asks the kernel for SIGTERM when the thread that started the
-# process is gone, even by SIGKILL; it survives the exec. A preexec_fn would do the same, but isn't safe in a parent
-# that has threads. The second line closes the gap between fork and prctl.
+# Runs first in a new process. PR_SET_PDEATHSIG (1) asks the kernel to send SIGTERM when the parent thread ends, even by
+# SIGKILL, and survives exec. A preexec_fn could do the same, but is unsafe in a parent with threads. The check of the
+# parent's id closes the gap between fork and prctl.
 LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -75,8 +76,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 class LocalTriton:
     """One tritonserver on free ports of 127.0.0.1: a context manager, or call ``start`` and ``stop``.
 
-    The ports stay the same over ``restart``. The names of its files in /dev/shm begin with ``prefix``, so that
-    ``stop`` removes them and no others.
+    ``restart`` keeps the ports. Names of its files in /dev/shm begin with ``prefix``, so that ``stop`` removes these
+    files only.
     """
 
     model_repository: Path
@@ -84,23 +85,23 @@ class LocalTriton:
     environment: Path | None = None
     """Folder of a virtual environment with nvidia-pytriton; None: see ``find_triton``."""
     models: Sequence[str] | None = None
-    """Load and wait for these only; None: all of the repository."""
+    """Models to load and wait for; None: all of the repository."""
     config_name: str | None = "python"
-    """Use ``<model>/configs/<config_name>.pbtxt`` where it exists, with a Triton that has the Python backend only."""
+    """Use ``<model>/configs/<config_name>.pbtxt`` if it exists, with a Triton that has the Python backend only."""
     options: Sequence[str] = ()
-    """More options for tritonserver. They come last, so they may repeat one of ours."""
+    """More options for tritonserver. They come last, so they override ours."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables for Triton and its models, PATH included."""
     log: Path | None = None
-    """File for Triton's output; None: a temporary one, gone after ``stop``."""
+    """File for Triton's output; None: a temporary file, which ``stop`` removes."""
     timeout_seconds: float = START_SECONDS
     any_numpy: bool = False
-    """Let the environment have numpy 2: for models whose tensors travel as DLPack."""
+    """Accept numpy 2 in the environment, for models that exchange tensors as DLPack."""
     interrupted: Callable[[], bool] = lambda: False
-    """Asked while Triton starts; True ends the wait, with an InterruptedError."""
+    """Polled while Triton starts; True ends the wait with an InterruptedError."""
 
     description: str = field(default="", init=False)
-    """Which tritonserver it is, for people to read."""
+    """The program or environment of the tritonserver, for people."""
     http_port: int = field(default=0, init=False)
     grpc_port: int = field(default=0, init=False)
     metrics_port: int = field(default=0, init=False)
@@ -124,7 +125,7 @@ class LocalTriton:
 
     @property
     def child(self) -> ChildProcess:
-        """The process. Raises RuntimeError before ``start`` and after ``stop``."""
+        """The running process. Raises RuntimeError before ``start`` and after ``stop``."""
         if self._child is None:
             raise RuntimeError("Triton was not started")
         return self._child
@@ -132,25 +133,26 @@ class LocalTriton:
     def start(self) -> None:
         """Start and wait until the models are ready.
 
-        Raises InterruptedError if ``interrupted`` said so, else LoadError if there is no Triton, it ends early, a model
-        does not load, or it takes too long; the message has the end of Triton's log. No process and no file stays.
+        Raises InterruptedError when ``interrupted`` returns True, LoadError if there is no Triton, if it ends early or
+        is not ready in time, or if a model does not load. The message has the end of Triton's log. After an error no
+        process and no file stays.
         """
-        found = find_triton(self.environment, self.environ, any_numpy=self.any_numpy)
+        installation = find_triton(self.environment, self.environ, any_numpy=self.any_numpy)
         if not self.model_repository.is_dir():
             raise LoadError(f"the model repository {self.model_repository} is not a folder")
-        self.description = found.description
+        self.description = installation.description
         self._folder = folder = Path(tempfile.mkdtemp(prefix="hf-transformer-triton-"))
         self._log = self.log or folder / "triton.log"
-        self._variables = found.variables
+        self._variables = installation.variables
         try:
-            self._command = [*found.program, *self._flags(found.stub, folder)]
+            self._command = [*installation.program, *self._flags(installation.stub, folder)]
             self._launch(new_ports=True)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL, then remove all that Triton leaves. Does no harm when repeated."""
+        """Send SIGTERM, then SIGKILL, and remove Triton's files. Idempotent."""
         try:
             if self._child is not None:
                 self._child.terminate()
@@ -162,13 +164,13 @@ class LocalTriton:
                 self._folder = None
 
     def restart(self) -> None:
-        """Stop (if it still runs) and start again on the same ports. Returns and raises as ``start``."""
+        """Stop if running, and start again on the same ports. Raises the errors of ``start``."""
         self.child.terminate()
         self._clear_shared_memory()
         self._launch(new_ports=False)
 
     def kill(self) -> None:
-        """End Triton as a crash does (SIGKILL), and remove the stubs and files that it orphans."""
+        """End Triton like a crash (SIGKILL), then its orphaned stubs, and remove its files."""
         self.child.kill()
         self._clear_shared_memory()
 
@@ -192,7 +194,7 @@ class LocalTriton:
             flags = [f"--{api}-port={port}" for api, port in ports.items()]
             self._child = child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
             try:
-                # Triton opens its ports after it tried all models, and ends if one has failed.
+                # Triton opens its ports after loading all models, and ends if a model fails.
                 child.wait_until(ready, "Triton", self.timeout_seconds, self.interrupted)
                 return
             except LoadError:
@@ -203,17 +205,17 @@ class LocalTriton:
                     raise
 
     def _flags(self, stub: Path | None, folder: Path) -> list[str]:
-        """All but the ports. With a stub ``folder`` gets the backend."""
+        """The options except ports. With a stub, assembles the Python backend in ``folder``."""
         flags = [
             f"--model-repository={self.model_repository.absolute()}",
             *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
-            "--exit-timeout-secs=2",  # for requests; with 0 it aborts now and then, as its models are still unloading
+            "--exit-timeout-secs=2",  # with 0 it sometimes aborts while its models unload
             f"--backend-config=python,shm-region-prefix-name={self.prefix}",
         ]
         if self.models is not None:
             flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
         if stub is not None:
-            # The wheel has one stub for each version of Python, and not in the backend's folder, where Triton looks.
+            # The wheel has a stub for each version of Python, outside the backend's folder, where Triton looks.
             target = folder / "backends" / "python"
             backend = stub.parents[2] / "backends" / "python"
             shutil.copytree(backend, target, ignore=shutil.ignore_patterns("__pycache__"))
@@ -230,24 +232,24 @@ class LocalTriton:
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """A tritonserver on this machine, and what it needs to run."""
+    """A tritonserver on this machine, with its command and variables."""
 
     description: str
     program: Sequence[str]
     variables: Mapping[str, str] = field(repr=False)
     stub: Path | None = None
-    """The stub program of pytriton's wheel for its Python; None: the backends lie beside the program."""
+    """The stub program in pytriton's wheel for the environment's Python; None for a complete Triton."""
 
 
 def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_numpy: bool = False) -> TritonInstallation:
-    """Find a tritonserver: in ``environment`` alone if it is given, else in the running environment, else on PATH.
+    """Find a tritonserver in ``environment``; without it in the running environment, else on PATH.
 
-    ``environment`` is the folder of a virtual environment with nvidia-pytriton and numpy below 2, or ``any_numpy``.
-    ``environ`` are variables for Triton; those of our own Python (PYTHONPATH and the like) are left out.
+    ``environment`` is the folder of a virtual environment with nvidia-pytriton and, without ``any_numpy``, numpy below
+    2. ``environ`` are variables for Triton, which gets none of PYTHONPATH and the like.
 
     Raises LoadError if there is none, or it can't work; the message says what to install.
     """
-    # From 1.29 on, onnxruntime's wheels report to Microsoft and write an identifier into HOME by default.
+    # By default onnxruntime 1.29 and newer report to Microsoft, and write an identifier into HOME.
     variables = {"ORT_DISABLE_TELEMETRY": "1", "PATH": os.defpath}
     variables |= {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
     if environment is not None:
@@ -259,7 +261,9 @@ def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_num
         return _in_environment(Path(sys.executable), variables, any_numpy=any_numpy)
     program = shutil.which("tritonserver", path=variables["PATH"])
     if program is None:
-        raise LoadError(f"there is no tritonserver: neither nvidia-pytriton here nor the program on PATH. {ADVICE}")
+        raise LoadError(
+            f"found no tritonserver: nvidia-pytriton is not installed here, and the program is not on PATH. {ADVICE}"
+        )
     return TritonInstallation(program, [program], variables)
 
 
@@ -269,25 +273,25 @@ def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bo
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as exc:
         raise LoadError(f"{python} does not run: {exc}") from exc
-    found = json.loads(answer.stdout)
+    facts = json.loads(answer.stdout)
     folder = python.parent.parent
-    if found["pytriton"] is None:
+    if facts["pytriton"] is None:
         raise LoadError(f"nvidia-pytriton is not installed in {folder}. {ADVICE}")
-    if not any_numpy and (found["numpy"] is None or int(found["numpy"].partition(".")[0]) >= 2):
+    if not any_numpy and (facts["numpy"] is None or int(facts["numpy"].partition(".")[0]) >= 2):
         raise LoadError(
-            f"{folder} has numpy {found['numpy']}, but with any numpy other than 1 the tensors of Triton's Python "
-            "models arrive empty. Install there: pip install 'numpy<2'"
+            f"{folder} has numpy {facts['numpy']}, but Triton's Python models return empty tensors without numpy 1. "
+            "Install there: pip install 'numpy<2'"
         )
-    server = Path(found["pytriton"]) / "tritonserver"
-    stub = server / "python_backend_stubs" / found["version"] / "triton_python_backend_stub"
+    server = Path(facts["pytriton"]) / "tritonserver"
+    stub = server / "python_backend_stubs" / facts["version"] / "triton_python_backend_stub"
     if not stub.exists():
         known = ", ".join(sorted(path.name for path in stub.parents[1].glob("*")))
-        raise LoadError(f"the nvidia-pytriton in {folder} supports Python {known}, not {found['version']}")
-    # The stub embeds Python: a libpython outside the system's folders has to be named.
-    libraries = [str(server.parents[1] / "nvidia_pytriton.libs"), found["libdir"], variables.get("LD_LIBRARY_PATH")]
+        raise LoadError(f"the nvidia-pytriton in {folder} supports Python {known}, not {facts['version']}")
+    # The stub embeds Python, and the loader does not search libpython's folder by itself.
+    libraries = [str(server.parents[1] / "nvidia_pytriton.libs"), facts["libdir"], variables.get("LD_LIBRARY_PATH")]
     return TritonInstallation(
         f"nvidia-pytriton in {folder}",
-        # Set by env, because the Python that launches it must not load these libraries.
+        # env sets it, because the launcher's own Python must not load these libraries.
         ["env", f"LD_LIBRARY_PATH={os.pathsep.join(filter(None, libraries))}", str(server / "bin" / "tritonserver")],
         {**variables, "PATH": f"{python.parent}{os.pathsep}{variables['PATH']}"},
         stub,
@@ -295,12 +299,11 @@ def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bo
 
 
 class ChildProcess:
-    """A program in a session of its own, with its output in a log file.
+    """A program in its own session, with its output in a log file.
 
-    The terminal's Ctrl-C does not reach that session, so the parent chooses the order in which things end. Every
-    process that the child starts belongs to the session, so that it is found even after the child was killed. If the
-    parent is killed, the kernel sends the child SIGTERM: start it from a thread that lives as long as it shall, best
-    the main thread.
+    Ctrl-C in the terminal does not reach that session, so the parent chooses the order of shutdown. The session also
+    identifies the child's own processes after the child was killed. When the thread that started it ends, the kernel
+    sends the child SIGTERM, so start it from the main thread.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -319,16 +322,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the id of the child's session."""
+        """The process id, also the id of the child's session."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative is the number of the signal that ended it."""
+        """None while it runs; -n after an end by signal n."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, at most ``seconds``; True when it has ended."""
+        """Wait at most ``seconds`` for its end; returns whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
@@ -336,8 +339,11 @@ class ChildProcess:
     def wait_until(
         self, ready: Callable[[], bool], name: str, seconds: float, interrupted: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until ``ready``. ``name`` is the child's, for messages. Raises InterruptedError if ``interrupted`` said
-        so, else LoadError if it has ended or ``seconds`` are over; the message has hints and the end of its log."""
+        """Wait until ``ready`` returns True. ``name`` is the child's, for messages.
+
+        Raises InterruptedError when ``interrupted`` returns True, LoadError if the child ends or is not ready in
+        ``seconds``; the message has hints and the end of its log.
+        """
         deadline = time.monotonic() + seconds
         while not ready():
             if interrupted():
@@ -348,34 +354,34 @@ class ChildProcess:
             self.wait(0.05)
 
     def require_running(self, name: str) -> None:
-        """Raises LoadError, with the end of its log, if it has ended."""
+        """Raise LoadError with the end of its log if it has ended."""
         if self.exit_code is not None:
             raise self.failure(f"{name} ended with exit code {self.exit_code}")
 
     def failure(self, message: str) -> LoadError:
-        """The message with hints and the last complaints in the log."""
+        """An error with the message, hints and the last 20 warnings in the log."""
         log = self.output()
         hints = [hint for sign, hint in HINTS.items() if sign in log]
-        complaints = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
-        return LoadError("\n".join([" ".join([f"{message}.", *hints, "The end of its log:"]), *complaints[-20:]]))
+        warnings = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
+        return LoadError("\n".join([" ".join([f"{message}.", *hints, "The end of its log:"]), *warnings[-20:]]))
 
     def terminate(self, grace_seconds: float = 15.0) -> None:
-        """SIGTERM, SIGKILL after ``grace_seconds``, then end everything that is left of its session."""
+        """Send SIGTERM, and SIGKILL after ``grace_seconds``; then end the rest of its session."""
         try:
             self._process.terminate()
-            self.resume()  # a suspended child receives its SIGTERM only then
+            self.resume()  # a suspended child handles no SIGTERM
             self.wait(grace_seconds)
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the child and everything that is left of its session; returns when all of them are gone."""
+        """Send SIGKILL to the child and its session; return when all processes are gone."""
         self._process.kill()
         self._process.wait()
         poll(self._kill_session, seconds=10.0)
 
     def _kill_session(self) -> bool:
-        """SIGKILL to everything that is left of its session; True when nothing was."""
+        """Send SIGKILL to the processes of its session; returns whether there were none."""
         members = session_members(self.pid)
         for pid in members:
             with suppress(ProcessLookupError):  # it has ended meanwhile
@@ -383,17 +389,17 @@ class ChildProcess:
         return not members
 
     def suspend(self) -> None:
-        """SIGSTOP; returns when every thread stands still. The processes that the child started go on."""
+        """Send SIGSTOP to the child alone; return when all its threads have stopped."""
         self._process.send_signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.pid}/task")
         poll(lambda: all(_stat_fields(task)[:1] == ["T"] for task in tasks.iterdir()), seconds=10.0)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def output(self) -> str:
-        """All that the child has written since it was started."""
+        """The child's output since its start."""
         with self._log.open("rb") as log:
             log.seek(self._start_of_log)
             return log.read().decode("utf-8", "replace")
@@ -409,15 +415,17 @@ def service_running(
     grpc_port: int,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[ChildProcess]:
-    """``hf-transformer serve`` on these ports of HOST, from the moment that its model is ready. It ends with the block.
-    Raises LoadError if it ends early, its model does not fit, or it takes too long, InterruptedError if ``interrupted``
-    said so."""
-    where = [f"--host={HOST}", f"--http_port={http_port}", f"--grpc_port={grpc_port}"]
-    command = [sys.executable, "-m", "hf_transformer", "serve", *flags, *where]
+    """``hf-transformer serve`` on these ports of HOST, ready when the block begins, ended with the block.
+
+    Raises LoadError if it ends early, its model does not fit, or it is not ready in time; InterruptedError when
+    ``interrupted`` returns True.
+    """
+    address = [f"--host={HOST}", f"--http_port={http_port}", f"--grpc_port={grpc_port}"]
+    command = [sys.executable, "-m", "hf_transformer", "serve", *flags, *address]
     child = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, log)
 
     def ready() -> bool:
-        if "does not fit the service" in child.output():  # then its model will never be ready
+        if "does not fit the service" in child.output():  # a mismatch is permanent
             raise child.failure("the service is not ready")
         return is_ready(http_port, "/v2/health/ready")
 
@@ -429,7 +437,7 @@ def service_running(
 
 
 def session_members(session: int) -> list[int]:
-    """The ids of the processes of a session that still run, without zombies, which only wait to be reaped."""
+    """The ids of a session's processes, without zombies."""
     members = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -440,17 +448,17 @@ def session_members(session: int) -> list[int]:
 
 
 def _stat_fields(folder: Path) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on (state, parent, group, session); empty if it is gone."""
+    """The fields of /proc/<pid>/stat from the third on (state, parent, group, session); empty for no such process."""
     try:
         text = (folder / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return []
-    # The second field, the program's name in brackets, may itself have spaces and brackets.
+    # The second field, the program's name in brackets, may contain spaces and brackets.
     return text.rpartition(")")[2].split()
 
 
 def poll(condition: Callable[[], bool], seconds: float) -> bool:
-    """Ask until ``condition`` holds or ``seconds`` are over; returns its last answer."""
+    """Call ``condition`` until it holds or ``seconds`` are over; return its last result."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -458,17 +466,19 @@ def poll(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of HOST that nobody listens on at this moment."""
+    """Different ports of HOST that are free at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for unused in sockets:
+            unused.bind((HOST, 0))
+        return [int(unused.getsockname()[1]) for unused in sockets]
 
 
 def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:
-    """A GET, or with a body a POST: the status and the body of the response. Raises OSError without a connection or a
-    response within ``seconds``, and http.client.HTTPException."""
+    """Send a GET, or with a body a POST; return the status and the body of the response.
+
+    Raises OSError without a connection or a response within ``seconds``, and http.client.HTTPException.
+    """
     with closing(http.client.HTTPConnection(HOST, port, timeout=seconds)) as connection:
         connection.request("GET" if body is None else "POST", path, body)
         response = connection.getresponse()
@@ -476,7 +486,7 @@ def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 
 
 
 def is_ready(port: int, path: str) -> bool:
-    """Whether a GET of ``path`` is answered with 200."""
+    """Whether the response to a GET of ``path`` is 200."""
     try:
         return exchange(port, path)[0] == 200
     except (OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""hf-transformer serve: the service itself, and the default command."""
+"""hf-transformer serve: runs the service. It is the default command."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ from hf_transformer.server.workers import Supervisor
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048  # connections that wait in the kernel to be accepted
-FEWEST_FILES = 64  # descriptors that a service with next to no connections needs
-OTHER_FILES = 512
-"""Descriptors that are not for HTTP connections: gRPC's, those to the predictor, and files."""
+BACKLOG = 2048
+"""Connections that wait in the kernel for accept, see listen(2)."""
+MIN_DESCRIPTORS = 64
+"""File descriptors of a service with hardly any connections."""
+OTHER_DESCRIPTORS = 512
+"""File descriptors beyond HTTP connections: gRPC, the predictor, files."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Serves until SIGTERM, SIGINT or SIGHUP; a second one that comes more than a second later ends it at once.
+    """Serves until SIGTERM, SIGINT or SIGHUP. A second signal, more than a second later, ends the service at once.
 
-    Gives the exit code: 0 after a graceful end, 128 and the signal's number after one at once, 1 where the server or
-    its workers could not start. Raises ConfigError if a flag or variable has a bad value, or a port or a file that it
-    names can't be used, LoadError if the tokenizer can't be loaded.
+    Returns the exit code: 0 after a graceful shutdown, 128 plus the signal's number after an immediate one, 1 if the
+    server or its workers could not start. Raises ConfigError for a bad flag or variable and for an unusable port or
+    file, LoadError if the tokenizer can't be loaded.
     """
     config, notes = parse_config(argv, environ)
     set_up_logging(config)
     for note in notes:
         logger.warning("%s", note)
-    # Before anything is started with them: certificate and keys.
+    # Fail early: the server reads these files again.
     if config.ssl_certfile is not None and config.ssl_keyfile is not None:
         read_key_pair(config.ssl_certfile, config.ssl_keyfile)
     if config.api_keys_file is not None:
         read_keys(config.api_keys_file)
-    parts = load_parts(config)
+    loaded = load_parts(config)
     logger.info(
         "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
         __version__,
         config.model_name,
-        parts.task.name,
+        loaded.task.name,
         config.host,
         config.http_port,
         config.predictor_host,
@@ -67,48 +69,46 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         listening = stack.enter_context(listen(config))
         if config.enable_grpc:
             config = replace(config, grpc_port=stack.enter_context(grpc_port_reserved(config)))
-        # uvicorn's own variable, which it reads itself where it is asked to trust proxies.
+        # uvicorn's variable; uvicorn itself reads it only with proxy_headers.
         trusted = environ.get("FORWARDED_ALLOW_IPS")
         build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted)
         if config.workers > 1:
-            del parts  # each worker is a fresh interpreter that loads its own
+            del loaded  # each worker is a new process that loads its own
             build = partial(build, board=WorkerBoard(config.workers))
             return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
-        server = Server(server_config(config, partial(build, parts=parts)))
+        server = Server(server_config(config, partial(build, parts=loaded)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
 
 
 def set_up_logging(config: Config) -> None:
-    """Sets up logging, unless --configure_logging=false leaves that to somebody else. Raises ConfigError."""
+    """Sets up logging, unless --configure_logging=false leaves it to the embedding program. Raises ConfigError."""
     if config.configure_logging:
         configure_logging(config.log_level, config.log_format, config.log_config_file)
 
 
 def allow_descriptors(connections: int) -> None:
-    """Raises the soft limit of open files for ``connections``, and warns where the hard limit is lower.
+    """Raises the soft limit of open files for ``connections``, and warns if the hard limit is lower.
 
-    A connection over the limit is not accepted until another one is closed. Raises ConfigError where the service itself
-    would not have enough: gRPC ends a process without a word.
+    Connections over the limit wait until others close. Raises ConfigError below MIN_DESCRIPTORS, because gRPC then
+    ends the process without a message.
     """
-    wanted = connections + OTHER_FILES
+    wanted = connections + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if allowed < FEWEST_FILES:
+    if allowed < MIN_DESCRIPTORS:
         raise ConfigError(
-            f"this process may have {allowed} descriptors open (ulimit -n), expected {FEWEST_FILES} or more"
+            f"expected a limit of at least {MIN_DESCRIPTORS} open files, got {allowed}; raise it with ulimit -n"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
-        logger.warning(
-            "--max_connections=%d: this process may have only %d descriptors open (ulimit -n)", connections, allowed
-        )
+        logger.warning("--max_connections=%d: the limit of open files is only %d (ulimit -n)", connections, allowed)
 
 
 def listen(config: Config) -> socket.socket:
-    """The socket that the service listens on, for HTTP. Raises ConfigError if the address or port can't be had."""
+    """The listening socket for HTTP. Raises ConfigError if the address or port is not available."""
     try:
         listening = socket.create_server((config.host, config.http_port), family=_family(config), backlog=BACKLOG)
     except OSError as error:
@@ -124,14 +124,14 @@ def listen(config: Config) -> socket.socket:
 
 @contextmanager
 def grpc_port_reserved(config: Config) -> Iterator[int]:
-    """Keeps a port for the gRPC servers of all workers, and gives its number. Raises ConfigError if it can't be had.
+    """Reserves a port for the gRPC servers of all workers and yields its number.
 
-    gRPC binds its own sockets, with SO_REUSEPORT. The one here is bound beside them and never listens: the kernel
-    hands connections to listening sockets only.
+    gRPC binds its own sockets with SO_REUSEPORT. This socket is bound to the same port and never listens, so the kernel
+    hands it no connections. Raises ConfigError if the port is not available.
     """
     with socket.socket(_family(config)) as reserved:
         try:
-            # First without SO_REUSEPORT: with it a second service would take half of the first one's connections.
+            # Checks without SO_REUSEPORT, with which a second service would get half of the first one's connections.
             with socket.socket(_family(config)) as alone:
                 alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 alone.bind((config.host, config.grpc_port))
@@ -175,6 +175,6 @@ def server_config(config: Config, make: Callable[[], AsgiApplication]) -> Server
 
 
 def _prepare_worker(config: Config) -> None:
-    """Runs first in a worker process."""
+    """Sets up signals and logging of a new worker process."""
     handle_signals()
     set_up_logging(config)

@@ -1,4 +1,4 @@
-"""What commands print for people: colours, tables and progress, which a file or a pipe gets without the extras."""
+"""Output for people: colours, tables and progress lines. Files and pipes get plain text."""
 
 from __future__ import annotations
 
@@ -13,49 +13,51 @@ STYLES: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cya
 
 
 class Terminal:
-    """A stream, stdout by default, that may be a terminal. In ``environ`` a ``NO_COLOR`` of any text and ``TERM=dumb``
-    switch colours off, see https://no-color.org."""
+    """A stream, stdout by default, that may be a terminal.
+
+    ``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` in ``environ`` switch colours off.
+    """
 
     def __init__(self, environ: Mapping[str, str], stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
         self.live = self._stream.isatty() and environ.get("TERM") != "dumb"
-        """Whether a line can be drawn over."""
+        """Whether the stream is a terminal that can overwrite a line."""
         self.coloured = self.live and not environ.get("NO_COLOR")
-        self._drawn = ""
-        self._next = 0.0
+        self._progress_line = ""
+        self._next_update = 0.0
 
     @property
     def columns(self) -> int:
-        """The width for texts, 72 to 120."""
+        """The width for texts: the terminal's, but at least 72 and at most 120."""
         return min(120, max(72, shutil.get_terminal_size().columns))
 
     def styled(self, text: str, *styles: str) -> str:
-        """The text with ANSI styles, or as it is where colours are off."""
+        """The text with ANSI styles; unchanged if colours are off."""
         if not self.coloured or not text:
             return text
         return f"\x1b[{';'.join(str(STYLES[style]) for style in styles)}m{text}\x1b[0m"
 
     def say(self, text: str = "") -> None:
-        """Prints a line at once, also into a pipe; a progress line is removed first."""
+        """Removes the progress line, then prints and flushes a line."""
         self.clear()
         print(text, file=self._stream, flush=True)
 
     def progress(self, text: str) -> None:
-        """Shows what happens now, in place of what was shown so before. Prints nothing where no terminal is."""
+        """Replaces the progress line, at most ten times a second. Does nothing without a terminal."""
         now = time.monotonic()
-        if not self.live or text == self._drawn or now < self._next:
+        if not self.live or text == self._progress_line or now < self._next_update:
             return
-        self._next = now + 0.1  # so that showing it costs nothing
-        self._drawn = text
-        # One column stays free: some terminals go on to the next line as soon as the last one is filled.
-        shown = text[: shutil.get_terminal_size().columns - 1]
-        print(f"\r{self.styled(shown, 'dim')}\x1b[K", end="", file=self._stream, flush=True)
+        self._next_update = now + 0.1
+        self._progress_line = text
+        # Leaves one column free: some terminals wrap as soon as the last column is filled.
+        line = text[: shutil.get_terminal_size().columns - 1]
+        print(f"\r{self.styled(line, 'dim')}\x1b[K", end="", file=self._stream, flush=True)
 
     def clear(self) -> None:
         """Removes the progress line."""
-        if self._drawn:
+        if self._progress_line:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
-            self._drawn, self._next = "", 0.0
+            self._progress_line, self._next_update = "", 0.0
 
 
 def bar(done: float, width: int = 24) -> str:
@@ -65,7 +67,7 @@ def bar(done: float, width: int = 24) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], terminal: Terminal) -> str:
-    """Aligned columns: the first to the left, the others, which hold numbers, to the right."""
+    """Aligned columns: text on the left in the first column, numbers on the right in all others."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -175,7 +175,7 @@ class ServedModel:
             RequestError: whatever else keeps it from being begun.
         """
         generation = await self.generator.start(request, context)
-        generation.tell(self._note_answer, self._note_failure)
+        generation.set_callbacks(self._note_answer, self._note_failure)
         return generation
 
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:

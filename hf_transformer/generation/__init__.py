@@ -1,1 +1,1 @@
-"""Text generation: from a prompt to text that comes bit by bit. pipeline.py first."""
+"""Text generation, from a prompt to a stream of text. Start reading at pipeline.py."""

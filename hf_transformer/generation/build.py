@@ -1,8 +1,9 @@
-"""From a model's files and the predictor's description of it to a generator.
+"""Construction of a generator from the model's files and the predictor's description of the model.
 
-tokens  input_ids, request_output_len -> output_ids     tensorrtllm_backend, and models with its interface
-text    text_input -> text_output, or text              vllm_backend, tensorrtllm_backend's ensemble, the tutorial's
-logits  input_ids -> logits                             an exported model: the service chooses the tokens
+interface  tensors                                      models
+tokens     input_ids, request_output_len -> output_ids  tensorrtllm_backend, and models with the same tensors
+text       text_input -> text_output, or text           vllm_backend, tensorrtllm_backend's ensemble, Triton's tutorial
+logits     input_ids -> logits                          exported models: the service chooses the tokens
 """
 
 from __future__ import annotations
@@ -20,76 +21,83 @@ from hf_transformer.generation.types import Generator, GeneratorSettings
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import FLOATS
-from hf_transformer.tokenizer.files import ModelFiles, read_json
+from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.model_files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec
 
-_NAMES = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
+_ID_FIELDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
 
 
 def generator_settings(files: ModelFiles, tokenizer: Tokenizer, **flags: Any) -> GeneratorSettings:
-    """Reads the ids in generation_config.json, as transformers does, else in config.json. Nothing else in it counts:
-    sampling is up to requests and the service's flags. ``flags`` are the other fields of GeneratorSettings. Raises
-    LoadError for an id that is not valid, and for an encoder-decoder that has none to begin with."""
-    own = read_json(files.model_folder / "generation_config.json", required=False)
-    given = {name: own[name] if name in own else files.config.get(name) for name in _NAMES}
-    pad = [] if given["pad_token_id"] == -1 else _ids(given, "pad_token_id")  # -1 is none in the first LLaMAs
+    """Reads the token ids from generation_config.json, else from config.json, as transformers does.
+
+    Ignores the sampling defaults of generation_config.json: requests and the service's flags set those. ``flags`` are
+    the other fields of GeneratorSettings. Raises LoadError for an invalid id, and for an encoder-decoder without a
+    start token.
+    """
+    generation_config = read_json(files.model_folder / "generation_config.json", required=False)
+    fields = {name: (generation_config if name in generation_config else files.config).get(name) for name in _ID_FIELDS}
+    # The first LLaMA models have -1 for no padding token.
+    pad_ids = [] if fields["pad_token_id"] == -1 else _token_ids(fields, "pad_token_id")
     return GeneratorSettings(
         model_config=files.config,
-        eos_ids=frozenset(_ids(given, "eos_token_id")),
-        pad_id=pad[0] if pad else tokenizer.pad_id,
-        decoder_start_ids=_decoder_start(given) if files.config.get("is_encoder_decoder") else (),
+        eos_ids=frozenset(_token_ids(fields, "eos_token_id")),
+        pad_id=pad_ids[0] if pad_ids else tokenizer.pad_id,
+        decoder_start_ids=_decoder_start(fields) if files.config.get("is_encoder_decoder") else (),
         max_length=tokenizer.max_length,
         **flags,
     )
 
 
-def _ids(given: Mapping[str, Json], name: str) -> list[int]:
-    """The ids of a field that is one id, a list, or absent. Raises LoadError."""
-    value = given[name]
+def _token_ids(fields: Mapping[str, Json], name: str) -> list[int]:
+    """Reads a field that is one id, a list of ids, or absent. Raises LoadError."""
+    value = fields[name]
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(one) is int and 0 <= one < 2**31 for one in ids):  # tokenizers and models have 32 bits for them
+    if not all(type(token) is int and 0 <= token < 2**31 for token in ids):  # tokenizers and models have 32 bits
         raise LoadError(f"{name} in generation_config.json or config.json: expected token ids, got {value!r:.100}")
     return ids
 
 
-def _decoder_start(given: Mapping[str, Json]) -> tuple[int, ...]:
-    """The first tokens of a decoder: its start token, and the token that is forced to come first (a language, in mBART
-    and NLLB). Source: transformers, GenerationMixin._prepare_decoder_input_ids_for_generation and
-    ForcedBOSTokenLogitsProcessor."""
-    start = _ids(given, "decoder_start_token_id")[:1] or _ids(given, "bos_token_id")[:1]
+def _decoder_start(fields: Mapping[str, Json]) -> tuple[int, ...]:
+    """First tokens of a decoder: the start token, and the forced first token (a language, in mBART and NLLB).
+
+    Source: transformers, GenerationMixin._prepare_decoder_input_ids_for_generation and
+    ForcedBOSTokenLogitsProcessor.
+    """
+    start = _token_ids(fields, "decoder_start_token_id")[:1] or _token_ids(fields, "bos_token_id")[:1]
     if not start:
-        raise LoadError("config.json has no decoder_start_token_id, which an encoder-decoder begins its answers with")
-    return (*start, *_ids(given, "forced_bos_token_id")[:1])
+        raise LoadError("config.json has no decoder_start_token_id, the first token of an encoder-decoder's answers")
+    return (*start, *_token_ids(fields, "forced_bos_token_id")[:1])
 
 
 def choose_interface(spec: ModelSpec, settings: GeneratorSettings) -> Literal["tokens", "text", "logits"]:
-    """The kind of a model: --generation_interface, else by its tensors. Raises ContractError for no kind."""
+    """Interface of a model: --generation_interface, else the one that its tensors match. Raises ContractError if they
+    match none."""
     if settings.interface != "auto":
         return settings.interface
-    inputs, outputs = {one.name for one in spec.inputs}, {one.name for one in spec.outputs}
+    inputs, outputs = {tensor.name for tensor in spec.inputs}, {tensor.name for tensor in spec.outputs}
     if IDS in inputs and OUTPUT in outputs:
         return "tokens"
-    texts_in = {one.name for one in spec.inputs if one.datatype == "BYTES"}
-    texts_out = {one.name for one in spec.outputs if one.datatype == "BYTES"}
-    named_in, named_out = settings.input_names[:1] or (TEXT_INPUT,), settings.output_names[:1] or TEXT_OUTPUTS
-    if not texts_in.isdisjoint(named_in) and not texts_out.isdisjoint(named_out):
+    text_inputs = {tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES"}
+    text_outputs = {tensor.name for tensor in spec.outputs if tensor.datatype == "BYTES"}
+    input_names, output_names = settings.input_names[:1] or (TEXT_INPUT,), settings.output_names[:1] or TEXT_OUTPUTS
+    if not text_inputs.isdisjoint(input_names) and not text_outputs.isdisjoint(output_names):
         return "text"
-    if any(one.datatype in FLOATS for one in spec.outputs) and any(one.datatype != "BYTES" for one in spec.inputs):
+    if any(tensor.datatype in FLOATS for tensor in spec.outputs) and len(text_inputs) < len(spec.inputs):
         return "logits"
-    shown = [
-        ", ".join(f"{one.name} ({one.datatype})" for one in side) or "none" for side in (spec.inputs, spec.outputs)
+    described = [
+        ", ".join(f"{tensor.name} ({tensor.datatype})" for tensor in tensors) or "none"
+        for tensors in (spec.inputs, spec.outputs)
     ]
-    raise ContractError(
-        spec.name,
-        [
-            f"Its inputs {shown[0]} and outputs {shown[1]} are of no kind of generative model:"
-            f" tokens ({IDS}, request_output_len -> {OUTPUT}), text ({TEXT_INPUT} -> {' or '.join(TEXT_OUTPUTS)}) or "
-            "logits (input_ids -> logits). Name them so in config.pbtxt, or set --tensor_input_names and "
-            "--tensor_output_names, and --generation_interface."
-        ],
+    problem = (
+        f"Its inputs {described[0]} and outputs {described[1]} fit no interface of generative models:"
+        f" tokens ({IDS}, request_output_len -> {OUTPUT}), text ({TEXT_INPUT} -> {' or '.join(TEXT_OUTPUTS)}) or "
+        "logits (input_ids -> logits). Rename them in config.pbtxt, or set --tensor_input_names and "
+        "--tensor_output_names, and --generation_interface."
     )
+    raise ContractError(spec.name, [problem])
 
 
 def make_generator(
@@ -101,19 +109,17 @@ def make_generator(
     executor: Executor,
     metrics: Metrics,
 ) -> Generator:
-    """The generator of a model that the predictor describes by ``spec``. Its long work runs in ``executor``. Raises
-    ContractError if the model is of no kind, or lacks something that its kind or a flag needs."""
+    """Builds the generator of a model; ``executor`` runs its long work. Raises ContractError if the model fits no
+    interface, or lacks a tensor that its interface or a flag needs."""
     interface = choose_interface(spec, settings)
     if interface == "logits":
         return LogitsGenerator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
     if settings.pad_to_multiple_of > 1:
-        raise ContractError(
-            spec.name,
-            [
-                f"--pad_to_multiple_of={settings.pad_to_multiple_of}: a model of {interface} gets each prompt as it is "
-                "and makes its batches itself; expected 1, or a model that gives logits."
-            ],
+        problem = (
+            f"--pad_to_multiple_of={settings.pad_to_multiple_of}: a {interface} model takes unpadded prompts and "
+            "batches them itself; expected 1, or a logits model."
         )
+        raise ContractError(spec.name, [problem])
     if interface == "tokens":
         return TokenGenerator(spec, predictor, settings)
     return TextGenerator(spec, predictor, tokenizer, settings, executor=executor)

@@ -1,4 +1,4 @@
-"""Key-value caches of sequences of a logits model, and the budget of their memory.
+"""Key-value caches of a logits model's sequences, and the budget of their memory.
 
 A model returns the whole cache in each step, in the predictor's buffer. Only the new token's part is copied from there.
 Each step's input is a copy of the whole cache.
@@ -20,16 +20,17 @@ from hf_transformer.errors import TooLarge
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array
 
 BYTES_PER_COST = 1000
-"""Bytes that are copied in the time of one unit of the scheduler's INLINE_COST."""
+"""Bytes copied in the time of one unit of the scheduler's INLINE_COST."""
 
 
 @dataclass(frozen=True)
 class CacheTensor:
-    """One tensor that a model takes (``past``) and returns (``present``).
+    """One tensor of a key-value cache: the model's input ``past`` and its output ``present``.
 
-    ``shape`` is one sequence's, with -1 for the axis of the tokens: [heads, -1, head size]. In the first step the model
-    gets one of no tokens. With ``source`` it holds the encoder's tokens and is returned with the first step alone; else
-    it grows by a token with each step.
+    Attributes:
+        shape: shape for one sequence, with -1 for the token axis: [heads, -1, head size].
+        source: whether it caches the encoder's tokens, which the first step alone returns. Other tensors grow by one
+            token per step, from none.
     """
 
     past: str
@@ -39,8 +40,8 @@ class CacheTensor:
     source: bool = False
 
     @cached_property
-    def before(self) -> tuple[slice, ...]:
-        """The index of the axes before that of the tokens."""
+    def leading_axes(self) -> tuple[slice, ...]:
+        """Index of the axes before the token axis."""
         return (slice(None),) * self.shape.index(-1)
 
     @property
@@ -49,68 +50,73 @@ class CacheTensor:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's part."""
+        """Bytes per token."""
         return math.prod(size for size in self.shape if size >= 0) * self.dtype.itemsize
 
-    def sized(self, tokens: int) -> tuple[int, ...]:
-        """Its shape for ``tokens``."""
+    def shape_for(self, tokens: int) -> tuple[int, ...]:
+        """Shape with ``tokens`` on the token axis."""
         return tuple(tokens if size < 0 else size for size in self.shape)
 
-    def part(self, start: int, end: int) -> tuple[slice, ...]:
-        """The index of the tokens from ``start`` to ``end`` of one sequence's tensor."""
-        return (*self.before, slice(start, end))
+    def index(self, start: int, end: int) -> tuple[slice, ...]:
+        """Index of the tokens from ``start`` to ``end`` in one sequence's tensor."""
+        return (*self.leading_axes, slice(start, end))
 
 
 def cache_bytes(tensors: Sequence[CacheTensor], tokens: int, source: int) -> int:
-    """Bytes of a cache of ``tokens``, and ``source`` tokens of the encoder."""
-    return sum(one.token_bytes * (source if one.source else tokens) for one in tensors)
+    """Bytes of a cache of ``tokens`` decoder tokens and ``source`` encoder tokens."""
+    return sum(tensor.token_bytes * (source if tensor.source else tokens) for tensor in tensors)
 
 
 class Cache:
-    """One sequence's cache of ``length`` tokens, with memory for ``capacity``, and for ``source`` of the encoder's."""
+    """One sequence's cache: ``length`` tokens so far, with memory for ``capacity``, and for ``source`` encoder
+    tokens."""
 
     def __init__(self, tensors: Sequence[CacheTensor], capacity: int, source: int) -> None:
         self.length = 0
         self._tensors = tensors
-        self.data = {one.present: np.empty(one.sized(source if one.source else capacity), one.dtype) for one in tensors}
+        self.data = {
+            tensor.present: np.empty(tensor.shape_for(source if tensor.source else capacity), tensor.dtype)
+            for tensor in tensors
+        }
 
-    def add(self, rows: Mapping[str, Array], count: int) -> None:
-        """Copies ``count`` new tokens from the outputs ``rows``, and in the first step the source."""
-        for one in self._tensors:
-            if not one.source:
-                self.data[one.present][one.part(self.length, self.length + count)] = rows[one.present]
+    def append(self, rows: Mapping[str, Array], count: int) -> None:
+        """Copies ``count`` new tokens from a step's outputs, and in the first step the encoder's tokens."""
+        for tensor in self._tensors:
+            if not tensor.source:
+                self.data[tensor.present][tensor.index(self.length, self.length + count)] = rows[tensor.present]
             elif not self.length:
-                self.data[one.present][...] = rows[one.present]
+                self.data[tensor.present][...] = rows[tensor.present]
         self.length += count
 
 
 def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Array:
-    """The model's input [rows, ..., width, ...] for a batch of sequences; ``width`` is the longest one's tokens, 0 if
-    they only begin.
+    """The model's input [rows, ..., width, ...] for a batch. ``width`` is the longest cache's tokens, 0 before the
+    first step.
 
-    A source is padded on the right, as the batch's input_ids are. Other caches are padded on the left, since the model
-    puts the new token behind them.
+    Encoder tokens are padded on the right, as the batch's input_ids are. Decoder tokens are padded on the left, since
+    the model appends the new token on the right.
     """
-    data = np.empty((len(caches), *tensor.sized(width)), tensor.dtype)
-    for cache, mine in zip(caches, data, strict=True):
+    data = np.empty((len(caches), *tensor.shape_for(width)), tensor.dtype)
+    for cache, row in zip(caches, data, strict=True):
         whole = cache.data[tensor.present]
-        size = min(whole.shape[len(tensor.before)] if tensor.source else cache.length, width)
+        size = min(whole.shape[len(tensor.leading_axes)] if tensor.source else cache.length, width)
         start = 0 if tensor.source else width - size
         # Zeros, not old memory: the mask's weight of 0 times NaN is still NaN.
         if size < width:
-            mine[tensor.part(0, start)] = 0
-            mine[tensor.part(start + size, width)] = 0
-        mine[tensor.part(start, start + size)] = whole[tensor.part(0, size)]
+            row[tensor.index(0, start)] = 0
+            row[tensor.index(start + size, width)] = 0
+        row[tensor.index(start, start + size)] = whole[tensor.index(0, size)]
     return data
 
 
 class CacheBudget:
-    """``limit`` bytes for the caches of all sequences (--max_cache_bytes), for one event loop.
+    """Memory budget of all sequences' caches (--max_cache_bytes), for one event loop.
 
-    A sequence takes the bytes of its prompt and of max_tokens when it begins. Those that don't fit wait in order, so
-    that small ones can't keep a large one waiting for ever.
+    A sequence takes the bytes of its prompt and of max_tokens when it begins. Waiting sequences are served in order of
+    arrival, so that small ones can't starve a large one.
 
-    Attributes: ``held``, the bytes that are taken.
+    Attributes:
+        held: bytes in use.
     """
 
     def __init__(self, limit: int) -> None:
@@ -119,36 +125,34 @@ class CacheBudget:
         self.held = 0
 
     def check(self, size: int) -> None:
-        """Raises TooLarge for a cache that would not fit if there were no other."""
+        """Raises TooLarge if a cache of ``size`` bytes exceeds the whole budget."""
         if size > self._limit:
-            raise TooLarge.of(
-                f"the key-value cache of this text needs {size} bytes, --max_cache_bytes allows {self._limit}: ask for "
-                "fewer tokens"
-            )
+            limit = f"at most {self._limit} bytes of key-value cache (--max_cache_bytes)"
+            raise TooLarge("", limit, f"{size} bytes", "ask for fewer tokens")
 
     async def take(self, size: int) -> None:
-        """Takes ``size`` bytes once they are free; ``give_back`` returns them. Raises TooLarge as ``check`` does."""
+        """Waits until ``size`` bytes are free, and takes them. Raises TooLarge as ``check`` does."""
         self.check(size)
         if not self._waiting and self.held + size <= self._limit:
             self.held += size
             return
-        turn = size, asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        waiter = size, asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
-            await turn[1]
+            await waiter[1]
         except asyncio.CancelledError:
-            if turn[1].cancelled():
+            if waiter[1].cancelled():
                 with suppress(ValueError):
-                    self._waiting.remove(turn)
-                size = 0  # but those behind it may fit now
+                    self._waiting.remove(waiter)
+                size = 0  # nothing was taken, but the next waiters may fit now
             self.give_back(size)
             raise
 
     def give_back(self, size: int) -> None:
-        """Returns ``size`` bytes, and lets waiting sequences take theirs."""
+        """Returns ``size`` bytes, and wakes waiting sequences that fit now."""
         self.held -= size
         while self._waiting and self.held + self._waiting[0][0] <= self._limit:
-            taken, turn = self._waiting.popleft()
-            if not turn.cancelled():
-                self.held += taken
-                turn.set_result(None)
+            size, future = self._waiting.popleft()
+            if not future.cancelled():
+                self.held += size
+                future.set_result(None)

@@ -1,12 +1,12 @@
-"""Chats to prompts, by the model's own template, in a sandbox as transformers sets it up.
+"""Rendering of chats to prompts with the model's chat template, as transformers does it.
 
-A template is looked for in this order: --chat_template, chat_template.jinja with additional_chat_templates/*.jinja,
-chat_template in tokenizer_config.json (one, or several with names), chat_template.json. Of several, tool_use is for
-chats with tools, and default for all others.
+Templates are read from the first of: --chat_template; chat_template.jinja with additional_chat_templates/*.jinja;
+chat_template in tokenizer_config.json (one template, or several with names); chat_template.json. Of several, tool_use
+renders chats with tools, and default all others.
 
-A template comes with a model and may be anybody's: see sandbox.py.
+Templates are untrusted: see sandbox.py.
 
-Source: transformers 5.23, utils/chat_template_utils.py. Only a service that generates imports this module and Jinja.
+Source: transformers 5.23, utils/chat_template_utils.py. Only a generative service imports this module and Jinja.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from jinja2 import nodes
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.generation import sandbox
-from hf_transformer.generation.sandbox import BUDGET, ChatEnvironment, Guards, OverBudget, check_size
+from hf_transformer.generation.sandbox import DEADLINE, ChatEnvironment, Guards, OverBudget, check_size
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.types.request import Json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of the model's thoughts in a message; templates read the first, some the second."""
+"""Names of the reasoning in a message; most templates read the first, some the second."""
 
 TEMPLATE_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError),
 )
-"""The errors of a template that gets other messages than it expects."""
+"""Errors that a template raises for messages that it does not support."""
 
 
 class CompiledTemplate:
-    """One template; threads may share it. Raises LoadError for one that is no Jinja.
+    """One compiled template; thread-safe.
 
-    Attributes: ``names``, the variables that it reads; ``wants_parts``, whether it takes a message's content in parts
-    and not as a string.
+    Attributes:
+        names: variables that the template reads.
+        wants_parts: whether the template expects a message's content as a list of parts, not as a string.
     """
 
-    def __init__(self, environment: ChatEnvironment, text: str, where: str) -> None:
+    def __init__(self, environment: ChatEnvironment, text: str, source: str) -> None:
+        """Raises LoadError for invalid Jinja; ``source`` names the template in the message."""
         try:
             tree = environment.parse(text)
             self.names = jinja2.meta.find_undeclared_variables(tree)
@@ -53,30 +55,30 @@ class CompiledTemplate:
             )
             code = environment.compile(Guards().visit(tree))
         except jinja2.TemplateSyntaxError as exc:
-            raise LoadError(f"{where}: the chat template is no valid Jinja, line {exc.lineno}: {exc.message}") from exc
+            raise LoadError(f"{source}: the chat template is no valid Jinja, line {exc.lineno}: {exc.message}") from exc
         self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
     def render(self, variables: Mapping[str, Json]) -> str:
-        """The template's output. Raises InvalidInput for messages that it does not take, and TooLarge if it takes too
-        long for them, or writes too much."""
+        """Renders the template. Raises InvalidInput for messages that it rejects, and TooLarge if it exceeds the limits
+        of time or size."""
         parts, size = [], 0
         try:
-            for part in self._template.generate({**variables, BUDGET: time.monotonic() + sandbox.MOST_SECONDS}):
+            for part in self._template.generate({**variables, DEADLINE: time.monotonic() + sandbox.MAX_SECONDS}):
                 parts.append(part)
                 size += len(part)
                 check_size(size)
         except OverBudget as exc:
-            raise TooLarge.of(f"messages: the model's chat template is given up: {exc}") from exc
+            raise TooLarge("messages", "a chat that its template renders within its limits", str(exc)) from exc
         except TEMPLATE_ERRORS as exc:
-            raise InvalidInput.of(f"messages: the model's chat template does not take them: {_why(exc)}") from exc
+            raise InvalidInput("messages", "a chat that the model's template accepts", hint=_reason(exc)) from exc
         return "".join(parts)
 
 
-def _why(error: Exception) -> str:
-    """The template's own message if it refuses; else the kind of error, since its text may quote the chat."""
+def _reason(error: Exception) -> str:
+    """The template's own message if it has one; else the type of the error, whose text may quote the chat."""
     if type(error) is jinja2.TemplateError:
         return str(error)[:300]
-    return "it needs something that they lack" if isinstance(error, jinja2.UndefinedError) else type(error).__name__
+    return "a field is missing" if isinstance(error, jinja2.UndefinedError) else f"it failed: {type(error).__name__}"
 
 
 def _reads_content(node: nodes.Node) -> bool:
@@ -89,10 +91,13 @@ def _reads_content(node: nodes.Node) -> bool:
 
 
 class ChatTemplate:
-    """A model's chat template, or all of its templates; threads may share it.
+    """A model's chat templates; thread-safe.
 
-    ``supports_tools`` says whether tools would appear in a prompt. ``special_tokens`` are the tokenizer's, by name
-    (``bos_token`` and so on).
+    Args:
+        special_tokens: the tokenizer's special tokens by name (``bos_token``, ...).
+
+    Attributes:
+        supports_tools: whether prompts contain the tools of a chat.
     """
 
     def __init__(self, templates: Mapping[str, CompiledTemplate], special_tokens: Mapping[str, str]) -> None:
@@ -106,24 +111,25 @@ class ChatTemplate:
         *,
         tools: Sequence[Json] | None = None,
         add_generation_prompt: bool = True,
-        **more: Json,
+        **variables: Json,
     ) -> str:
-        """The prompt, special tokens included: the tokenizer must not add any.
+        """Renders the prompt with its special tokens; the tokenizer must not add them again.
 
-        Rendering a long chat may take milliseconds, and belongs in a thread. Contents are strings, and no field is
-        null. ``more`` are further variables for the template. Raises InvalidInput and TooLarge as
+        Contents are strings, and no field is null. ``variables`` are additional variables of the template. Call it in a
+        thread for a long chat, which may take milliseconds. Raises InvalidInput and TooLarge as
         CompiledTemplate.render does.
         """
         template = self._choose(with_tools=tools is not None)
-        variables = {
-            "documents": None,
-            **self._special_tokens,
-            **more,
-            "messages": [_with_aliases(one, template.wants_parts) for one in messages],
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        return template.render(variables)
+        return template.render(
+            {
+                "documents": None,
+                **self._special_tokens,
+                **variables,
+                "messages": [_with_aliases(message, template.wants_parts) for message in messages],
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
 
     def _choose(self, *, with_tools: bool) -> CompiledTemplate:
         if with_tools and TOOL_USE in self._templates:
@@ -131,9 +137,9 @@ class ChatTemplate:
         return self._templates.get(DEFAULT) or next(iter(self._templates.values()))
 
 
-def _with_aliases(given: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
-    """A message with its thoughts under each name, and its content in the template's form."""
-    message = dict(given)
+def _with_aliases(message: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
+    """Copies a message, with its reasoning under each name, and its content in the template's form."""
+    message = dict(message)
     reasoning = next((message[name] for name in REASONING if name in message), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -145,59 +151,60 @@ def _with_aliases(given: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
 def load_chat_template(
     folder: Path | str, override: str | None = None, special_tokens: Mapping[str, str] | None = None
 ) -> ChatTemplate | None:
-    """The chat template of a model's folder, None if it has none. Raises LoadError for one that can't be read.
+    """Loads the chat templates of a model's folder; None if there are none. Raises LoadError for an invalid one.
 
     ``override`` is --chat_template: a file (Jinja, or JSON with a chat_template) or the template itself.
     """
-    found = _overriding(override) if override else _in_folder(Path(folder))
-    if not found:
+    templates = _read_override(override) if override else _read_folder(Path(folder))
+    if not templates:
         return None
     environment = ChatEnvironment()
-    compiled = {name: CompiledTemplate(environment, text, where) for name, (text, where) in found.items()}
+    compiled = {name: CompiledTemplate(environment, text, source) for name, (text, source) in templates.items()}
     return ChatTemplate(compiled, special_tokens or {})
 
 
-def _overriding(given: str) -> dict[str, tuple[str, str]]:
-    """By name: the template, and its origin."""
-    path = Path(given)
+def _read_override(override: str) -> dict[str, tuple[str, str]]:
+    """Reads --chat_template. Returns (template, source) by name."""
+    path = Path(override)
     try:
         is_file = path.is_file()
-    except (OSError, ValueError):  # too long for a name, or with a null in it
+    except (OSError, ValueError):  # too long for a path, or with a null character
         is_file = False
     if is_file:
         if path.suffix == ".json":
             return _named(read_json(path, required=True).get("chat_template"), str(path))
         return {DEFAULT: (_read(path), str(path))}
-    if "{{" in given or "{%" in given:
-        return {DEFAULT: (given, "--chat_template")}
-    raise LoadError(f"--chat_template: expected a file or a Jinja template, and there is no file {given!r:.200}")
+    if "{{" in override or "{%" in override:
+        return {DEFAULT: (override, "--chat_template")}
+    raise LoadError(f"--chat_template: expected a file or a Jinja template, and there is no file {override!r:.200}")
 
 
-def _in_folder(folder: Path) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+def _read_folder(folder: Path) -> dict[str, tuple[str, str]]:
+    """Reads the templates of a model's folder. Returns (template, source) by name."""
+    templates: dict[str, tuple[str, str]] = {}
     if (single := folder / "chat_template.jinja").is_file():
-        found[DEFAULT] = _read(single), str(single)
+        templates[DEFAULT] = _read(single), str(single)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read(path), str(path)
-    if DEFAULT in found:
-        return found
+        templates[path.stem] = _read(path), str(path)
+    if DEFAULT in templates:
+        return templates
     for name in ("tokenizer_config.json", "chat_template.json"):
-        own = read_json(folder / name, required=False).get("chat_template")
-        if own:
-            return _named(own, str(folder / name)) | found
-    return found
+        value = read_json(folder / name, required=False).get("chat_template")
+        if value:
+            return _named(value, str(folder / name)) | templates
+    return templates
 
 
-def _named(given: Json, where: str) -> dict[str, tuple[str, str]]:
-    """One template, or a list of {"name", "template"}, or an object with a template per name."""
-    if isinstance(given, str):
-        return {DEFAULT: (given, where)}
-    named = given
-    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        named = {one.get("name"): one.get("template") for one in given}
-    if not isinstance(named, dict) or not all(isinstance(one, str) for pair in named.items() for one in pair):
-        raise LoadError(f"{where}: chat_template: expected a template, or names with templates, got {describe(given)}")
-    return {name: (text, where) for name, text in named.items()}
+def _named(value: Json, source: str) -> dict[str, tuple[str, str]]:
+    """Reads one template, a list of {"name", "template"}, or an object with a template per name."""
+    if isinstance(value, str):
+        return {DEFAULT: (value, source)}
+    named = value
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        named = {item.get("name"): item.get("template") for item in value}
+    if not isinstance(named, dict) or not all(isinstance(item, str) for pair in named.items() for item in pair):
+        raise LoadError(f"{source}: chat_template: expected a template, or names with templates, got {describe(value)}")
+    return {name: (text, source) for name, text in named.items()}
 
 
 def _read(path: Path) -> str:

@@ -1,12 +1,12 @@
-"""Token ids to text, a token at a time, at a cost that does not grow with the text.
+"""Incremental detokenization: token ids to text, at a cost per token that does not grow with the text.
 
-The pieces, joined, are what Tokenizer.decode makes of all ids, without special tokens. Half a character is held back
-until it is whole, and so is text that a later token may still change; combining marks and joiners are characters of
+The pieces, joined, equal Tokenizer.decode of all ids, without special tokens. Part of a character is held back until
+the character is complete, and so is text that a later token may change. Combining marks and joiners are characters of
 their own.
 
-A detokenizer has the text of one continuation: ``push`` takes one more id and returns the text that is certain,
-``flush`` returns the rest at the end (half a character becomes U+FFFD, as in ``decode``). ``held`` counts the
-characters that are held back; one that is not whole yet counts as one.
+A detokenizer holds the state of one continuation. ``push`` adds an id and returns the text that is certain. ``flush``
+returns the rest at the end; an incomplete character becomes U+FFFD, as in ``decode``. ``held`` is the number of
+characters that are held back, where an incomplete character counts as one.
 """
 
 from __future__ import annotations
@@ -14,144 +14,142 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.stops import StreamReplacer
 from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
-UNKNOWN = "\ufffd"
-"""A decoder's character for bytes that are no character, or not yet."""
-CONTEXT = 8
-"""Tokens of the prompt that a text is continued from: a space before the first new token depends on there being one."""
-HALF = 4
-"""The same for byte-level tokenizers: bytes of the longest character; each token is a byte at least."""
-MOST_PENDING = 32
-"""After so many tokens without certain text, the text is given as it is: no character needs so many."""
-
-_UTF8: Final = codecs.getincrementaldecoder("utf-8")
+REPLACEMENT = "\ufffd"
+"""A decoder's output for bytes that form no complete character."""
+CONTEXT_TOKENS = 8
+"""Tokens of the prompt before a new text; they decide about a space before its first token."""
+BYTE_CONTEXT_TOKENS = 4
+"""The same for byte-level tokenizers. The longest character has 4 bytes, and each token at least one."""
+MAX_PENDING_TOKENS = 32
+"""Tokens without certain text after which the text is returned as it is; no character needs as many."""
 
 
 def _byte_alphabet() -> Mapping[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones of Latin-1 stand for themselves, the others follow at 256.
+    """GPT-2's characters for the 256 bytes: printable Latin-1 characters for themselves, and U+0100 onwards for others.
 
     Source: bytes_to_unicode in GPT-2's encoder.py.
     """
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    remaining = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(remaining)}
 
 
 class Vocabulary:
-    """The texts and bytes of a tokenizer's tokens, looked up once each. All texts of a model share it."""
+    """Cache of the texts and bytes of a tokenizer's tokens, shared by all texts of a model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._alphabet = _byte_alphabet()
-        self._plain = tokenizer.first_token_id("a")
+        self._letter = tokenizer.first_token_id("a")
         self.is_special = cache(self._is_special)
         self.byte_string = cache(self._byte_string)
         self.whole_text = cache(self._whole_text)
         self.single_byte = cache(self._single_byte)
-        self.show = cache(self._show)
+        self.text_and_bytes = cache(self._text_and_bytes)
 
     def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for the text after the ids of a prompt, or without ids for a text of its own."""
+        """Returns a detokenizer for the text after a prompt's ids; without ids, for a text of its own."""
         context: list[int] = []
         byte_level = self.tokenizer.byte_level
-        most = HALF if byte_level else CONTEXT
-        for number in reversed(prompt):
-            if not self.is_special(number):
-                if byte_level and not context and self.whole_text(number):
-                    break  # the prompt ends with a whole character: nothing is open
-                context.append(number)
-                if len(context) == most:
+        size = BYTE_CONTEXT_TOKENS if byte_level else CONTEXT_TOKENS
+        for token in reversed(prompt):
+            if not self.is_special(token):
+                if byte_level and not context and self.whole_text(token):
+                    break  # the prompt ends with a complete character
+                context.append(token)
+                if len(context) == size:
                     break
         context.reverse()
-        made = Bytes(self, context) if byte_level else Window(self, context)
-        return CleanupDetokenizer(made) if self.tokenizer.cleans_up else made
+        detokenizer = ByteLevelDetokenizer(self, context) if byte_level else WindowDetokenizer(self, context)
+        return CleanupDetokenizer(detokenizer) if self.tokenizer.cleans_up else detokenizer
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, special ones left out."""
+        """Text of the ids, without special tokens."""
         return self.tokenizer.decode_unclean(ids, True)
 
-    def _is_special(self, number: int) -> bool:
-        """Whether a token is left out of a text: special ones, and ids that the model has and the tokenizer does not.
-        Raises PredictorError for what can't be a token's id."""
-        if not 0 <= number < 2**31:
-            raise PredictorError(f"the predictor gave {number} as a token's id")
-        if self.tokenizer.id_to_token(number) is None:
+    def _is_special(self, token: int) -> bool:
+        """Whether texts omit a token: special tokens, and ids of the model that the tokenizer lacks. Raises
+        PredictorError for a number that can't be a token id."""
+        if not 0 <= token < 2**31:
+            raise PredictorError(f"the predictor answered with the token id {token}")
+        if self.tokenizer.id_to_token(token) is None:
             return True
         decode = self.tokenizer.decode_unclean
-        return not decode((number,), True) and bool(decode((number,), False))
+        return not decode((token,), True) and bool(decode((token,), False))
 
-    def _byte_string(self, number: int) -> bytes:
-        """The bytes of a byte-level token; none of a special one. As in the library's decoder, a token with other
-        characters than the alphabet's is plain text."""
-        token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
-        places = [self._alphabet.get(character) for character in token]
-        return token.encode() if None in places else bytes(place for place in places if place is not None)
+    def _byte_string(self, token: int) -> bytes:
+        """Bytes of a byte-level token, empty for a special token. As in the library's decoder, a token with characters
+        outside the byte alphabet is plain text."""
+        name = "" if self.is_special(token) else self.tokenizer.id_to_token(token) or ""
+        codes = [self._alphabet.get(character) for character in name]
+        return name.encode() if None in codes else bytes(code for code in codes if code is not None)
 
-    def _whole_text(self, number: int) -> str | None:
-        """The text of a byte-level token, None if it begins or ends within a character."""
+    def _whole_text(self, token: int) -> str | None:
+        """Text of a byte-level token, None if it begins or ends within a character."""
         try:
-            return self.byte_string(number).decode()
+            return self.byte_string(token).decode()
         except UnicodeDecodeError:
             return None
 
-    def _single_byte(self, number: int) -> int | None:
-        """The byte that a token of byte fallback (``<0xE2>``) stands for, None for any other token."""
-        token = self.tokenizer.id_to_token(number) or ""
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">") and self.decode((number,)) != token:
-            return int(token[3:5], 16)
+    def _single_byte(self, token: int) -> int | None:
+        """Byte of a byte-fallback token (``<0xE2>``), None for other tokens."""
+        name = self.tokenizer.id_to_token(token) or ""
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">") and self.decode((token,)) != name:
+            return int(name[3:5], 16)
         return None
 
-    def _show(self, number: int) -> tuple[str, bytes]:
-        """A token by itself, with the space before it, as text and as bytes, which may be part of a character."""
-        if self.is_special(number):
-            text = self.tokenizer.id_to_token(number) or ""
+    def _text_and_bytes(self, token: int) -> tuple[str, bytes]:
+        """A token by itself, with its leading space. The bytes may be part of a character."""
+        if self.is_special(token):
+            text = self.tokenizer.id_to_token(token) or ""
             return text, text.encode()
-        byte = None if self.tokenizer.byte_level else self.single_byte(number)
+        byte = None if self.tokenizer.byte_level else self.single_byte(token)
         if self.tokenizer.byte_level or byte is not None:
-            raw = self.byte_string(number) if byte is None else bytes((byte,))
+            raw = self.byte_string(token) if byte is None else bytes((byte,))
             return raw.decode(errors="replace"), raw
-        # Behind another token it has the space that it would lose as the first of a text.
-        before = () if self._plain is None else (self._plain,)
-        text = self.decode((*before, number)).removeprefix(self.decode(before)) if before else self.decode((number,))
+        # A decoder drops the leading space of a text's first token, so decode it after another token.
+        before = () if self._letter is None else (self._letter,)
+        text = self.decode((*before, token)).removeprefix(self.decode(before)) if before else self.decode((token,))
         return text, text.encode()
 
 
-class Bytes:
-    """For byte-level BPE: the tokens' bytes, joined, are the text; what is invalid becomes U+FFFD."""
+class ByteLevelDetokenizer:
+    """Detokenizer for byte-level BPE: the tokens' bytes, joined, are the text. Invalid bytes become U+FFFD."""
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
         self._byte_string = vocabulary.byte_string
         self._whole_text = vocabulary.whole_text
-        self._decoder: codecs.IncrementalDecoder | None = None  # once a token is not whole characters
+        self._decoder: codecs.IncrementalDecoder | None = None  # created for the first incomplete character
         self.held = 0
         if context:
             self._decode(b"".join(map(self._byte_string, context)))
 
-    def push(self, number: int) -> str:
-        text = None if self.held else self._whole_text(number)
-        return self._decode(self._byte_string(number)) if text is None else text
+    def push(self, token: int) -> str:
+        text = None if self.held else self._whole_text(token)
+        return self._decode(self._byte_string(token)) if text is None else text
 
     def flush(self) -> str:
         return "" if self._decoder is None else self._decoder.decode(b"", True)
 
     def _decode(self, data: bytes) -> str:
         if self._decoder is None:
-            self._decoder = _UTF8("replace")
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._decoder.decode(data)
-        self.held = int(bool(self._decoder.getstate()[0]))  # whether the text ends within a character
+        self.held = int(bool(self._decoder.getstate()[0]))  # 1 if the text ends within a character
         return text
 
 
-class Window:
-    """For all other tokenizers: the last few tokens are decoded with and without the new ones.
+class WindowDetokenizer:
+    """Detokenizer for all other tokenizers: decodes the last few tokens with and without the new ones.
 
-    Tokens of byte fallback are joined here as soon as they are a character. (The library drops a whole row of them if
-    any part is not valid; here the characters that were given stay.)
+    Joins byte-fallback tokens as soon as they form a character. The library drops a whole run of them if any part is
+    invalid; here the characters that were returned stay.
     """
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
@@ -161,39 +159,39 @@ class Window:
         self._bytes: list[int] = []
         self._byte_ids: list[int] = []
 
-    def push(self, number: int) -> str:
+    def push(self, token: int) -> str:
         vocabulary = self._vocabulary
-        if vocabulary.is_special(number):
+        if vocabulary.is_special(token):
             return ""
-        byte = vocabulary.single_byte(number)
+        byte = vocabulary.single_byte(token)
         if byte is not None:
-            text = self._give() if self._new else ""
+            text = self._decode_new() if self._new else ""
             self._bytes.append(byte)
-            self._byte_ids.append(number)
-            return text + self._characters()
-        text = self._broken() if self._bytes else ""
-        self._new.append(number)
-        return text + self._give(unless_open=len(self._new) < MOST_PENDING)
+            self._byte_ids.append(token)
+            return text + self._complete_characters()
+        text = self._replace_bytes() if self._bytes else ""
+        self._new.append(token)
+        return text + self._decode_new(only_certain=len(self._new) < MAX_PENDING_TOKENS)
 
     def flush(self) -> str:
-        return (self._broken() if self._bytes else "") + (self._give() if self._new else "")
+        return (self._replace_bytes() if self._bytes else "") + (self._decode_new() if self._new else "")
 
     @property
     def held(self) -> int:
         return int(bool(self._bytes))
 
-    def _give(self, unless_open: bool = False) -> str:
-        """The text that the new tokens add. With ``unless_open`` there is none until it is certain."""
+    def _decode_new(self, only_certain: bool = False) -> str:
+        """Text that the new tokens add. With ``only_certain`` it is empty while a later token may change it."""
         decode = self._vocabulary.decode
         before, after = decode(self._context), decode(self._context + self._new)
-        certain = len(after) > len(before) and after.startswith(before) and not after.endswith(UNKNOWN)
-        if unless_open and not certain:
+        certain = len(after) > len(before) and after.startswith(before) and not after.endswith(REPLACEMENT)
+        if only_certain and not certain:
             return ""
         self._context, self._new = self._new, []
         return after[len(before) :]
 
-    def _characters(self) -> str:
-        """The whole characters among the bytes."""
+    def _complete_characters(self) -> str:
+        """Takes the complete characters from the bytes."""
         text = ""
         while self._bytes:
             try:
@@ -201,48 +199,48 @@ class Window:
             except UnicodeDecodeError as error:
                 if error.reason == "unexpected end of data":
                     break
-                text += UNKNOWN
-                self._leave(1)
+                text += REPLACEMENT
+                self._drop_bytes(1)
                 continue
             # The first character of a text may be a space that the decoder drops.
             text += character if self._context else self._vocabulary.decode(self._byte_ids)
-            self._leave(len(self._bytes))
+            self._drop_bytes(len(self._bytes))
         return text
 
-    def _broken(self) -> str:
-        """Bytes that no others follow: one U+FFFD each, as in the library."""
+    def _replace_bytes(self) -> str:
+        """Replaces the bytes of an incomplete character by one U+FFFD each, as the library does."""
         count = len(self._bytes)
-        self._leave(count)
-        return UNKNOWN * count
+        self._drop_bytes(count)
+        return REPLACEMENT * count
 
-    def _leave(self, count: int) -> None:
+    def _drop_bytes(self, count: int) -> None:
         self._context = self._byte_ids[:count]
         del self._byte_ids[:count], self._bytes[:count]
 
 
 class CleanupDetokenizer:
-    """Another one's text without the spaces that clean_up_tokenization_spaces removes."""
+    """Removes spaces from another detokenizer's text, as clean_up_tokenization_spaces does."""
 
-    def __init__(self, inner: Bytes | Window) -> None:
+    def __init__(self, inner: ByteLevelDetokenizer | WindowDetokenizer) -> None:
         self._inner = inner
-        self._passes = [StreamReplacer(old, new) for old, new in CLEAN_UP]
+        self._replacers = [StreamReplacer(old, new) for old, new in CLEAN_UP]
 
-    def push(self, number: int) -> str:
-        text = self._inner.push(number)
+    def push(self, token: int) -> str:
+        text = self._inner.push(token)
         if text:
-            for one in self._passes:
-                text = one.push(text)
+            for replacer in self._replacers:
+                text = replacer.push(text)
         return text
 
     def flush(self) -> str:
         text = self._inner.flush()
-        for one in self._passes:
-            text = one.push(text) + one.held
+        for replacer in self._replacers:
+            text = replacer.push(text) + replacer.held
         return text
 
     @property
     def held(self) -> int:
-        return self._inner.held + sum([len(one.held) for one in self._passes])
+        return self._inner.held + sum([len(replacer.held) for replacer in self._replacers])
 
 
-Detokenizer: TypeAlias = Bytes | Window | CleanupDetokenizer
+Detokenizer: TypeAlias = ByteLevelDetokenizer | WindowDetokenizer | CleanupDetokenizer

@@ -1,7 +1,7 @@
-"""What token and text models share: a request's sampling fills their inputs, which are named as in Triton's backends,
-and one call gives a whole text.
+"""Shared base of token and text models, which choose the tokens themselves.
 
-A model is refused at the start if an input can't hold its values: whole numbers need 32 bits at least.
+A request's sampling fills the model's inputs, which have the names of Triton's backends. A model is refused at the
+start if an input can't hold its values: whole numbers need at least 32 bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
 from hf_transformer.predictor.base import ModelCall, Predictor
@@ -28,10 +29,10 @@ DATATYPES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "flag": ("BOOL", *WHOLE),
     "text": ("BYTES",),
 }
-"""The datatypes that hold a kind of value, the usual one first."""
+"""Datatypes that hold each kind of value, the usual one first."""
 
 LLM_API: Final = "sampling_param_"
-"""How the inputs of TensorRT-LLM's LLM API model begin that its SamplingParams has under the rest of the name."""
+"""Prefix of the inputs of TensorRT-LLM's LLM API model; the rest is a name in its SamplingParams."""
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_tokens": ("request_output_len", "max_tokens"),
     "min_tokens": ("min_length", "min_tokens"),
@@ -46,22 +47,23 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "logprobs": ("return_log_probs",),
 }
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {field: (*names, f"{LLM_API}{field}") for field, names in _NAMES.items()}
-"""The inputs for a field of Sampling, of which the first that the model has is filled, and the kind of its values."""
+"""Names of the input for each field of Sampling; the first one that the model has is filled."""
 KINDS: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(FIELDS, "float"),
     **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "seed"), "whole"),
     "logprobs": "flag",
 }
+"""Kind of value of each field of Sampling."""
 END: Final = "end_id"
 NO_END: Final = -1
-"""The value of end_id if no token ends the text."""
+"""Value of end_id if no token ends the text."""
 NO_WORDS: Final = (0, -1)
-"""tensorrtllm_backend's form of lists of words, [2, S]: the ids, and the end of each word, or -1. This one is empty."""
-LARGEST: Final = 2**31 - 1
-"""Whole numbers up to here fit every input."""
+"""Empty word list in tensorrtllm_backend's format [2, S]: token ids, and the end offset of each word or -1."""
+MAX_INT32: Final = 2**31 - 1
+"""Largest whole number that fits every input."""
 
 EXCLUDING: Final = ("exclude_input_in_output", f"{LLM_API}exclude_input_from_output")
-"""Inputs that leave the prompt out of the text."""
+"""Inputs that exclude the prompt from the returned text."""
 CONSTANT: Final[Mapping[str, Any]] = {
     "streaming": False,
     "stream": False,
@@ -73,47 +75,46 @@ CONSTANT: Final[Mapping[str, Any]] = {
     "stop_words": "",
     "bad_words": "",
 }
-"""Inputs with one value for all requests: one text, and no words."""
+"""Inputs with the same value in all requests: one text, and no words."""
 STREAMING: Final = ("streaming", "stream")
-"""Those of them that are true for a decoupled model."""
-EVEN_IF_OPTIONAL: Final = (*STREAMING, *EXCLUDING)
-"""Those that are sent even to a model that does not require them."""
+"""Constant inputs that are true for a decoupled model."""
+SENT_IF_OPTIONAL: Final = (*STREAMING, *EXCLUDING)
+"""Constant inputs that are sent even if they are optional."""
 
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
 
 
 class ModelInput:
-    """One input of a model; ``batched`` says that Triton puts a batch axis in front of its shape."""
+    """One input of a model. ``batched`` says that Triton prepends a batch axis to its shape."""
 
     def __init__(self, spec: TensorSpec, batched: bool) -> None:
         self.name = spec.name
         self.optional = spec.optional
         self.datatype = spec.datatype
         self.dims = (1, *spec.shape) if batched else spec.shape
-        self._fixed = math.prod(size for size in self.dims if size >= 0)
-        self._free = [axis for axis, size in enumerate(self.dims) if size < 0]
+        self._fixed_size = math.prod(size for size in self.dims if size >= 0)
+        self._free_axes = [axis for axis, size in enumerate(self.dims) if size < 0]
         self._dtype: np.dtype[Any] = np.dtype(np.object_ if spec.datatype == "BYTES" else np.float32)  # also of BF16
         self._dtype = NUMPY_DTYPES.get(spec.datatype, self._dtype)
 
     def fits(self, count: int) -> bool:
-        """Whether it may have ``count`` elements."""
-        rest, over = divmod(count, self._fixed) if self._fixed else (0, count)
-        return not over and (bool(self._free) or rest == 1)
+        """Whether the shape allows ``count`` elements."""
+        size, remainder = divmod(count, self._fixed_size) if self._fixed_size else (0, count)
+        return not remainder and (bool(self._free_axes) or size == 1)
 
     def tensor(self, values: Any) -> Tensor:
-        """A tensor of one value or a flat list, along the innermost free axis; other free axes are 1."""
+        """Builds a tensor of one value or a flat list, along the innermost free axis; other free axes have size 1."""
         flat = values if isinstance(values, (list, tuple)) else (values,)
-        rest = len(flat) // self._fixed
         sizes = [1 if size < 0 else size for size in self.dims]
-        if self._free:
-            sizes[self._free[-1]] = rest
+        if self._free_axes:
+            sizes[self._free_axes[-1]] = len(flat) // self._fixed_size
         return Tensor(self.name, self.datatype, np.array(flat, self._dtype).reshape(sizes))
 
     def problems(self, kind: Kind, count: int = 1) -> list[str]:
-        """A sentence on why it can't hold ``count`` values of a kind; else nothing."""
+        """Describes why the input can't hold ``count`` values of a kind; empty if it can."""
         if not self.fits(count):
-            many = f"one {'text' if kind == 'text' else 'value'} goes" if count == 1 else f"{count} values go"
-            return [f"Its input {self.name!r} has the dims {list(self.dims)}; {many} there."]
+            needed = f"{count} values" if count > 1 else "one text" if kind == "text" else "one value"
+            return [f"Its input {self.name!r} has the dims {list(self.dims)}; expected room for {needed}."]
         if self.datatype in DATATYPES[kind]:
             return []
         usual = "TYPE_STRING" if kind == "text" else DATATYPES[kind][0]
@@ -121,91 +122,96 @@ class ModelInput:
 
 
 class TensorGenerator(Generator):
-    """A model that chooses the tokens itself, and gives a whole text in one call.
+    """Generator of a model that chooses the tokens itself and returns a whole text in one call.
 
-    The subclass fills the inputs ``own``. ``end`` is the value of end_id without ignore_eos; None leaves it to the
-    model.
+    The subclass fills the inputs ``reserved``. ``end`` is the value of end_id without ignore_eos; None leaves end_id
+    to the model.
     """
 
-    def __init__(self, spec: ModelSpec, predictor: Predictor, own: Collection[str], *, end: int | None) -> None:
+    def __init__(self, spec: ModelSpec, predictor: Predictor, reserved: Collection[str], *, end: int | None) -> None:
         self._spec = spec
         self._predictor = predictor
         self._decoupled = spec.decoupled
-        self._inputs = inputs = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
-        named = {field: next((name for name in names if name in inputs), "") for field, names in FIELDS.items()}
-        self._fields = {field: inputs[name] for field, name in named.items() if name and name not in own}
+        self._inputs = inputs = {tensor.name: ModelInput(tensor, bool(spec.max_batch_size)) for tensor in spec.inputs}
+        names = {field: next((name for name in names if name in inputs), "") for field, names in FIELDS.items()}
+        self._fields = {field: inputs[name] for field, name in names.items() if name and name not in reserved}
         self._end = inputs.get(END)
         self._end_id = end
         self._constant: list[Tensor] = []
-        self._problems_of_inputs: list[str] = []
-        filled = {*own, END, *(one.name for one in self._fields.values())}
-        for name, one in inputs.items():
-            if name in CONSTANT and name not in own:
-                if one.optional and name not in EVEN_IF_OPTIONAL:
+        self._input_problems: list[str] = []
+        filled = {*reserved, END, *(tensor.name for tensor in self._fields.values())}
+        for name, tensor in inputs.items():
+            if name in CONSTANT and name not in reserved:
+                if tensor.optional and name not in SENT_IF_OPTIONAL:
                     continue
                 value = spec.decoupled if name in STREAMING else CONSTANT[name]
                 kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
-                problems = one.problems("signed", 2) if value is NO_WORDS else one.problems(kind)
-                self._problems_of_inputs += problems
+                problems = tensor.problems("signed", 2) if value is NO_WORDS else tensor.problems(kind)
+                self._input_problems += problems
                 if not problems:
-                    self._constant.append(one.tensor(value))
-            elif name not in filled and not one.optional:
-                self._problems_of_inputs.append(
-                    f"It requires the input {name!r}, which nothing here fills: mark it optional."
+                    self._constant.append(tensor.tensor(value))
+            elif name not in filled and not tensor.optional:
+                self._input_problems.append(
+                    f"It requires the input {name!r}, which this service can't fill: mark it optional."
                 )
-        for field, one in self._fields.items():
-            self._problems_of_inputs += one.problems(KINDS[field])
+        for field, tensor in self._fields.items():
+            self._input_problems += tensor.problems(KINDS[field])
         self.supported_fields = frozenset(self._fields)
         if self.supported_fields & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
             self.supported_fields |= {"greedy"}
         if self._end is not None:
-            may_be_none = end == NO_END or (end is None and not self._end.optional)
-            self._problems_of_inputs += self._end.problems("signed" if may_be_none else "whole")
+            may_be_negative = end == NO_END or (end is None and not self._end.optional)
+            self._input_problems += self._end.problems("signed" if may_be_negative else "whole")
             if self._end.datatype in DATATYPES["signed"]:
                 self.supported_fields |= {"ignore_eos"}
 
-    def _shared_problems(self, outputs: Collection[str]) -> list[str]:
-        """A sentence for each input that does not fit, and each tensor that can't be streamed as JSON (REST)."""
-        problems, spec = [*self._problems_of_inputs], self._spec
+    def _require_fit(self, problems: list[str], outputs: Collection[str] = ()) -> None:
+        """Raises ContractError with the subclass's ``problems``, those of the inputs, and the tensors that can't be
+        streamed as JSON (REST). ``outputs`` are the subclass's numeric outputs."""
+        problems, spec = [*problems, *self._input_problems], self._spec
         used = {END, *outputs, *(one.name for one in self._fields.values()), *(one.name for one in self._constant)}
         if spec.decoupled and self._predictor.streams_json:
             problems += [
-                f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
+                f"Its tensor {tensor.name!r} is {tensor.datatype}, which can't be streamed over REST: use "
                 "--predictor_protocol=grpc-v2."
-                for one in (*spec.inputs, *spec.outputs)
-                if one.name in used and one.datatype in ("FP16", "BF16")
+                for tensor in (*spec.inputs, *spec.outputs)
+                if tensor.name in used and tensor.datatype in ("FP16", "BF16")
             ]
-        return problems
+        if problems:
+            raise ContractError(spec.name, problems)
 
-    @property
-    def _tensors_it_has(self) -> str:
-        """Its inputs and outputs, for messages."""
+    def _interface_problem(self, expected: str, flags: str = "") -> str:
+        """Describes the tensors ``expected`` of this interface, and those that the model has. ``flags`` can rename
+        them."""
         inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
-        return f"{inputs or 'none'} and {outputs or 'none'}"
+        return (
+            f"A {self.interface} model has {expected}; this one has {inputs or 'none'} and {outputs or 'none'}. "
+            f"Rename them in config.pbtxt, {flags}or set --generation_interface."
+        )
 
-    def _sampled(self, sampling: Sampling) -> list[Tensor]:
-        """The tensors for one request, without the subclass's own.
+    def _sampling_tensors(self, sampling: Sampling) -> list[Tensor]:
+        """Tensors of one request, without the reserved ones.
 
-        Models differ in their defaults of temperature, top_k, top_p and the seed (tensorrtllm_backend is greedy
-        without them, and has one seed for all), so these are always sent; others unless neutral and optional.
+        Always sends temperature, top_k, top_p and the seed, because models have different defaults: tensorrtllm_backend
+        is greedy without them and uses one seed for all. Sends other fields unless they are neutral and optional.
         """
         tensors = [*self._constant]
         greedy: dict[str, float] = {}
-        if sampling.greedy:  # by top_k if there is one, since not all models take a top_p of 0
+        if sampling.greedy:  # by top_k if the model has it, since some models reject a top_p of 0
             greedy = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
             greedy |= {"temperature": 1.0, "min_p": 0.0, "seed": 0}
-        for field, one in self._fields.items():
+        for field, tensor in self._fields.items():
             value = greedy[field] if field in greedy else getattr(sampling, field)
             if field == "seed":
-                seed = random.getrandbits(63) if value is None else int(value)  # each request has a new one
-                tensors.append(one.tensor(seed & (2**63 - 1 if one.datatype.endswith("64") else LARGEST)))
-            elif field == "top_k":  # any large number means all
-                tensors.append(one.tensor(min(value, LARGEST)))
+                seed = random.getrandbits(63) if value is None else int(value)  # without a seed, a new one per request
+                tensors.append(tensor.tensor(seed & (2**63 - 1 if tensor.datatype.endswith("64") else MAX_INT32)))
+            elif field == "top_k":  # any large number means the whole vocabulary
+                tensors.append(tensor.tensor(min(value, MAX_INT32)))
             elif field == "logprobs":
-                if value is not None or not one.optional:
-                    tensors.append(one.tensor(value is not None))
-            elif field in _ALWAYS_SENT or value != getattr(NEUTRAL, field) or not one.optional:
-                tensors.append(one.tensor(value))
+                if value is not None or not tensor.optional:
+                    tensors.append(tensor.tensor(value is not None))
+            elif field in _ALWAYS_SENT or value != getattr(NEUTRAL, field) or not tensor.optional:
+                tensors.append(tensor.tensor(value))
         if self._end is not None:
             end = NO_END if sampling.ignore_eos else self._end_id
             if end is not None or not self._end.optional:
@@ -215,24 +221,22 @@ class TensorGenerator(Generator):
     def _responses(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        """The model's responses, a single one if it is not decoupled. Close it."""
+        """Calls the model; one response if it is not decoupled. The caller closes the generator."""
         if self._decoupled:
             return self._predictor.stream(ModelCall(inputs, outputs, context.headers))
-        return self._single(inputs, outputs, context)
+        return self._unary_response(ModelCall(inputs, outputs, context.headers, cancellable=True))
 
-    async def _single(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        reply = await self._predictor.infer(ModelCall(inputs, outputs, context.headers, cancellable=True))
+    async def _unary_response(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        reply = await self._predictor.infer(call)
         try:
             yield reply.tensors
         finally:
             reply.release()
 
 
-def numbers(tensor: Tensor, kinds: str = "iu", expected: str = "whole numbers") -> Array:
-    """The data of one of the predictor's tensors. Raises PredictorError if it is of none of numpy's ``kinds``; an empty
-    list in JSON has no kind."""
+def numeric_data(tensor: Tensor, kinds: str = "iu", expected: str = "whole numbers") -> Array:
+    """Data of a predictor's tensor. Raises PredictorError unless numpy's kind of dtype is one of ``kinds``; an empty
+    tensor passes, since an empty list in JSON has no kind."""
     data = tensor.data
     if data.size and data.dtype.kind not in kinds:
         raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected {expected}")

@@ -1,9 +1,10 @@
-"""Models that give logits: the decode loop, where the service chooses the tokens, and its steps as batches.
+"""Logits models: the decode loop, in which the service chooses the tokens, and the batches of its steps.
 
-Continuous batching: each sequence submits its next step to the scheduler as soon as its last one is decoded, so the
+Continuous batching: each sequence submits its next step to the scheduler as soon as its last step is decoded, so the
 steps of all sequences share batches. A sequence joins and leaves between two steps.
 
-A text does not depend on the others in its batches, except for a logit's last bits, which change with the batch size.
+A text does not depend on the other texts in its batches, except for a logit's last bits, which change with the batch
+size.
 """
 
 from __future__ import annotations
@@ -38,36 +39,31 @@ from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor
 
 MAX_PADDING = 0.5
-"""The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so the call itself costs
-most, and two sequences of any length may always share one."""
+"""Largest share of padding in a batch. It is larger than elsewhere, because a step has few tokens and the call itself
+costs most: two sequences of any length may share a batch."""
 LOGITS = "logits"
-"""The role of the output that a token is chosen by; the others go by the name of the output."""
+"""Role of the logits among a step's rows; caches go by the name of the output."""
 
 
 class LogitsSequence:
-    """One sequence while it is generated. Its cache and its chooser are made by ``begin``.
+    """State of one sequence. ``begin`` allocates its cache and its sampler.
 
-    It begins with the decoder's tokens ``start``, and generates ``max_new`` at most. ``source`` is the prompt of an
-    encoder-decoder, else empty.
+    Args:
+        start: first tokens of the decoder.
+        source: prompt of an encoder-decoder, else empty.
+        max_new: limit of new tokens.
 
-    Attributes: ``prompt``, its ids: sequences of one request share the object; ``source`` [S] int64; ``cache``, None if
-    the model has none.
+    Attributes:
+        prompt: the prompt's ids, an object that all sequences of a prompt share.
+        source: int64 [S].
+        cache: None if the model has no cache.
     """
 
     __slots__ = (
-        "_chooser",
-        "_ends",
-        "_form",
-        "_ids",
-        "_length",
-        "_sampling",
-        "_start",
-        "_waited",
-        "cache",
-        "prompt",
-        "source",
+        *("_cache_tensors", "_end_ids", "_ids", "_length", "_sampler", "_sampling", "_start", "_suppressed"),
+        *("cache", "prompt", "source"),
     )
-    _chooser: TokenSampler
+    _sampler: TokenSampler
 
     def __init__(
         self,
@@ -83,61 +79,62 @@ class LogitsSequence:
         self.source = np.array(source, np.int64)
         self.cache: Cache | None = None
         self._sampling = sampling
-        self._waited = eos_ids.union(sampling.stop_token_ids)
-        """Tokens that wait for min_tokens."""
-        self._ends = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else self._waited
-        self._form = caches
+        self._suppressed = eos_ids.union(sampling.stop_token_ids)
+        """Tokens to suppress until min_tokens."""
+        self._end_ids = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else self._suppressed
+        self._cache_tensors = caches
         self._start = self._length = len(start)
-        # Memory for all of it: a list would have to become an array with each step.
+        # Allocated in full: a list would be converted to an array in each step.
         self._ids = np.empty(len(start) + max(max_new, 0), np.int64)
         self._ids[: len(start)] = start
 
     def begin(self) -> None:
-        """Before the first step: makes the cache, and the chooser of the tokens."""
-        self._chooser = TokenSampler(self._sampling, self.tokens.tolist(), self._waited)
-        self.cache = Cache(self._form, self._cached, len(self.source)) if self._form else None
+        """Allocates the cache and the sampler, before the first step."""
+        self._sampler = TokenSampler(self._sampling, self.tokens.tolist(), self._suppressed)
+        tensors = self._cache_tensors
+        self.cache = Cache(tensors, self._cache_length, len(self.source)) if tensors else None
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of its cache at the end; 0 if no token is to be generated."""
-        return 0 if self.is_full else cache_bytes(self._form, self._cached, len(self.source))
+        """Bytes of the cache at the end of the text; 0 if there is no token to generate."""
+        return 0 if self.is_full else cache_bytes(self._cache_tensors, self._cache_length, len(self.source))
 
     @property
-    def _cached(self) -> int:
-        """Tokens of the cache at the end: the last generated one is never sent."""
+    def _cache_length(self) -> int:
+        """Tokens of the cache at the end of the text; the last token is never sent."""
         return max(len(self._ids) - 1, self._start)
 
     @property
     def is_full(self) -> bool:
-        """Whether no further token may be generated."""
+        """Whether the sequence has reached its limit of tokens."""
         return self._length == len(self._ids)
 
     @property
     def tokens(self) -> Array:
-        """The decoder's tokens [T] int64: of a decoder alone the prompt and the generated ones."""
+        """The decoder's tokens, int64 [T]; for a decoder alone the prompt and the new tokens."""
         return self._ids[: self._length]
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing is generated yet."""
+        """Whether no token is generated yet."""
         return self._length == self._start
 
     @property
-    def has_begun(self) -> bool:
-        """Whether there is a cache to go on from."""
+    def has_past(self) -> bool:
+        """Whether the cache has tokens of earlier steps."""
         return self.cache is not None and self.cache.length > 0
 
     def decode(self, rows: Mapping[str, Array]) -> tuple[int, TokenScore | None]:
-        """Takes the next token and the cache's new part from a step's outputs, perhaps in a thread. Raises
+        """Chooses the next token from a step's outputs, and extends the cache. May run in a thread. Raises
         PredictorError."""
-        chosen = self._chooser.choose(rows[LOGITS])
+        chosen = self._sampler.choose(rows[LOGITS])
         if self.cache is not None:
-            self.cache.add(rows, 1 if self.cache.length else self._length)
+            self.cache.append(rows, 1 if self.cache.length else self._length)
         return chosen
 
     def add(self, token: int, score: TokenScore | None) -> Step:
-        """Adds a chosen token; the step has ``finish`` if the sequence ends with it."""
-        if token in self._ends:
+        """Adds a chosen token. The step has ``finish`` if the token ends the text."""
+        if token in self._end_ids:
             return Step(finish="stop")
         self._ids[self._length] = token
         self._length += 1
@@ -146,41 +143,41 @@ class LogitsSequence:
 
 
 class StepShape(NamedTuple):
-    """The sizes of a batch: its ``rows``, the decoder's tokens that are ``read``, those of the longest cache (``held``)
-    and of the longest ``source``. If its sequences have begun, each sends its last token alone."""
+    """Sizes of a batch: rows, new tokens of the decoder, tokens of the longest cache, and tokens of the longest source.
+    With ``has_past`` each sequence has one new token."""
 
     rows: int
-    read: int
-    held: int
+    new: int
+    past: int
     source: int
-    has_begun: bool
+    has_past: bool
 
-    def returned(self, cache: CacheTensor) -> int:
-        """The number of tokens of a cache that comes back."""
-        return self.source if cache.source else self.held + self.read
+    def present(self, cache: CacheTensor) -> int:
+        """Number of tokens of a returned cache."""
+        return self.source if cache.source else self.past + self.new
 
 
 def unique_rows(items: Sequence[LogitsSequence]) -> tuple[list[LogitsSequence], list[int]]:
-    """One sequence per row that is sent, and the row of each item: new sequences of one prompt share a row, so that the
-    model reads the prompt once."""
+    """Returns one sequence per row of the batch, and the row of each item. New sequences of one prompt share a row, so
+    that the model processes the prompt once."""
     rows: dict[int, int] = {}
-    sent: list[LogitsSequence] = []
-    numbers = []
+    unique: list[LogitsSequence] = []
+    row_of_item = []
     for item in items:
         key = id(item.prompt) if item.is_new else id(item)
         if key not in rows:
-            rows[key] = len(sent)
-            sent.append(item)
-        numbers.append(rows[key])
-    return sent, numbers
+            rows[key] = len(unique)
+            unique.append(item)
+        row_of_item.append(rows[key])
+    return unique, row_of_item
 
 
 class StepBatchBuilder(BatchBuilder[LogitsSequence]):
-    """One step each of several sequences. Those that begin and those that go on from a cache do not share a batch.
+    """Builds batches of one step of several sequences. Sequences with and without a cache do not share a batch.
 
-    ``widths`` are those of whole texts and an encoder-decoder's prompts, if their length is free; None for the longest
-    of a batch. Caches are never rounded up: with OpenVINO that gained nothing, while whole texts in multiples of 16
-    took a third less time.
+    ``widths`` are the padded lengths of whole texts and encoder-decoder prompts, if the model's length is free; None
+    pads to the longest of a batch. Caches are never rounded up: with OpenVINO it gained nothing, while whole texts in
+    multiples of 16 took a third less time.
     """
 
     def __init__(
@@ -192,70 +189,70 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         self._fixed = signature.target_length if signature.encoder_decoder else signature.length
         self._widths = widths if self._fixed is None else None
         self._source_widths = widths if signature.length is None else None
-        self._growing = [one for one in signature.caches if not one.source]
-        self._token_bytes = sum(one.token_bytes for one in self._growing)
+        self._growing = [cache for cache in signature.caches if not cache.source]
+        self._token_bytes = sum(cache.token_bytes for cache in self._growing)
 
     def bucket(self, item: LogitsSequence) -> tuple[str, int]:
-        group = "next" if item.has_begun else "first" if self._signature.caches else ""
+        group = "next" if item.has_past else "first" if self._signature.caches else ""
         if self._signature.encoder_decoder:
             group = f"{group} {self._source_width(item)}"
-        if item.cache is not None and item.has_begun:
+        if item.cache is not None and item.has_past:
             return group, item.cache.length
         return group, _rounded(self._widths, len(item.tokens))
 
     def _source_width(self, item: LogitsSequence) -> int:
-        """The width of an encoder-decoder's source: the next power of two, so that sources of about one length share a
-        batch; without a mask only those of the same length do."""
+        """Width of an encoder-decoder's source: the next power of two, so that sources of similar length share a batch.
+        Without a mask only sources of the same length do."""
         size = _rounded(self._source_widths, len(item.source))
         return size if size < 2 or not self._signature.takes("attention_mask") else 1 << (size - 1).bit_length()
 
     def limits(self, item: LogitsSequence) -> BatchLimits:
         signature, settings = self._signature, self._settings
-        has_begun, source = item.has_begun, self._source_width(item)
-        position = (signature.vocabulary or signature.least_vocabulary) * _itemsize(signature.datatype)
-        once = 0 if has_begun else sum(one.token_bytes for one in signature.caches if one.source) * source
-        # A source is as long in every step; its part of the tokens limits the rows.
+        has_past, source = item.has_past, self._source_width(item)
+        position_bytes = (signature.vocabulary or signature.min_vocabulary) * _itemsize(signature.datatype)
+        source_bytes = 0 if has_past else sum(cache.token_bytes for cache in signature.caches if cache.source) * source
+        # A source has the same length in every step, so its share of the tokens limits the rows.
         rows = min(signature.max_rows, settings.max_batch_tokens // source) if source else signature.max_rows
 
         def row_bytes(width: int) -> int:
-            logits = position * (1 if has_begun or not signature.all_positions else width)
-            return logits + self._token_bytes * (width + has_begun) + once
+            logits = position_bytes * (1 if has_past or not signature.all_positions else width)
+            return logits + self._token_bytes * (width + has_past) + source_bytes
 
         return BatchLimits(
             max_rows=max(rows, 1),
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
             output_bytes=row_bytes,
-            padding=signature.pads_cache if has_begun else signature.pads or self._fixed is not None,
+            padding=signature.pads_cache if has_past else signature.pads or self._fixed is not None,
             fixed_length=self._fixed,
             max_padding=MAX_PADDING,
         )
 
     def pack(self, items: Sequence[LogitsSequence]) -> Packed:
         signature = self._signature
-        sent, _ = unique_rows(items)
-        shape = self._shape(sent)
-        # Surplus rows of an exact batch repeat its last sequence: always a valid input.
-        rows = [*sent, *[sent[-1]] * (shape.rows - len(sent))]
+        unique, _ = unique_rows(items)
+        shape = self._shape(unique)
+        # Surplus rows of an exact batch repeat its last sequence, which is always a valid input.
+        rows = [*unique, *[unique[-1]] * (shape.rows - len(unique))]
         columns = self._columns(rows, shape)
         inputs = []
-        for one in signature.inputs:
-            data = columns[one.role].astype(one.dtype)
-            per_row = signature.batch_axis and (one.role != CACHE_BRANCH or signature.triton_batch)
-            inputs.append(Tensor(one.name, one.datatype, data if per_row else data[0]))
+        for tensor in signature.inputs:
+            data = columns[tensor.role].astype(tensor.dtype)
+            per_row = signature.batch_axis and (tensor.role != CACHE_BRANCH or signature.triton_batch)
+            inputs.append(Tensor(tensor.name, tensor.datatype, data if per_row else data[0]))
         caches = [item.cache for item in rows if item.cache is not None]
         for cache in signature.caches:
-            width = 0 if not shape.has_begun else shape.source if cache.source else shape.held
+            width = 0 if not shape.has_past else shape.source if cache.source else shape.past
             data = past_input(cache, caches, width)
             inputs.append(Tensor(cache.past, cache.datatype, data if signature.batch_axis else data[0]))
-        wanted = self._wanted(shape)
-        sizes = {one.present: shape.rows * one.token_bytes * shape.returned(one) for one in wanted}
+        returned = self._returned_caches(shape)
+        sizes = {cache.present: shape.rows * cache.token_bytes * shape.present(cache) for cache in returned}
         if signature.vocabulary is not None:
             values = shape.rows * self._positions(shape) * signature.vocabulary
             sizes[signature.logits] = values * _itemsize(signature.datatype)
-        real = len(sent) if shape.has_begun else sum(len(item.tokens) for item in sent)
-        outputs = [signature.logits, *(one.present for one in wanted)]
-        return Packed(inputs, outputs, sizes, real, shape.rows * shape.read - real)
+        tokens = len(unique) if shape.has_past else sum(len(item.tokens) for item in unique)
+        outputs = [signature.logits, *(cache.present for cache in returned)]
+        return Packed(inputs, outputs, sizes, tokens, shape.rows * shape.new - tokens)
 
     def pack_cost(self, items: Sequence[LogitsSequence]) -> int:
         tokens = sum(item.cache.length for item in items if item.cache is not None)
@@ -265,26 +262,27 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         self, items: Sequence[LogitsSequence], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> Iterator[Mapping[str, Array]]:
         signature = self._signature
-        sent, numbers = unique_rows(items)
-        shape = self._shape(sent)
+        unique, row_of_item = unique_rows(items)
+        shape = self._shape(unique)
         logits = self._verified_logits(outputs[signature.logits], shape)
-        present = [(one, self._verified_cache(outputs[one.present], one, shape)) for one in self._wanted(shape)]
-        # Before the first item is decoded, which changes its cache.
-        lengths = [(number, len(item.tokens), len(item.source)) for number, item in zip(numbers, items, strict=True)]
+        caches = self._returned_caches(shape)
+        present = [(cache, self._verified_cache(outputs[cache.present], cache, shape)) for cache in caches]
+        # Read before the first item is decoded, which changes its length.
+        lengths = [(row, len(item.tokens), len(item.source)) for row, item in zip(row_of_item, items, strict=True)]
         for row, length, source in lengths:
-            last = length - 1 if self._positions(shape) > 1 and not shape.has_begun else -1
-            mine = {LOGITS: logits[row, last]}
-            for one, data in present:
-                if one.source:
-                    place = one.part(0, source)
-                elif shape.has_begun:
-                    place = one.part(shape.held, shape.held + 1)
-                elif signature.left:
-                    place = one.part(shape.read - length, shape.read)
+            last = length - 1 if self._positions(shape) > 1 and not shape.has_past else -1
+            values = {LOGITS: logits[row, last]}
+            for cache, data in present:
+                if cache.source:
+                    index = cache.index(0, source)
+                elif shape.has_past:
+                    index = cache.index(shape.past, shape.past + 1)
+                elif signature.pads_left:
+                    index = cache.index(shape.new - length, shape.new)
                 else:
-                    place = one.part(0, length)
-                mine[one.present] = data[row][place]
-            yield mine
+                    index = cache.index(0, length)
+                values[cache.present] = data[row][index]
+            yield values
 
     def _shape(self, items: Sequence[LogitsSequence]) -> StepShape:
         signature, first = self._signature, items[0]
@@ -292,33 +290,33 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         source = 0
         if signature.encoder_decoder:
             source = _rounded(self._source_widths, signature.length or max(len(item.source) for item in items))
-        if first.has_begun:
-            held = max(item.cache.length for item in items if item.cache is not None)
-            return StepShape(rows, 1, held, source, True)
-        read = _rounded(self._widths, self._fixed or max(len(item.tokens) for item in items))
-        return StepShape(rows, read, 0, source, False)
+        if first.has_past:
+            past = max(item.cache.length for item in items if item.cache is not None)
+            return StepShape(rows, 1, past, source, True)
+        new = _rounded(self._widths, self._fixed or max(len(item.tokens) for item in items))
+        return StepShape(rows, new, 0, source, False)
 
-    def _wanted(self, shape: StepShape) -> Sequence[CacheTensor]:
-        return self._growing if shape.has_begun else self._signature.caches
+    def _returned_caches(self, shape: StepShape) -> Sequence[CacheTensor]:
+        return self._growing if shape.has_past else self._signature.caches
 
     def _positions(self, shape: StepShape) -> int:
-        return shape.read if self._signature.all_positions else 1
+        """Number of positions with logits."""
+        return shape.new if self._signature.all_positions else 1
 
     def _columns(self, rows: Sequence[LogitsSequence], shape: StepShape) -> dict[str, Array]:
         """All inputs by role, [rows, ...]."""
         signature = self._signature
-        branch = np.full((len(rows), 1), shape.has_begun)
-        if shape.has_begun:
+        branch = np.full((len(rows), 1), shape.has_past)
+        if shape.has_past:
             tokens = np.array([item.tokens[-1:] for item in rows])
-            held = np.array([[item.cache.length] for item in rows if item.cache is not None])
-            mask = (np.arange(shape.held + 1) >= shape.held - held).astype(np.int64)
-            positions = held
+            positions = np.array([[item.cache.length] for item in rows if item.cache is not None])
+            mask = (np.arange(shape.past + 1) >= shape.past - positions).astype(np.int64)
         else:
-            tokens, mask = self._padded([item.tokens for item in rows], shape.read, left=signature.left)
-            if signature.left:
+            tokens, mask = self._padded([item.tokens for item in rows], shape.new, left=signature.pads_left)
+            if signature.pads_left:
                 positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
             else:
-                positions = np.broadcast_to(np.arange(shape.read), tokens.shape)
+                positions = np.broadcast_to(np.arange(shape.new), tokens.shape)
         if not signature.encoder_decoder:
             return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions, CACHE_BRANCH: branch}
         source, source_mask = self._padded([item.source for item in rows], shape.source, left=False)
@@ -335,13 +333,13 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         ids = np.full((len(texts), width), self._pad_id, np.int64)
         mask = np.zeros((len(texts), width), np.int64)
         for row, text in enumerate(texts):
-            place = slice(width - len(text), width) if left else slice(0, len(text))
-            ids[row, place] = text
-            mask[row, place] = 1
+            columns = slice(width - len(text), width) if left else slice(0, len(text))
+            ids[row, columns] = text
+            mask[row, columns] = 1
         return ids, mask
 
     def _verified_logits(self, tensor: Tensor, shape: StepShape) -> Array:
-        """[rows, positions, V]"""
+        """Logits [rows, positions, V]. Raises PredictorError for another datatype or shape."""
         signature = self._signature
         data = tensor.data if signature.batch_axis else tensor.data[np.newaxis]
         if not signature.all_positions and data.ndim == 2:
@@ -356,23 +354,23 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         if data.ndim != 3 or data.shape[:2] != expected[:2] or expected[2] not in (-1, size):
             raise PredictorError(
                 f"the model answered {signature.logits!r} with the shape {list(tensor.shape)}, expected (rows, "
-                f"positions, vocabulary) {list(expected)}; dims of [1, vocabulary] say that the last one alone comes"
+                f"positions, vocabulary) {list(expected)}; set the dims [1, vocabulary] for the last position alone"
             )
-        if size < signature.least_vocabulary:
+        if size < signature.min_vocabulary:
             raise PredictorError(
                 f"the model answered {signature.logits!r} for {size} tokens, the tokenizer has "
-                f"{signature.least_vocabulary}"
+                f"{signature.min_vocabulary}"
             )
         return data
 
     def _verified_cache(self, tensor: Tensor, cache: CacheTensor, shape: StepShape) -> Array:
-        """[rows, ..., tokens, ...]"""
+        """Cache [rows, ..., tokens, ...]. Raises PredictorError for another datatype or shape."""
         data = tensor.data if self._signature.batch_axis else tensor.data[np.newaxis]
-        expected = (shape.rows, *cache.sized(shape.returned(cache)))
+        expected = (shape.rows, *cache.shape_for(shape.present(cache)))
         if tensor.datatype != cache.datatype or data.shape != expected:
             raise PredictorError(
                 f"the model answered {tensor.name!r} as {tensor.datatype} with the shape {list(tensor.shape)}, "
-                f"expected {cache.datatype} {list(expected)}: the cache that it was given, and the new tokens behind it"
+                f"expected {cache.datatype} {list(expected)}: the input cache followed by the new tokens"
             )
         return data
 
@@ -386,17 +384,13 @@ def _itemsize(datatype: str) -> int:
 
 
 class LogitsGenerator(Generator):
-    """Generates with a causal model or an encoder-decoder that gives logits.
+    """Generator of a decoder or an encoder-decoder that returns logits.
 
-    With ``ignore_eos`` an end-of-sequence token is a token like others, and among the ids.
+    With ``ignore_eos`` the ids include end-of-sequence tokens.
     """
 
     interface: ClassVar[str] = "logits"
-    supported_fields = frozenset(one.name for one in fields(Sampling)) - {
-        "n",
-        "stop",
-        "names",
-    }  # nothing is up to the model
+    supported_fields = frozenset(field.name for field in fields(Sampling)) - {"n", "stop", "names"}
 
     def __init__(
         self,
@@ -408,35 +402,34 @@ class LogitsGenerator(Generator):
         executor: Executor,
         metrics: Metrics,
     ) -> None:
-        """Raises ContractError for a model that does not fit."""
+        """Raises ContractError for a model with other tensors."""
         self._signature = signature = fit_logits(spec, tokenizer, settings)
         self._settings = settings
-        self._caches = settings.caches
-        self._vocabulary = signature.vocabulary or signature.least_vocabulary
-        self._eos_ids = frozenset(one for one in settings.eos_ids if 0 <= one < self._vocabulary)
-        self._longest = min(settings.max_length, signature.length or settings.max_length)
-        # Never more batches than the model works on at a time: waiting ones could as well have been one.
-        scheduling = settings.scheduling
-        settings.places.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
-        form = StepBatchBuilder(
-            signature, settings.pad_id, scheduling, padding_buckets(settings.pad_to_multiple_of, settings.max_length)
-        )
+        self._cache_budget = settings.cache_budget
+        self._vocabulary = signature.vocabulary or signature.min_vocabulary
+        self._eos_ids = frozenset(token for token in settings.eos_ids if 0 <= token < self._vocabulary)
+        self._max_length = min(settings.max_length, signature.length or settings.max_length)
+        # No more batches than the model runs at once: those that wait could share a batch.
+        scheduling, limit = settings.scheduling, settings.concurrency_limit
+        limit.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
+        widths = padding_buckets(settings.pad_to_multiple_of, settings.max_length)
+        builder = StepBatchBuilder(signature, settings.pad_id, scheduling, widths)
         self._scheduler = Scheduler[LogitsSequence](
-            predictor, form, scheduling, executor=executor, metrics=metrics, limit=settings.places
+            predictor, builder, scheduling, executor=executor, metrics=metrics, limit=limit
         )
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         for prompt, sampling in texts:
-            self._caches.check(self._sequence(prompt, sampling).cache_bytes)
+            self._cache_budget.check(self._sequence(prompt, sampling).cache_bytes)
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """The decode loop of one sequence, which waits for room for its cache."""
+        """Waits for room for the cache, and runs the decode loop of one sequence."""
         sequence = self._sequence(prompt, sampling)
         if sequence.is_full:
             yield Step(finish="length")
             return
         size = sequence.cache_bytes
-        await self._caches.take(size)
+        await self._cache_budget.take(size)
         entry: Entry[LogitsSequence] | None = None
         try:
             sequence.begin()
@@ -447,15 +440,15 @@ class LogitsGenerator(Generator):
                 step = sequence.add(*entry.answer)
                 if step.finish is not None:
                     break
-                # The next step is submitted before the token is read, to be in the very next batch.
+                # Submitted before the token is yielded, to join the next batch.
                 entry = self._submit(sequence, sampling, context)
                 yield step
             yield step
         finally:
             if entry is not None:
                 self._scheduler.leave(entry.request)
-            entry = None  # an error's traceback refers to this frame: only the garbage collector would free the cache
-            self._caches.give_back(size)
+            entry = None  # an error's traceback refers to this frame and would keep the cache until a collection
+            self._cache_budget.give_back(size)
 
     async def trial(self, prompt: Prompt) -> None:
         sequence = self._sequence(prompt, Sampling(max_tokens=1, greedy=True))
@@ -463,7 +456,7 @@ class LogitsGenerator(Generator):
         await self._scheduler.trial(sequence)
 
     def _submit(self, sequence: LogitsSequence, sampling: Sampling, context: Context) -> Entry[LogitsSequence]:
-        """Queues the next step. The cost is in units of the scheduler's INLINE_COST, a quarter of a microsecond."""
+        """Submits the next step. Its cost is in units of the scheduler's INLINE_COST, a quarter of a microsecond."""
         cost = self._vocabulary // 600
         if not sampling.greedy:
             cost += self._vocabulary // 30
@@ -476,36 +469,33 @@ class LogitsGenerator(Generator):
         return entry
 
     def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
-        """A sequence that has not begun. Raises InvalidInput for ids that the model does not have, or a long prompt."""
+        """Creates a sequence. Raises InvalidInput for ids that the model lacks, and for too long a prompt."""
         for field, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-            for one in ids:
-                if not 0 <= one < self._vocabulary:
-                    raise InvalidInput.of(
-                        f"{sampling.path(field)}: the model has {self._vocabulary} tokens, and none with the id {one}"
-                    )
-        longest, start = self._longest, prompt.ids
+            for token in ids:
+                if not 0 <= token < self._vocabulary:
+                    expected = f"token ids of the model, from 0 to {self._vocabulary - 1}"
+                    raise InvalidInput(sampling.path(field), expected, str(token))
+        limit, start = self._max_length, prompt.ids
         source: tuple[int, ...] = ()
         if max(start) >= self._vocabulary:
-            raise InvalidInput.of(
-                f"the prompt has the token {max(start)}, but the model's are 0 to {self._vocabulary - 1}"
-            )
+            expected = f"a prompt of the model's token ids, from 0 to {self._vocabulary - 1}"
+            raise InvalidInput("", expected, str(max(start)))
         if self._signature.encoder_decoder:
             start, source = self._settings.decoder_start_ids, start
-            if len(source) > longest:
-                raise InvalidInput.of(f"the prompt has {len(source)} tokens, the model takes {longest}")
-            longest = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)
-        elif len(start) >= longest:
-            raise InvalidInput.of(
-                f"the prompt has {len(start)} tokens, and the model takes {longest} with those to come"
-            )
-        most = longest - len(start)
+            if len(source) > limit:
+                raise InvalidInput("", f"a prompt of at most {limit} tokens", str(len(source)))
+            limit = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)
+        elif len(start) >= limit:
+            hint = f"the model's {limit} tokens include the new ones"
+            raise InvalidInput("", f"a prompt of at most {limit - 1} tokens", str(len(start)), hint)
+        max_new = limit - len(start)
         if sampling.max_tokens is not None:
-            most = min(sampling.max_tokens, most)
-        return LogitsSequence(prompt, start, source, sampling, self._eos_ids, most, self._signature.caches)
+            max_new = min(sampling.max_tokens, max_new)
+        return LogitsSequence(prompt, start, source, sampling, self._eos_ids, max_new, self._signature.caches)
 
 
 def _decode(
     owner: object, item: LogitsSequence, rows: Mapping[str, Array], options: object
 ) -> tuple[int, TokenScore | None]:
-    """See core.scheduler.Decode."""
+    """Decodes one item; see core.scheduler.Decode."""
     return item.decode(rows)

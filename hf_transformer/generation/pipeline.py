@@ -1,9 +1,9 @@
-"""One request of text generation, from prompts to texts. Read this first.
+"""One request of text generation, from prompts to texts. Start reading here.
 
-    prompts --tokenizer--> ids --Generator--> steps --SequenceAssembler--> pieces of text --Generation--> the client
+    prompts --tokenizer--> ids --Generator--> steps --SequenceAssembler--> pieces of text --Generation--> client
 
-``start`` does everything that can fail because of the request itself; a Generation (stream.py) then generates all
-sequences at the same time.
+``start`` raises every error that the request itself can cause. A Generation (stream.py) then generates all sequences
+concurrently.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
 ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
-"""Parameters that need no support by the model, since they are honoured here."""
+"""Fields that need no support by the model, since the service enforces them."""
 TRIAL = "A short text."
 
 
 class GenerationPipeline:
-    """A task, its tokenizer and the generator of its predictor, put in a row.
+    """Runs requests through a task, its tokenizer and the generator of a model.
 
-    ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a whole request. ``log_texts``
-    is called with every request's prompts.
+    Args:
+        executor: threads for tokenizing long prompts.
+        timeout: limit of a whole request, in seconds.
+        log_texts: called with the prompts of every request.
 
-    Attributes: ``interface``, the model's kind: tokens, text or logits; ``supported_fields``, the fields of
-    Sampling that a request may change.
+    Attributes:
+        interface: the model's interface: tokens, text or logits.
+        supported_fields: fields of Sampling that a request may change.
     """
 
     def __init__(
@@ -69,27 +72,29 @@ class GenerationPipeline:
         self._count_text = TokenCounter(tokenizer, executor).count
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
-        """Checks and tokenizes all prompts. The result's time runs; it generates once it is entered.
+        """Checks and tokenizes all prompts. The returned Generation generates once it is entered; its timeout already
+        runs.
 
-        Raises InvalidInput for a prompt without tokens and for a parameter that is wrong or can't be honoured by this
-        model, and TooLarge for too many prompts, or too long ones.
+        Raises:
+            InvalidInput: a prompt has no tokens, or the model does not support a parameter.
+            TooLarge: there are too many prompts, or they are too long.
         """
-        began, place = time.perf_counter(), context.ticket
+        began, ticket = time.perf_counter(), context.ticket
         length = self._check(request)
-        if place is not None:
-            place.expect(length)
+        if ticket is not None:
+            ticket.expect(length)
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
-        prompts = await self._prompts(request)
+        prompts = await self._tokenize(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
         sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
         self._generator.check([(one.prompt, one.sampling) for one in sequences])
         context.instances, context.tokens = len(prompts), tokens
         encoded = time.perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
-        if place is not None:
-            place.charge(tokens)
+        if ticket is not None:
+            ticket.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
         metrics, count = self._metrics, self._count_text
         return Generation(
@@ -97,15 +102,15 @@ class GenerationPipeline:
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        """All texts of a request, as predictions. Raises RequestError, one for the whole request."""
+        """Generates all texts of a request, as predictions. Raises one RequestError for the whole request."""
         task = self._task
         request = task.request(query)
         async with await self.start(request, context) as generation:
-            texts = [[one.text for one in choices] for choices in await generation.collect()]
-        written = time.perf_counter()
+            texts = [[piece.text for piece in choices] for choices in await generation.collect()]
+        generated = time.perf_counter()
         predictions = task.answers(texts)
         tensor = task.tensor(predictions, request) if query.tensors else None
-        context.postprocess += time.perf_counter() - written
+        context.postprocess += time.perf_counter() - generated
         return Answers(predictions, (), context.tokens, tensor)
 
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
@@ -117,64 +122,61 @@ class GenerationPipeline:
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
     async def trial(self) -> None:
-        """Generates a token after a short text. Raises RequestError if the model can't."""
+        """Generates one token after a short text. Raises RequestError if the model can't."""
         try:
             [encoding] = self.tokenizer.encode((TRIAL,))
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         except InvalidInput:
             ids = []
-        # The first token, if the tokenizer has no tokens for these words.
+        # A tokenizer of another alphabet has no tokens for these words: use its first token.
         prompt = Prompt(TRIAL, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
     def _check(self, request: GenerationRequest) -> int:
-        """The number of characters of all prompts. Raises InvalidInput for a parameter that this model can't honour,
-        and RequestError for too many, too few or too long prompts."""
-        sampling, most = request.sampling, self._limits.max_sequences
-        for field in sampling.names:
+        """Counts the characters of all prompts.
+
+        Raises:
+            InvalidInput: there is no prompt, or the model does not support a parameter.
+            TooLarge: there are too many prompts, texts or new tokens, or the prompts are too long.
+        """
+        sampling, limit = request.sampling, self._limits.max_sequences
+        for field, name in sampling.names.items():
             if field not in self.supported_fields:
-                raise InvalidInput.of(
-                    f"{sampling.path(field)}: this model is a {self._generator.interface} model, which can't honour "
-                    "it; leave it out"
-                )
+                expected = f"a parameter that this {self._generator.interface} model supports"
+                hint = f"the service's {name} sets it" if name.startswith("--") else "leave it out"
+                raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
-            raise InvalidInput.of(f"{request.name}: expected at least one, got none")
+            raise InvalidInput(request.name, "at least one prompt", "none")
         length = self._limits.check_texts(request.prompts, request.name, single=request.single)
-        limit, name, asked = self._max_new_tokens, "max_tokens", sampling.max_tokens
-        if asked is None and "max_length" in sampling.names:
-            name, asked = "max_length", request.max_length
-        # A prompt has a token at least.
-        if limit is not None and asked is not None and asked - (name == "max_length") > limit:
-            raise TooLarge.of(
-                f"{sampling.path(name)}: {asked}, at most {limit} new tokens are given (--max_new_tokens)"
-            )
+        max_new, field, value = self._max_new_tokens, "max_tokens", sampling.max_tokens
+        if value is None and "max_length" in sampling.names:
+            field, value = "max_length", request.max_length
+        # A prompt has at least one token.
+        if max_new is not None and value is not None and value - (field == "max_length") > max_new:
+            raise TooLarge(sampling.path(field), f"at most {max_new} new tokens (--max_new_tokens)", str(value))
         count = len(request.prompts) * sampling.n
-        if count > most:
-            raise TooLarge.of(
-                f"{request.name}: {len(request.prompts)} with {sampling.n} texts each "
-                f"({sampling.names.get('n', 'n')}) are {count}, at most {most} are written in one "
-                "request (--max_sequences)"
-            )
+        if count > limit:
+            each = f"{len(request.prompts)} with {sampling.names.get('n', 'n')}={sampling.n}"
+            raise TooLarge(request.name, f"at most {limit} texts in a request (--max_sequences)", f"{count} ({each})")
         return length
 
-    async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
-        """The whole prompts in tokens. ``_max_tokens`` refuses those that are too long."""
-        size, special, given = self.tokenizer.vocab_size, request.special_tokens, []
+    async def _tokenize(self, request: GenerationRequest) -> list[Prompt]:
+        """Tokenizes the prompts without truncation; ``_max_tokens`` refuses those that are too long."""
+        size, special, id_prompts = self.tokenizer.vocab_size, request.special_tokens, []
         for index, text in enumerate(request.prompts):
             if isinstance(text, TokenIds):
-                given.append(text.ids)
-                for one in text.ids:
-                    if not 0 <= one < size:
-                        where = _where(request, index)
-                        raise InvalidInput.of(f"{where}: {one} is no token id; they go from 0 to {size - 1}")
-        how = Tokenization(whole=True, special_tokens=None if special else False)
-        found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
-        # With special tokens: else a model that reads text would not see them.
-        decoded = iter(await self.tokenizer.decode_off_loop(given, self._executor, False))
+                id_prompts.append(text.ids)
+                for token in text.ids:
+                    if not 0 <= token < size:
+                        raise InvalidInput(request.prompt_path(index), f"token ids from 0 to {size - 1}", str(token))
+        options = Tokenization(whole=True, special_tokens=None if special else False)
+        encodings = await self.tokenizer.encode_off_loop(request.prompts, self._executor, options)
+        # With special tokens: else a text model would not get them.
+        decoded = iter(await self.tokenizer.decode_off_loop(id_prompts, self._executor, False))
         prompts = []
-        for index, (text, [encoding]) in enumerate(zip(request.prompts, found, strict=True)):
+        for index, (text, [encoding]) in enumerate(zip(request.prompts, encodings, strict=True)):
             if not encoding.ids:
-                raise InvalidInput.of(f"{_where(request, index)}: the prompt has no tokens")
+                raise InvalidInput(request.prompt_path(index), "a prompt of at least one token", "none")
             if isinstance(text, TokenIds):
                 prompts.append(Prompt(next(decoded), tuple(encoding.ids), False))
             else:
@@ -182,49 +184,44 @@ class GenerationPipeline:
         return prompts
 
     def _sequences(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[SequenceAssembler]:
-        """One for each choice of a prompt."""
-        sampling, most = request.sampling, self._max_tokens(request, index, prompt)
-        if sampling.n != 1 or sampling.max_tokens != most:
-            sampling = replace(sampling, n=1, max_tokens=most)
-        before = prompt.text if request.echo else ""
+        """Builds one assembler for each choice of a prompt."""
+        sampling, max_tokens = request.sampling, self._max_tokens(request, index, prompt)
+        if sampling.n != 1 or sampling.max_tokens != max_tokens:
+            sampling = replace(sampling, n=1, max_tokens=max_tokens)
+        seed, prefix = sampling.seed, prompt.text if request.echo else ""
         continues = not self._settings.decoder_start_ids
-        found = []
+        assemblers = []
         for choice in range(request.sampling.n):
-            own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
-            found.append(SequenceAssembler(self._vocabulary, prompt, own, (index, choice), before, continues))
-        return found
+            chosen = sampling if seed is None or not choice else replace(sampling, seed=seed + choice)
+            assemblers.append(SequenceAssembler(self._vocabulary, prompt, chosen, (index, choice), prefix, continues))
+        return assemblers
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """The limit of new tokens: the client's number, else --max_new_tokens, but no more than the model's length
-        leaves after the prompt, or in an encoder-decoder after the tokens that its decoder starts with."""
-        sampling, limit, most = request.sampling, self._settings.max_length, self._max_new_tokens
-        start = self._settings.decoder_start_ids
-        taken = len(start) if start else len(prompt.ids)
-        if len(prompt.ids) > limit or taken >= limit:
-            more = "" if start else ", which leaves none for new ones"
-            raise TooLarge.of(
-                f"{_where(request, index)}: the prompt has {len(prompt.ids)} tokens, and the model takes {limit}{more}"
-            )
-        found = limit - taken
+        """Limit of new tokens of a prompt: the client's, else --max_new_tokens, and at most the room that the model's
+        length leaves.
+
+        Raises:
+            InvalidInput: max_length or min_tokens contradicts the limit.
+            TooLarge: the prompt leaves no room.
+        """
+        sampling, limit, max_new = request.sampling, self._settings.max_length, self._max_new_tokens
+        start, size, path = self._settings.decoder_start_ids, len(prompt.ids), request.prompt_path(index)
+        used = len(start) if start else size
+        if size > limit or used >= limit:
+            most, hint = (limit, "") if start else (limit - 1, f"the model's {limit} tokens include the new ones")
+            raise TooLarge(path, f"a prompt of at most {most} tokens", str(size), hint)
+        room = limit - used
         if sampling.max_tokens is not None:
-            found = min(found, sampling.max_tokens)
-        elif most is not None and (request.max_length is None or request.max_length > most + 1):
-            found = min(found, most)
+            room = min(room, sampling.max_tokens)
+        elif max_new is not None and (request.max_length is None or request.max_length > max_new + 1):
+            room = min(room, max_new)
         elif request.max_length is not None:
-            if request.max_length <= taken:
-                raise InvalidInput.of(
-                    f"{sampling.path('max_length')}: {request.max_length} tokens are to be enough for the text and "
-                    f"the tokens before it, and {_where(request, index)} has {taken} already; give a larger one, or "
-                    "say how many new tokens there may be"
-                )
-            found = min(found, request.max_length - taken)
-        if sampling.min_tokens > found:
-            raise InvalidInput.of(
-                f"{sampling.path('min_tokens')}: {sampling.min_tokens} new tokens at least, and there may be "
-                f"{found} after the {len(prompt.ids)} of {_where(request, index)}"
-            )
-        return found
-
-
-def _where(request: GenerationRequest, index: int) -> str:
-    return request.name if request.single else f"{request.name}[{index}]"
+            if request.max_length <= used:
+                expected = f"more than the {used} tokens before the new text of {path}"
+                hint = "set a larger value, or the number of new tokens"
+                raise InvalidInput(sampling.path("max_length"), expected, str(request.max_length), hint)
+            room = min(room, request.max_length - used)
+        if sampling.min_tokens > room:
+            expected = f"at most {room}, the limit of new tokens of {path}"
+            raise InvalidInput(sampling.path("min_tokens"), expected, str(sampling.min_tokens))
+        return room

@@ -1,7 +1,7 @@
 """A Jinja sandbox for untrusted chat templates and untrusted chats.
 
-A template reaches no files and no modules, and sees JSON values alone. The size of a text is checked before the text is
-made, and the deadline is checked in each iteration, call, filter and chunk of JSON.
+A template can't access files or modules, and sees JSON values alone. The sandbox checks the size of a text before
+building it, and the deadline in each iteration, call, filter and chunk of JSON.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from jinja2.visitor import NodeTransformer
 
 from hf_transformer.types.request import Json
 
-MOST_SECONDS = 5.0
-"""Time limit of one rendering. A usual template takes a millisecond for a long chat."""
-MOST_CHARACTERS = 4_000_000
-"""Size limit of a prompt, and of each value that a template makes."""
-MOST_SLOW_CHARACTERS = 200_000
-"""Size limit for the input of the filters SLOW, which take seconds for a million characters."""
-MOST_BITS = 100_000
-"""Size limit of integers: dividing two of a million bits takes a second."""
-BUDGET = " budget"
-"""The name of the deadline among a template's variables: with a space in it, no template can read it."""
+MAX_SECONDS = 5.0
+"""Time limit of one rendering. A typical template takes a millisecond for a long chat."""
+MAX_CHARACTERS = 4_000_000
+"""Size limit of a prompt, and of each value that a template computes."""
+MAX_SLOW_CHARACTERS = 200_000
+"""Size limit for the input of SLOW filters, which take seconds for a million characters."""
+MAX_BITS = 100_000
+"""Size limit of integers: dividing two integers of a million bits takes a second."""
+DEADLINE = " deadline"
+"""Variable with the rendering's deadline. No template can read it, because of the space in its name."""
 TEXT = (str, bytes, bytearray)
 CONTAINERS: tuple[type[Any], ...] = (
     list,
@@ -49,15 +49,15 @@ CONTAINERS: tuple[type[Any], ...] = (
 )
 SIZED: tuple[type[Any], ...] = (*TEXT, *CONTAINERS)
 SLOW = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "wordcount"})
-NO_TEXT = frozenset(
+NOT_GROWING = frozenset(
     "abs attr batch count d default dictsort first float groupby int items last length list map max min random reject "
     "rejectattr reverse round select selectattr slice sort sum unique".split()
 )
-"""Filters whose output is no longer than their input, which needs no check."""
+"""Filters without a check, because their output is not longer than their input."""
 COMPARING = frozenset("dictsort groupby max min sort unique".split())
-"""Filters that compare their items. Comparing two deeply shared lists can take years."""
+"""Filters that compare their items. Comparing two lists with deeply shared parts can take years."""
 COMPARING_TESTS = frozenset("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in".split())
-WIDTHS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "batch", "slice", "indent"})
+WITH_WIDTH = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "batch", "slice", "indent"})
 """Filters and methods with a width or count as an argument."""
 
 
@@ -69,123 +69,119 @@ class OverBudget(Exception):
 
 
 def check_time(context: Context) -> None:
-    """Raises OverBudget once the time is over."""
-    if time.monotonic() > context[BUDGET]:
-        raise OverBudget(f"it takes longer than {MOST_SECONDS:g} s")
+    """Raises OverBudget after the deadline."""
+    if time.monotonic() > context[DEADLINE]:
+        raise OverBudget(f"more than {MAX_SECONDS:g} s")
 
 
-def check_size(size: float, most: float = MOST_CHARACTERS) -> None:
-    """Raises OverBudget for more characters than ``most``, before they are made."""
-    if size > most:
-        raise OverBudget(f"it makes more than {most} characters")
+def check_size(size: float, limit: float = MAX_CHARACTERS) -> None:
+    """Raises OverBudget for a size over the limit, before the text is built."""
+    if size > limit:
+        raise OverBudget(f"more than {limit} characters")
 
 
-def length_of(value: Any, context: Context, most: float = MOST_CHARACTERS) -> int:
-    """Upper estimate of the characters of ``value`` as text; a shared list counts each time it appears. Raises
-    OverBudget for more than ``most``."""
-    size, left = (len(value), []) if isinstance(value, str) else (0, [value])
-    while left:
-        one = left.pop()
-        if isinstance(one, TEXT):
-            size += len(one)
-        elif not isinstance(one, CONTAINERS):
+def length_of(value: Any, context: Context, limit: float = MAX_CHARACTERS) -> int:
+    """Upper bound of the characters of ``value`` as text; a shared list counts each time it appears. Raises
+    OverBudget."""
+    size, remaining = (len(value), []) if isinstance(value, str) else (0, [value])
+    while remaining:
+        item = remaining.pop()
+        if isinstance(item, TEXT):
+            size += len(item)
+        elif not isinstance(item, CONTAINERS):
             size += 8
         else:
-            size += 8 * len(one) + 8
-            check_size(size, most)
-            left += one
-            if isinstance(one, dict):
-                left += one.values()
-            if len(left) > 1000:
+            size += 8 * len(item) + 8
+            check_size(size, limit)
+            remaining += item
+            if isinstance(item, dict):
+                remaining += item.values()
+            if len(remaining) > 1000:
                 check_time(context)
-    check_size(size, most)
+    check_size(size, limit)
     return size
 
 
-def check_made(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: Context) -> None:
-    """Check the output size of a filter or method before it runs. Raises OverBudget."""
-    given = (*args, *kwargs.values())
-    numbers = [abs(one) for one in given if isinstance(one, int)]
-    longest = max((length_of(one, context) for one in given if not isinstance(one, int)), default=0)
+def check_output(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: Context) -> None:
+    """Checks the output size of a filter or method before it runs. Raises OverBudget."""
+    arguments = (*args, *kwargs.values())
+    numbers = [abs(argument) for argument in arguments if isinstance(argument, int)]
+    longest = max((length_of(argument, context) for argument in arguments if not isinstance(argument, int)), default=0)
     is_text = isinstance(value, TEXT)
-    times: Callable[[Any], int] = value.count if is_text else lambda part: 0
-    if name in WIDTHS:
+    count: Callable[[Any], int] = value.count if is_text else lambda part: 0
+    if name in WITH_WIDTH:
         part = {"expandtabs": "\t", "indent": "\n"}.get(name)
-        rows = 1 if part is None else 1 + times(part if isinstance(value, str) else part.encode())
+        rows = 1 if part is None else 1 + count(part if isinstance(value, str) else part.encode())
         check_size(rows * max(*numbers, longest, 1))
     elif not is_text:
         return
     elif name in ("format", "format_map"):
-        check_format(value, given, context)
+        check_format(value, arguments, context)
     elif name == "replace":
         old = args[0] if args else kwargs.get("old", kwargs.get("s", ""))
-        found = times(old) if isinstance(old, type(value)) else len(value)
-        check_size(len(value) + found * longest)
+        matches = count(old) if isinstance(old, type(value)) else len(value)
+        check_size(len(value) + matches * longest)
     elif name == "join" and not isinstance(args[0] if args else "", TEXT):
-        count = len(args[0]) if hasattr(args[0], "__len__") else 0
-        check_size(longest + count * len(value))
+        items = len(args[0]) if hasattr(args[0], "__len__") else 0
+        check_size(longest + items * len(value))
     elif name in ("join", "wordwrap", "translate"):
         check_size(len(value) * max(longest, 1))
 
 
-def check_format(template: str | bytes | bytearray, given: Iterable[Any], context: Context) -> None:
-    """Check the output size of a format string: numbers in it count as widths, each field as the longest value. Raises
-    OverBudget."""
+def check_format(template: str | bytes | bytearray, arguments: Iterable[Any], context: Context) -> None:
+    """Checks the output size of a format string: numbers in it count as widths, and each field as the longest value.
+    Raises OverBudget."""
     text = template if isinstance(template, str) else template.decode("latin-1")
-    if len(found := re.findall(r"\d+", text)) > 0:
-        check_size(sum(int(one) if len(one) < 9 else MOST_CHARACTERS + 1 for one in found))
-    values = [one for value in given for one in _inside(value)]
+    check_size(sum(int(width) if len(width) < 9 else MAX_CHARACTERS + 1 for width in re.findall(r"\d+", text)))
+    values: list[Any] = []
+    for argument in arguments:
+        is_tuple = isinstance(argument, tuple)
+        values += argument.values() if isinstance(argument, Mapping) else argument if is_tuple else (argument,)
     if "*" in text or re.search(r"\{[^{}]*\{", text):
-        check_size(sum(abs(one) for one in values if isinstance(one, int)))
-    longest = max((length_of(one, context) for one in values), default=0)
+        check_size(sum(abs(value) for value in values if isinstance(value, int)))
+    longest = max((length_of(value, context) for value in values), default=0)
     check_size(len(text) + (text.count("%") + text.count("{")) * longest)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, tuple) else (value,)
 
 
 # Filters
 
 
-def counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter with checks of the deadline and of its output size."""
-    wants = getattr(made, "jinja_pass_arg", None)
-    measured = name not in NO_TEXT or name in COMPARING
-    most = MOST_SLOW_CHARACTERS if name in SLOW else MOST_CHARACTERS
+def limited_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a filter with checks of the deadline and of its output size."""
+    passed_type = getattr(original, "jinja_pass_arg", None)
+    measured = name not in NOT_GROWING or name in COMPARING
+    limit = MAX_SLOW_CHARACTERS if name in SLOW else MAX_CHARACTERS
 
-    @functools.wraps(made)
+    @functools.wraps(original)
     def wrapped(context: Context, value: Any = None, *args: Any, **kwargs: Any) -> Any:
         check_time(context)
         if measured:
             if isinstance(value, Iterator):
                 value = list(value)
-            size = length_of(value, context, most)
+            size = length_of(value, context, limit)
             if name == "join":
                 check_size(size + length_of(args[:1], context) * (len(value) if hasattr(value, "__len__") else 1))
         elif name == "sum" and isinstance(kwargs.get("start", args[1:2]), list | tuple) and (args[1:] or kwargs):
             value = list(value)
             check_size(len(value) * length_of(value, context))
         if args or kwargs:
-            check_made(name, value if isinstance(value, TEXT) else [], args, kwargs, context)
-        first = {None: (), "context": (context,), "eval_context": (context.eval_ctx,)}
-        passed = first.get(wants.name if wants else None, (context.environment,))
-        return made(*passed, value, *args, **kwargs)
+            check_output(name, value if isinstance(value, TEXT) else [], args, kwargs, context)
+        passed_by_type = {None: (), "context": (context,), "eval_context": (context.eval_ctx,)}
+        passed = passed_by_type.get(passed_type.name if passed_type else None, (context.environment,))
+        return original(*passed, value, *args, **kwargs)
 
-    # functools.wraps has copied the original's mark for what Jinja passes.
+    # Overwrites jinja_pass_arg, which functools.wraps has copied from the original.
     return jinja2.pass_context(wrapped)
 
 
-def compared(test: Callable[[Any, Any], bool]) -> Callable[..., bool]:
-    """Wrap a comparing test with a check of its operands' size."""
+def limited_test(test: Callable[[Any, Any], bool]) -> Callable[..., bool]:
+    """Wraps a comparing test with a check of its operands' size."""
 
     @functools.wraps(test)
-    def wrapped(context: Context, value: Any, other: Any) -> bool:
-        if isinstance(value, CONTAINERS) and isinstance(other, CONTAINERS):
-            length_of((value, other), context)
-        return test(value, other)
+    def wrapped(context: Context, left: Any, right: Any) -> bool:
+        if isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS):
+            length_of((left, right), context)
+        return test(left, right)
 
     return jinja2.pass_context(wrapped)
 
@@ -199,12 +195,12 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON in chunks under the limits, since indentation multiplies its length by its depth. Jinja's own filter escapes
-    the characters of HTML."""
+    """Replaces Jinja's filter tojson, which escapes HTML. Builds the JSON in chunks under the limits, since indentation
+    multiplies its length by its depth."""
     check_time(context)
     length_of(value, context)
-    for given in (indent, *(separators or ())):
-        check_size(given if isinstance(given, int) else len(given or ""))
+    for space in (indent, *(separators or ())):
+        check_size(space if isinstance(space, int) else len(space or ""))
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, check_circular=False
     )
@@ -224,19 +220,19 @@ def to_json(
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's words for training; here it does nothing."""
+    """The tag {% generation %}, which marks the assistant's text for training. It has no effect here."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own, as in transformers: variables that are set within are not seen outside.
+        # As in transformers, variables set inside the tag are not visible outside.
         return nodes.Scope(body).set_lineno(line)
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's own, without names that begin with an underscore."""
+    """Jinja's Namespace, without names that begin with an underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
@@ -245,14 +241,14 @@ class Namespace(jinja2.utils.Namespace):
 
 
 def _namespace(*args: Any, **kwargs: Any) -> Namespace:
-    made = Namespace()
+    namespace = Namespace()
     for name, value in dict(*args, **kwargs).items():
-        made[name] = value
-    return made
+        namespace[name] = value
+    return namespace
 
 
-class Dict:
-    """The part of the type dict that templates need."""
+class DictGlobal:
+    """The global ``dict``, without the type's attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -265,25 +261,25 @@ def _raise_exception(message: object) -> None:
     raise jinja2.TemplateError(str(message))
 
 
-def _strftime_now(form: str) -> str:
-    check_size(100 * len(form))
-    return datetime.now().strftime(form)
+def _strftime_now(format: str) -> str:
+    check_size(100 * len(format))
+    return datetime.now().strftime(format)
 
 
 class Guards(NodeTransformer):
-    """Insert checks: a call in each iteration, in place of each ``~``, and around operands of comparisons and keys."""
+    """Inserts checks: a call in each iteration, in place of each ``~``, and around operands of comparisons and keys."""
 
     def visit_For(self, loop: nodes.For) -> nodes.Node:
-        turn = nodes.Call(nodes.EnvironmentAttribute("turn"), [], [], None, None)
-        loop.body.insert(0, nodes.ExprStmt(turn).set_lineno(loop.lineno))
+        iteration = nodes.Call(nodes.EnvironmentAttribute("iteration"), [], [], None, None)
+        loop.body.insert(0, nodes.ExprStmt(iteration).set_lineno(loop.lineno))
         return self.generic_visit(loop)
 
     def visit_Concat(self, concat: nodes.Concat) -> nodes.Node:
-        called = nodes.Call(nodes.EnvironmentAttribute("joined"), concat.nodes, [], None, None)
-        return self.generic_visit(called.set_lineno(concat.lineno))
+        call = nodes.Call(nodes.EnvironmentAttribute("concat_values"), concat.nodes, [], None, None)
+        return self.generic_visit(call.set_lineno(concat.lineno))
 
     def visit_Compare(self, compare: nodes.Compare) -> nodes.Node:
-        if not any(isinstance(one, nodes.Const) for one in (compare.expr, *(op.expr for op in compare.ops))):
+        if not any(isinstance(operand, nodes.Const) for operand in (compare.expr, *(op.expr for op in compare.ops))):
             compare.expr = _guarded(compare.expr)
             for op in compare.ops:
                 op.expr = _guarded(op.expr)
@@ -297,13 +293,13 @@ class Guards(NodeTransformer):
 def _guarded(value: nodes.Expr) -> nodes.Expr:
     if isinstance(value, nodes.Const):
         return value
-    called = nodes.Call(nodes.EnvironmentAttribute("same"), [value], [], None, None)
-    called.set_lineno(value.lineno)
-    return called
+    call = nodes.Call(nodes.EnvironmentAttribute("checked"), [value], [], None, None)
+    call.set_lineno(value.lineno)
+    return call
 
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An immutable sandbox that checks the limits in each call, filter, output and iteration."""
+    """Immutable sandbox that checks the limits in each call, filter, output and iteration."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -312,33 +308,34 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[GenerationTag, jinja2.ext.loopcontrols],
-            finalize=jinja2.pass_context(self.written),
+            finalize=jinja2.pass_context(self.checked_output),
         )
-        self.filters = {name: counted(name, made) for name, made in self.filters.items()} | {"tojson": to_json}
+        self.filters = {name: limited_filter(name, original) for name, original in self.filters.items()}
+        self.filters["tojson"] = to_json
         tests: dict[str, Any] = self.tests
-        self.tests = tests | {name: compared(tests[name]) for name in COMPARING_TESTS}
+        self.tests = tests | {name: limited_test(tests[name]) for name in COMPARING_TESTS}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
-            "dict": Dict(),
+            "dict": DictGlobal(),
             "namespace": _namespace,
         }
 
     @staticmethod
-    def written(context: Context, value: Any) -> Any:
-        """Check a value before it is written."""
+    def checked_output(context: Context, value: Any) -> Any:
+        """Checks the size of a value before its output."""
         if not isinstance(value, str):
             length_of(value, context)
         return value
 
-    def turn(self) -> str:
-        """No-op inserted into each iteration, so that ``call`` checks the deadline."""
+    def iteration(self) -> str:
+        """No-op that Guards inserts into each iteration, so that ``call`` checks the deadline."""
         return ""
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join the output of a macro or block."""
+        """Joins the output of a macro or block."""
         parts = tuple(parts)
         check_size(sum(map(len, parts)))
         return "".join(parts)
@@ -350,32 +347,32 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     @jinja2.pass_context
-    def same(context: Context, value: Any) -> Any:
-        """Check the size of an operand, and return it."""
+    def checked(context: Context, value: Any) -> Any:
+        """Checks the size of an operand, and returns it."""
         if isinstance(value, CONTAINERS):
             length_of(value, context)
         return value
 
     @staticmethod
     @jinja2.pass_context
-    def joined(context: Context, *values: Any) -> str:
-        """Join values as the operator ``~`` does."""
-        for one in values:
-            if not isinstance(one, str):
-                length_of(one, context)
+    def concat_values(context: Context, *values: Any) -> str:
+        """Joins values as the operator ``~`` does."""
+        for value in values:
+            if not isinstance(value, str):
+                length_of(value, context)
         return ChatEnvironment.concat(map(str, values))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         check_time(__context)
-        if __obj == __self.turn:
+        if __obj == __self.iteration:
             return ""
-        wrapped = getattr(__obj, "__wrapped__", __obj)  # Jinja has its own str.format
+        wrapped = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
         owner = getattr(wrapped, "__self__", None)
         if (args or kwargs) and isinstance(owner, (*TEXT, int)):
-            check_made(getattr(wrapped, "__name__", ""), owner, args, kwargs, __context)
-        for one in args:
-            if isinstance(one, CONTAINERS):
-                length_of(one, __context)
+            check_output(getattr(wrapped, "__name__", ""), owner, args, kwargs, __context)
+        for argument in args:
+            if isinstance(argument, CONTAINERS):
+                length_of(argument, __context)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -385,9 +382,9 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             check_format(left, (right,), context)
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
-            check_size(bits, MOST_BITS)
+            check_size(bits, MAX_BITS)
         elif operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, (*TEXT, list, tuple)) and isinstance(other, int):
-                    check_size(len(one) * other)
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, (*TEXT, list, tuple)) and isinstance(count, int):
+                    check_size(len(sequence) * count)
         return super().call_binop(context, operator, left, right)

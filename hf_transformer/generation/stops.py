@@ -1,6 +1,6 @@
-"""Stop-string matching across token boundaries, and replacing in a text that comes in pieces.
+"""Stop-string matching across token boundaries, and replacement in a streamed text.
 
-Text is held back only while it may still become a match. At the end of the text ``held`` has the rest.
+Text is held back only while it may become part of a match. At the end of the text, ``held`` is the rest.
 """
 
 from __future__ import annotations
@@ -8,23 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def open_end(text: str, wanted: str) -> int:
-    """The index of the longest end of ``text`` that is a proper beginning of ``wanted``; the text's length if there is
-    none."""
-    first = wanted[0]
-    place = text.find(first, max(0, len(text) - len(wanted) + 1))
-    while place >= 0:
-        if wanted.startswith(text[place:]):
-            return place
-        place = text.find(first, place + 1)
+def partial_match(text: str, pattern: str) -> int:
+    """Start of the longest suffix of ``text`` that is a proper prefix of ``pattern``, else the text's length."""
+    start = text.find(pattern[0], max(0, len(text) - len(pattern) + 1))
+    while start >= 0:
+        if pattern.startswith(text[start:]):
+            return start
+        start = text.find(pattern[0], start + 1)
     return len(text)
 
 
 class StopSearch:
-    """Looks for stop strings in a text that comes in pieces.
+    """Searches a streamed text for stop strings.
 
-    The first one to be complete ends the text; of several that are complete with the same character, the longest. So
-    the result does not depend on the pieces.
+    The first complete stop string ends the text; of several with the same end, the longest. So the result does not
+    depend on the chunks.
     """
 
     __slots__ = ("_stops", "held")
@@ -34,21 +32,21 @@ class StopSearch:
         self.held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string has ended it."""
+        """Adds a chunk. Returns the text that is certain now, and whether a stop string has ended it."""
         if not self._stops:
             return text, False
         text = self.held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
             self.held = ""
-            return text[: min(found)[1]], True
-        place = min(open_end(text, stop) for stop in self._stops)
-        self.held = text[place:]
-        return text[:place], False
+            return text[: min(matches)[1]], True
+        end = min(partial_match(text, stop) for stop in self._stops)
+        self.held = text[end:]
+        return text[:end], False
 
 
 class StreamReplacer:
-    """str.replace: the results, and ``held`` at the end, joined, are the whole text with everything replaced."""
+    """``str.replace`` for a streamed text: the results and the final ``held``, joined, are the replaced text."""
 
     __slots__ = ("_new", "_old", "held")
 
@@ -58,9 +56,8 @@ class StreamReplacer:
         self.held = ""
 
     def push(self, text: str) -> str:
-        """The text that is certain now."""
-        *done, rest = (self.held + text).split(self._old)
-        place = open_end(rest, self._old)
-        self.held = rest[place:]
-        done.append(rest[:place])
-        return self._new.join(done)
+        """Adds a chunk. Returns the text that is certain now."""
+        *parts, rest = (self.held + text).split(self._old)
+        end = partial_match(rest, self._old)
+        self.held = rest[end:]
+        return self._new.join([*parts, rest[:end]])

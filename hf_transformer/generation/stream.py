@@ -1,9 +1,9 @@
-"""The texts of one request while they are generated: one stream of pieces, one deadline, one end.
+"""Generation of one request's texts, as one stream with one deadline.
 
     steps of a generator --SequenceAssembler--> pieces of one text --Generation--> pieces of all texts of a request
 
-Each text has a task that queues its pieces, and the API reads the queue. While a slow reader leaves it full, the tasks
-and the model wait.
+One task per text queues its pieces, and the API reads the queue. A slow reader fills the queue, which pauses the tasks
+and the model.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from hf_transformer.generation.types import Generator, Piece, Prompt, Sampling, 
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Context
 
-QUEUED_PIECES = 32
-"""Pieces of a request that may wait for a slow reader; then the model waits too."""
+MAX_QUEUED_PIECES = 32
+"""Unread pieces of a request beyond which the model pauses."""
 CHARACTERS_PER_TOKEN = 4
-"""The estimate of admission, for models that give text alone: their tokens are counted at the end."""
+"""Estimate for admission while a text model streams; the tokens are counted at the end."""
 
 
 class SequenceAssembler:
-    """Assembles the text of one sequence (one continuation of one prompt): detokenizes, searches for stop strings, and
-    shows the tokens.
+    """Turns the steps of one sequence into pieces of text: detokenizes, and searches for stop strings.
 
-    ``place`` is the number of the prompt and of the choice. ``before`` begins the text (echo), as part of the first
-    piece. ``continues`` says that the new text follows the prompt's last token, which decides on a space between them.
+    Args:
+        key: numbers of the prompt and of the choice.
+        prefix: text to prepend to the first piece (echo).
+        continues: whether the text follows the prompt's last token, which decides about a space between them.
 
-    Attributes: ``count``, new tokens so far, held back or not; ``written``, the whole text so far if the model gives
-    text and no ids.
+    Attributes:
+        count: new tokens so far, including those of text that is held back.
+        parts: the text so far, if the model returns text and no ids.
     """
 
     def __init__(
@@ -45,24 +47,24 @@ class SequenceAssembler:
         prompt: Prompt,
         sampling: Sampling,
         key: tuple[int, int],
-        before: str = "",
+        prefix: str = "",
         continues: bool = True,
     ) -> None:
-        self._show = vocabulary.show
+        self._text_and_bytes = vocabulary.text_and_bytes
         self._detokenizer = vocabulary.continue_text(prompt.ids if continues else ())
         self._stops = StopSearch(sampling.stop)
         self.prompt = prompt
         self.sampling = sampling
         self.key = key
-        self.before = before
+        self.prefix = prefix
         self._waiting: deque[tuple[int, TokenScore]] = deque()
-        """Tokens that are not shown yet, each with its offset."""
-        self._uncounted = self._known = self._given = self._offset = 0
+        """Tokens of text that is held back, each with its offset."""
+        self._uncounted = self._detokenized = self._released = self._offset = 0
         self.count = 0
-        self.written: list[str] = []
+        self.parts: list[str] = []
 
     def add(self, step: Step) -> Piece | None:
-        """The new piece of text; None while all of it is held back. The last piece has ``finish``."""
+        """Adds a step. Returns the new piece, or None if all text is held back. The last piece has ``finish``."""
         unsearched, text = self._text(step)
         finish = step.finish
         text, stopped = self._stops.push(text)
@@ -71,65 +73,71 @@ class SequenceAssembler:
         elif finish is not None:
             text += self._stops.held
         text = unsearched + text
-        self._given += len(text)
-        tokens = self._tokens(all_of_them=finish is not None and not stopped) if self._waiting else ()
-        if not text and not tokens and finish is None and not self.before:
+        self._released += len(text)
+        tokens = self._tokens(is_end=finish is not None and not stopped) if self._waiting else ()
+        if not text and not tokens and finish is None and not self.prefix:
             return None
-        text, self.before = self.before + text, ""
+        text, self.prefix = self.prefix + text, ""
         count, self._uncounted = self._uncounted, 0
         return Piece(*self.key, text, tokens, count, finish)
 
     def _text(self, step: Step) -> tuple[str, str]:
-        """The step's text in two parts: before a stop string may end it (min_tokens), and the rest."""
+        """The step's text in two parts: before ``min_tokens``, where stop strings don't count, and after."""
         push, ids = self._detokenizer.push, step.ids
-        earlier = self.sampling.min_tokens - self.count
+        unsearched = self.sampling.min_tokens - self.count
         self.count += len(ids)
         self._uncounted += len(ids)
         if step.text:
-            self.written.append(step.text)
-            parts = [step.text]
+            self.parts.append(step.text)
+            texts = [step.text]
         elif step.scores:
-            parts = []
-            for number, score in zip(ids, step.scores, strict=True):
-                parts.append(push(number))
-                self._waiting.append((self._begin(number, len(parts[-1])), score))
+            texts = []
+            for token, score in zip(ids, step.scores, strict=True):
+                texts.append(push(token))
+                self._waiting.append((self._token_offset(token, len(texts[-1])), score))
         else:
-            parts = [push(number) for number in ids]
-        if step.finish is not None and not self.written:
-            parts.append(self._detokenizer.flush())
-        if earlier <= 0 or not ids:
-            return "", "".join(parts)
-        return "".join(parts[:earlier]), "".join(parts[earlier:])
+            texts = [push(token) for token in ids]
+        if step.finish is not None and not self.parts:
+            texts.append(self._detokenizer.flush())
+        if unsearched <= 0 or not ids:
+            return "", "".join(texts)
+        return "".join(texts[:unsearched]), "".join(texts[unsearched:])
 
-    def _begin(self, number: int, new: int) -> int:
-        """The offset of a token that has just made ``new`` characters certain: its own length before the end, held back
-        characters included. Part of a character stands where the last complete one ends."""
-        before, self._known = self._known, self._known + new
-        end = self._known + self._detokenizer.held
-        self._offset = max(self._offset, before, end - len(self._show(number)[0]))
+    def _token_offset(self, token: int, new: int) -> int:
+        """Offset of a token that has just added ``new`` characters: its length before the end of the text, including
+        characters that are held back. A part of a character starts where the last complete character ends."""
+        before, self._detokenized = self._detokenized, self._detokenized + new
+        end = self._detokenized + self._detokenizer.held
+        self._offset = max(self._offset, before, end - len(self._text_and_bytes(token)[0]))
         return self._offset
 
-    def _tokens(self, all_of_them: bool) -> Sequence[TokenText]:
-        """The tokens whose text has begun to be given. The others of a stopped text are never shown."""
-        waiting, show = self._waiting, self._show
+    def _tokens(self, is_end: bool) -> Sequence[TokenText]:
+        """Tokens whose text is released, at least in part. The later tokens of a stopped text are dropped."""
+        waiting, text_and_bytes = self._waiting, self._text_and_bytes
         tokens = []
-        while waiting and (all_of_them or waiting[0][0] < self._given):
+        while waiting and (is_end or waiting[0][0] < self._released):
             offset, score = waiting.popleft()
-            top = tuple(TokenText(*show(number), logprob) for number, logprob in score.top)
-            # Spaces that the end has cleaned up were counted.
-            tokens.append(TokenText(*show(score.id), score.logprob, top, min(offset, self._given)))
+            top = tuple(TokenText(*text_and_bytes(token), logprob) for token, logprob in score.top)
+            # The offset counts spaces that the cleanup of the end has removed.
+            offset = min(offset, self._released)
+            tokens.append(TokenText(*text_and_bytes(score.id), score.logprob, top, offset))
         return tokens
 
 
 class Generation:
-    """One request's stream. Enter it, then iterate, in one task: pieces of all sequences come interleaved, and the last
-    one of each has ``finish``.
+    """Stream of one request's pieces. Enter it, then iterate, in one task.
 
-    Leaving it ends the calls to the predictor that still run, and waits for that. The time, ``timeout`` seconds for all
-    ``sequences`` together, runs from its creation. They are in the order of prompts and choices. ``count_text`` counts
-    the tokens of a text if its generator doesn't.
+    The pieces of all sequences are interleaved; each sequence's last piece has ``finish``. Leaving the context cancels
+    the remaining calls to the predictor, and waits until they have ended.
 
-    Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens`` of all sequences so far.
+    Args:
+        sequences: assemblers in the order of prompts and choices.
+        count_text: counts the tokens of a text if its generator doesn't.
+        timeout: seconds for all sequences together, from the creation of this object.
+
+    Attributes:
+        prompt_tokens: tokens of all prompts together.
+        completion_tokens: new tokens of all sequences so far.
     """
 
     def __init__(
@@ -148,68 +156,69 @@ class Generation:
         self._context = context
         self._metrics = metrics.generation
         self.prompt_tokens = prompt_tokens
-        self.completion_tokens = self._uncounted = 0
+        self.completion_tokens = self._uncounted_characters = 0
         self._count_text = count_text
         self._timeout = timeout
-        self._made = perf_counter()
+        self._created = perf_counter()
         self._has_begun = False
-        self._unwritten = self._unread = len(sequences)
+        self._unfinished = self._unread = len(sequences)
         self._tasks: list[asyncio.Task[None]] = []
         self._pieces: deque[Piece] = deque()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._reader: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        """Raised once the pieces before it are read."""
+        """Raised after the pieces before it."""
         self._is_over = False
         self._loop = asyncio.get_running_loop()
         self._expires = self._loop.time() + timeout
         self._timer: asyncio.TimerHandle | None = None
-        self._succeeded: Callable[[Context], None] = lambda _: None
-        self._failed: Callable[[RequestError], None] = lambda _: None
+        self._on_success: Callable[[Context], None] = lambda _: None
+        self._on_failure: Callable[[RequestError], None] = lambda _: None
 
-    def tell(self, succeeded: Callable[[Context], None], failed: Callable[[RequestError], None]) -> None:
-        """Sets callbacks: when all of it was read, and for an error of the predictor that ended it."""
-        self._succeeded, self._failed = succeeded, failed
+    def set_callbacks(self, on_success: Callable[[Context], None], on_failure: Callable[[RequestError], None]) -> None:
+        """Sets the callbacks for a stream that was read to its end, and for one that a predictor's error ended."""
+        self._on_success, self._on_failure = on_success, on_failure
 
     # Reading
 
     def prompt_length(self, sequence: int) -> int:
-        """The tokens of the prompt of a sequence, by its number in the order of prompts and choices."""
+        """Number of tokens of a sequence's prompt; ``sequence`` counts prompts and choices in order."""
         return len(self._sequences[sequence].prompt.ids)
 
     async def __aenter__(self) -> Self:
-        self._tasks = [self._loop.create_task(self._run(one)) for one in self._sequences]
+        self._tasks = [self._loop.create_task(self._run(sequence)) for sequence in self._sequences]
         deadline = self._context.deadline
-        own = deadline is not None and deadline < self._expires
-        self._timer = self._loop.call_at(deadline if deadline is not None and own else self._expires, self._expire, own)
+        is_callers = deadline is not None and deadline < self._expires
+        expires = deadline if deadline is not None and is_callers else self._expires
+        self._timer = self._loop.call_at(expires, self._expire, is_callers)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._is_over = True
         self._pieces.clear()
-        self._error = None  # an error refers to the frames that refer to this object
+        self._error = None  # breaks a reference cycle: the error's traceback leads to this object
         if self._timer is not None:
             self._timer.cancel()
         self._cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._tasks = []  # a task's error refers to its frames, and these to this object
+        self._tasks = []  # the same for the errors of tasks
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Piece:
-        """The next piece of any of the sequences. Raises RequestError if one of them has failed, and with it all."""
+        """Returns the next piece of any sequence. The RequestError of one sequence ends all."""
         pieces = self._pieces
         while not pieces:
             if self._error is not None:
                 if isinstance(self._error, PREDICTORS):
-                    self._failed(self._error)
+                    self._on_failure(self._error)
                 raise self._error
             if self._is_over or not self._unread:
                 if not self._is_over:
-                    self._succeeded(self._context)
+                    self._on_success(self._context)
                 self._is_over = True
                 raise StopAsyncIteration
             self._reader = self._loop.create_future()
@@ -218,102 +227,102 @@ class Generation:
             finally:
                 self._reader = None
         piece = pieces.popleft()
-        if len(pieces) == QUEUED_PIECES - 1:
+        if len(pieces) == MAX_QUEUED_PIECES - 1:
             self._has_room.set()
         if piece.finish is not None:
             self._unread -= 1
         return piece
 
     async def collect(self) -> list[list[Piece]]:
-        """The whole continuations, by prompt and choice. Raises RequestError as iterating does."""
-        pieces: dict[tuple[int, int], list[Piece]] = {one.key: [] for one in self._sequences}
+        """Reads the stream to its end. Returns one piece per text, by prompt and choice. Raises RequestError."""
+        pieces: dict[tuple[int, int], list[Piece]] = {sequence.key: [] for sequence in self._sequences}
         async for piece in self:
             pieces[piece.prompt, piece.choice].append(piece)
-        found: list[list[Piece]] = [[] for _ in range(self._sequences[-1].key[0] + 1)]
+        texts: list[list[Piece]] = [[] for _ in range(self._sequences[-1].key[0] + 1)]
         for (prompt, choice), parts in pieces.items():
-            text = "".join([one.text for one in parts])
-            tokens, count = [token for one in parts for token in one.tokens], sum(one.count for one in parts)
-            found[prompt].append(Piece(prompt, choice, text, tokens, count, parts[-1].finish))
-        return found
+            text = "".join([part.text for part in parts])
+            tokens, count = [token for part in parts for token in part.tokens], sum(part.count for part in parts)
+            texts[prompt].append(Piece(prompt, choice, text, tokens, count, parts[-1].finish))
+        return texts
 
-    def _expire(self, own: bool) -> None:
-        """Ends all at the caller's ``own`` deadline or the service's, even while a client does not read."""
+    def _expire(self, is_callers: bool) -> None:
+        """Ends all sequences at the caller's deadline or the service's timeout, even while the client reads nothing."""
         limit = f"{self._timeout:g} s (--predictor_request_timeout_seconds)"
-        late: RequestError
-        if own:
-            late = CallersDeadline("the text was not finished before the caller's deadline")
+        error: RequestError
+        if is_callers:
+            error = CallersDeadline("the text was not finished before the caller's deadline")
         elif self._reader is not None:
-            late = PredictorTimeout(f"the text was not finished in {limit}, waiting for its turn included")
+            error = PredictorTimeout(f"the text was not finished in {limit}, including the time in the queue")
         else:
-            late = CallersDeadline(f"the text was written, and not read in {limit}")
+            error = CallersDeadline(f"the client did not read the text in {limit}")
         self._pieces.clear()
-        self._fail(late)
+        self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
         self._cancel()
-        self._wake()
+        self._wake_reader()
 
     def _cancel(self) -> None:
         for task in self._tasks:
-            # A second cancellation would interrupt the end of its call.
+            # A second cancellation would interrupt the end of the task's call.
             if not task.cancelling() and task is not asyncio.current_task():
                 task.cancel()
 
-    def _wake(self) -> None:
+    def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # Writing: a task per sequence
+    # Generating: a task per sequence
 
     async def _run(self, sequence: SequenceAssembler) -> None:
         """Queues all pieces of one sequence. Its error ends the others."""
-        ending = "error"
+        finish = "error"
         self._metrics.begin()
         try:
-            last = await self._write(sequence)
-            ending = last.finish or ending
+            last = await self._generate(sequence)
+            finish = last.finish or finish
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                ending = "abandoned"
+                finish = "abandoned"
                 del task
                 raise
-            # Something that the generator waited for was cancelled.
+            # The predictor's call was cancelled, not this task.
             self._fail(PredictorError("the call to the predictor was cancelled"))
             return
         except Exception as error:
             self._fail(error)
             return
         finally:
-            self._metrics.end(ending)
-        self._unwritten -= 1
-        if not self._unwritten:
-            self._context.predict = perf_counter() - self._made
+            self._metrics.end(finish)
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._context.predict = perf_counter() - self._created
             if self._timer is not None:
                 self._timer.cancel()
         await self._put(last)
 
     async def _put(self, piece: Piece) -> None:
-        """Queues a piece, once there is room."""
-        while len(self._pieces) >= QUEUED_PIECES:
+        """Waits for room in the queue, and adds a piece."""
+        while len(self._pieces) >= MAX_QUEUED_PIECES:
             self._has_room.clear()
             await self._has_room.wait()
         self._pieces.append(piece)
-        self._wake()
+        self._wake_reader()
 
-    async def _write(self, sequence: SequenceAssembler) -> Piece:
-        """Queues the pieces of one sequence but the last, and returns that. The call to the predictor is over then: a
-        slow reader must not keep it open."""
+    async def _generate(self, sequence: SequenceAssembler) -> Piece:
+        """Queues all pieces of one sequence but the last, and returns the last one. So the call to the predictor ends
+        first, however slow the reader is."""
         sampling, metrics = sequence.sampling, self._metrics
         if sampling.max_tokens == 0:
-            return Piece(*sequence.key, sequence.before, finish="length")
+            return Piece(*sequence.key, sequence.prefix, finish="length")
         first = last = 0.0
         async with aclosing(self._generator.generate(sequence.prompt, sampling, self._context)) as steps:
             async for step in steps:
                 now = perf_counter()
-                if at_once := not first:
+                if is_first := not first:
                     first = now
                     if not self._has_begun:
                         self._has_begun = True
@@ -329,28 +338,28 @@ class Generation:
                 if piece is None:
                     continue
                 if not self._context.predict:
-                    self._context.predict = perf_counter() - self._made
+                    self._context.predict = perf_counter() - self._created
                 if piece.finish is not None:
                     break
                 await self._put(piece)
             else:
-                raise PredictorError("the predictor ended a text without saying why it is over")
-        if sequence.written and not sequence.count:  # the model gives text alone
-            text = "".join(sequence.written)
+                raise PredictorError("the predictor ended a text without a finish reason")
+        if sequence.parts and not sequence.count:  # the model returns text alone
+            text = "".join(sequence.parts)
             piece.count = await self._count_text(text) if step.total is None else step.total
             self._count(piece.count, -len(text))
         count = sequence.count or piece.count
-        if count > 1 and not at_once:  # else it says nothing about the time between tokens
+        if count > 1 and not is_first:  # a text in one step has no time between tokens
             metrics.per_token.observe((last - first) / (count - 1))
         return piece
 
     def _count(self, tokens: int, characters: int = 0) -> None:
-        """Counts new tokens. Admission alone estimates those of new text by its ``characters``, until they are known:
-        the other numbers can't be taken back."""
+        """Counts new tokens, or ``characters`` of text whose tokens are unknown yet. Only admission uses the estimate
+        for these characters, because counters can't decrease."""
         self.completion_tokens += tokens
         self._metrics.generated_tokens += tokens
-        self._uncounted += characters
-        place = self._context.ticket
-        if place is not None:
-            expected = self._uncounted // CHARACTERS_PER_TOKEN
-            place.charge(self.prompt_tokens + self.completion_tokens + expected)
+        self._uncounted_characters += characters
+        ticket = self._context.ticket
+        if ticket is not None:
+            estimate = self._uncounted_characters // CHARACTERS_PER_TOKEN
+            ticket.charge(self.prompt_tokens + self.completion_tokens + estimate)

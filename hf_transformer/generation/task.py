@@ -1,4 +1,4 @@
-"""The tasks text_generation and text2text_generation: parameters of requests, and the form of answers."""
+"""The tasks text_generation and text2text_generation: request parameters and the format of answers."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ PARAMETERS = (
 
 
 class TextGeneration(Servable):
-    """A decoder alone: the text goes on where the prompt ends.
+    """A decoder alone: the text continues the prompt.
 
-    Answers per instance, in both formats: [{"generated_text": "..."}], with an element for each of
-    num_return_sequences. As a tensor BYTES [instances], the texts, or [instances, n] where there are several of each.
+    A prediction is [{"generated_text": "..."}] in both formats, with num_return_sequences elements. As a tensor the
+    texts are BYTES [instances], or [instances, n] for several texts per instance.
     """
 
     name: ClassVar[str] = "text_generation"
     parameters: ClassVar[Sequence[str]] = PARAMETERS
     other_names: ClassVar[tuple[str, ...]] = ("causal_lm", "text_completion")
     knows_full_text: ClassVar[bool] = True
-    """Whether a prompt and its continuation are one text."""
+    """Whether a prompt and its continuation form one text."""
 
     def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
-        """A request with these parameters and no prompts yet. Raises InvalidInput or TooLarge."""
-        given = Parameters(parameters, self.parameters)
-        given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
-        given.flag("stream", False)  # up to the API
+        """Reads the parameters into a request without prompts. Raises InvalidInput or TooLarge."""
+        reader = Parameters(parameters, self.parameters)
+        reader.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
+        reader.flag("stream", False)  # the API reads it
         defaults = self.settings.generation
-        full = given.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
-        if full and not self.knows_full_text:
-            raise InvalidInput.of(f"parameters.return_full_text: {self.name} gives the new text alone, expected false")
-        tokens = given.one_of(*MAX_TOKENS)
-        if tokens is not None and "max_length" in given:
-            raise InvalidInput.of(f"parameters.max_length: can't be combined with {tokens}, which says what is new")
-        max_length = None if tokens is not None else given.integer("max_length", defaults.max_length, 1)
-        sampling = read_sampling(given, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
-        return GenerationRequest(prompts=(), sampling=sampling, echo=full, max_length=max_length)
+        echo = reader.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
+        if echo and not self.knows_full_text:
+            hint = f"{self.name} returns the new text alone"
+            raise InvalidInput("parameters.return_full_text", "false", "true", hint)
+        tokens = reader.one_of(*MAX_TOKENS)
+        if tokens is not None and "max_length" in reader:
+            raise InvalidInput("parameters.max_length", f"either max_length or {tokens}", "both")
+        max_length = None if tokens is not None else reader.integer("max_length", defaults.max_length, 1)
+        sampling = read_sampling(reader, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
+        return GenerationRequest(prompts=(), sampling=sampling, echo=echo, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:
-        """Reads a request in V1's or V2's form. Raises RequestError for a wrong instance or parameter."""
+        """Reads a V1 or V2 request. Raises RequestError for an invalid instance or parameter."""
         request = self.options(query.parameters)
-        request.prompts = [read_text(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
+        request.prompts = [read_text(text, f"{query.name}[{index}]") for index, text in enumerate(query.instances)]
         request.name = query.name
         return request
 
     def answers(self, texts: Sequence[Sequence[str]]) -> list[Json]:
-        """The predictions. ``texts`` has the whole texts of each prompt, one per choice."""
+        """Predictions from the texts of each prompt, one text per choice."""
         return [[{"generated_text": text} for text in choices] for choices in texts]
 
     def tensor(self, predictions: Sequence[Json], options: GenerationRequest) -> Tensor:
-        """BYTES [instances], or [instances, n] for n texts of each."""
-        texts = [[one["generated_text"].encode() for one in choices] for choices in predictions]
+        """BYTES [instances], or [instances, n] for n texts per instance."""
+        texts = [[choice["generated_text"].encode() for choice in choices] for choices in predictions]
         count = options.sampling.n
         data = np.empty((len(texts), count), np.object_)
         for row, choices in zip(data, texts, strict=True):
@@ -76,8 +77,11 @@ class TextGeneration(Servable):
 
 
 class Text2TextGeneration(TextGeneration):
-    """An encoder-decoder, such as T5 and BART. Parameters and answers are those of text_generation, but the prompt is
-    never part of an answer, and ``max_length`` bounds the answer alone."""
+    """An encoder-decoder, such as T5 and BART.
+
+    It takes the parameters of text_generation. An answer never contains the prompt, and ``max_length`` limits the
+    answer alone.
+    """
 
     name = "text2text_generation"
     other_names = ("summarization", "translation")
@@ -97,4 +101,4 @@ ALL_TASKS: Sequence[tuple[type[Servable], str]] = (
     (Text2TextGeneration, "EncoderDecoderModel"),
     *TASKS,
 )
-"""Every task that can be served, in the form of TASKS."""
+"""All tasks with their architectures' suffixes, in the format of TASKS."""

@@ -1,12 +1,12 @@
-"""Models that continue text and have a tokenizer of their own.
+"""Models that continue text and tokenize it themselves.
 
     text_input, and optionally stream, sampling_parameters (JSON), exclude_input_in_output, return_finish_reason, ...
     -> text_output, and optionally finish_reason, num_output_tokens                  vllm_backend
     text_input, max_tokens, temperature, top_k, ... -> text_output                   tensorrtllm_backend's ensemble
     text_input, sampling_param_max_tokens, ... -> text_output, finish_reason         TensorRT-LLM's LLM API model
-    text_input -> text, the prompt included                                          Triton's tutorial
+    text_input -> text, which begins with the prompt                                 Triton's tutorial
 
-A decoupled model streams the new text, or the whole text so far (LLM API); another one gives all at once.
+A decoupled model streams the new text, or the whole text so far (LLM API). Others return the text in one response.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
-from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, TensorGenerator, numbers
+from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, TensorGenerator, numeric_data
 from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -38,25 +37,27 @@ TEXT_OUTPUTS: Final = ("text_output", "text")
 PARAMETERS: Final = "sampling_parameters"
 REASON, COUNT = "finish_reason", "num_output_tokens"
 _RETURNED: Final = {"return_finish_reason": REASON, "return_num_output_tokens": COUNT}
-"""Inputs that ask for an output."""
+"""Inputs that request an output, and the output."""
 
 _IN_JSON: Final = (
     *("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "ignore_eos"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-"""Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""
+"""Fields of Sampling with the same name and neutral value in vLLM's SamplingParams."""
 
-_UTF8: Final = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
-_BROKEN_OFF: Final = ("abort", "cancelled", "timeout")
-"""Reasons for an end, of vLLM and TensorRT-LLM, after which the text is not whole."""
-_REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
-_COUNTED: Final = Tokenization(whole=True, special_tokens=False)
-_LOCATED: Final = Tokenization(whole=True, special_tokens=False, detail=True)
+_INCOMPLETE: Final = ("abort", "cancelled", "timeout")
+"""Finish reasons of vLLM and TensorRT-LLM that mean an incomplete text."""
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
+_WITHOUT_SPECIAL: Final = Tokenization(whole=True, special_tokens=False)
+_WITH_OFFSETS: Final = Tokenization(whole=True, special_tokens=False, detail=True)
 
 
 class TextGenerator(TensorGenerator):
-    """Sends text and reads text. Tokens are counted with the service's own tokenizer if the model does not count."""
+    """Generator of a model that takes and returns text.
+
+    Counts tokens with the service's own tokenizer if the model does not count them.
+    """
 
     interface: ClassVar[str] = "text"
 
@@ -69,30 +70,30 @@ class TextGenerator(TensorGenerator):
         *,
         executor: Executor,
     ) -> None:
-        """Raises ContractError for a model that is not of this kind."""
+        """Raises ContractError for a model with other tensors."""
         self._decode = tokenizer.decode
         self._counter = TokenCounter(tokenizer, executor)
-        self._first = leading_token(tokenizer)
+        self._leading_token = leading_token(tokenizer)
         self._input = settings.input_names[0] if settings.input_names else TEXT_INPUT
-        names = {one.name for one in spec.outputs}
-        wanted = settings.output_names[:1] or TEXT_OUTPUTS
-        self._output = next((name for name in wanted if name in names), "")
+        names = {tensor.name for tensor in spec.outputs}
+        output_names = settings.output_names[:1] or TEXT_OUTPUTS
+        self._output = next((name for name in output_names if name in names), "")
         super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs
-        self._json = PARAMETERS in inputs
-        self.supported_fields -= {"logprobs"}  # the model does not say which tokens they are of
-        if self._json:
+        self._takes_json = PARAMETERS in inputs
+        self.supported_fields -= {"logprobs"}  # the model does not return the tokens that they belong to
+        if self._takes_json:
             self.supported_fields |= {"max_tokens", "greedy", *_IN_JSON}
-        asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
-        self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
-        # vLLM's backend leaves the prompt out where it streams.
-        self._excludes = not inputs.keys().isdisjoint(EXCLUDING) or ("stream" in inputs and spec.decoupled)
-        # Its model.py sends RequestOutput.text, which grows, where others send what is new.
-        self._grows = spec.decoupled and any(name.startswith(LLM_API) for name in inputs)
-        if problems := self._problems(wanted):
-            raise ContractError(spec.name, problems)
-        self._asked = [inputs[name].tensor(True) for name in asked]
-        if "max_tokens" not in self.supported_fields:
+        returned = [name for name, output in _RETURNED.items() if name in inputs and output in names]
+        self._outputs = [self._output, *(_RETURNED[name] for name in returned)]
+        # vLLM's backend excludes the prompt when it streams.
+        self._excludes_prompt = not inputs.keys().isdisjoint(EXCLUDING) or ("stream" in inputs and spec.decoupled)
+        # The LLM API model streams RequestOutput.text, the whole text so far; other models stream new text.
+        self._cumulative = spec.decoupled and any(name.startswith(LLM_API) for name in inputs)
+        self._require_fit(self._problems(output_names))
+        self._return_flags = [inputs[name].tensor(True) for name in returned]
+        self._truncates = "max_tokens" not in self.supported_fields
+        if self._truncates:
             logger.warning(
                 "%s has no input for max_tokens (%s, or %s): the service truncates its texts, and a text may end "
                 "earlier by the model's own default",
@@ -103,182 +104,168 @@ class TextGenerator(TensorGenerator):
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
-        if not prompt.special_tokens and self._first:  # the model's tokenizer puts it in front
-            text = text.removeprefix(self._first)
-        leading = None if self._excludes else LeadingPrompt(text, partial(self._decode, prompt.ids, True))
-        cuts = "max_tokens" not in self.supported_fields
-        reading = _Reading(
-            self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=cuts, grows=self._grows
-        )
-        held = ""
+        if not prompt.special_tokens and self._leading_token:  # the model's tokenizer adds it again
+            text = text.removeprefix(self._leading_token)
+        prefix = None if self._excludes_prompt else PromptRemover(text, partial(self._decode, prompt.ids, True))
+        reader, whole = TextResponseReader(self, sampling.max_tokens or 1, prefix), ""
         async with aclosing(self._responses(self._tensors(text, sampling), self._outputs, context)) as responses:
             async for tensors in responses:
-                new = reading.take(tensors)
+                new = reader.push(tensors)
                 if not self._decoupled:
-                    held = new  # it comes with the end
-                elif new := await reading.truncated(new):
+                    whole = new  # yielded with the finish reason
+                elif new := await reader.truncate(new):
                     yield Step((), new)
-                if reading.is_over:
+                if reader.is_truncated:
                     break
-        yield await reading.last(held + reading.rest())
+        yield await reader.last(whole + reader.flush())
 
     def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
-        tensors = [self._inputs[self._input].tensor(text), *self._sampled(sampling), *self._asked]
-        if self._json:
-            parameters = orjson.dumps(_parameters(sampling)).decode()
+        tensors = [self._inputs[self._input].tensor(text), *self._sampling_tensors(sampling), *self._return_flags]
+        if self._takes_json:
+            parameters = orjson.dumps(_sampling_params(sampling)).decode()
             tensors.append(self._inputs[PARAMETERS].tensor(parameters))
         return tensors
 
-    def _problems(self, wanted: Sequence[str]) -> list[str]:
-        inputs, outputs = self._inputs, {one.name: one for one in self._spec.outputs}
-        problems = []
+    def _problems(self, output_names: Sequence[str]) -> list[str]:
+        inputs, problems = self._inputs, []
         if self._input not in inputs or not self._output:
+            expected = f"the input {self._input} and the output {' or '.join(output_names)}"
             problems.append(
-                f"A text model has the input {self._input} and the output {' or '.join(wanted)}; this one has "
-                f"{self._tensors_it_has}. Name them so in config.pbtxt, or with --tensor_input_names and "
-                "--tensor_output_names, or set --generation_interface."
+                self._interface_problem(expected, "or with --tensor_input_names and --tensor_output_names, ")
             )
-        if self._output and outputs[self._output].datatype != "BYTES":
-            found = outputs[self._output].datatype
-            problems.append(f"Its output {self._output!r} is {found}; text is TYPE_STRING.")
+        for tensor in self._spec.outputs:
+            if tensor.name == self._output and tensor.datatype != "BYTES":
+                problems.append(f"Its output {tensor.name!r} is {tensor.datatype}; text is TYPE_STRING.")
         for name in (self._input, PARAMETERS, *_RETURNED):
             if name in inputs:
                 problems += inputs[name].problems("flag" if name in _RETURNED else "text")
-        return [*problems, *self._shared_problems(())]
+        return problems
 
 
-def _parameters(sampling: Sampling) -> dict[str, Any]:
-    """vLLM's SamplingParams: every value that is not neutral, and those with another default in other engines."""
-    found: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    found |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(NEUTRAL, name)}
+def _sampling_params(sampling: Sampling) -> dict[str, Any]:
+    """vLLM's SamplingParams: all values that are not neutral, and max_tokens and temperature, whose defaults differ
+    between engines."""
+    params: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    params |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(NEUTRAL, name)}
     if sampling.greedy:
         for field in ("top_k", "top_p", "min_p", "seed"):
-            found.pop(field, None)
-        found["temperature"] = 0.0
-    return found
+            params.pop(field, None)
+        params["temperature"] = 0.0
+    return params
 
 
-class _Reading:
-    """Reads the responses of one call, whose text may have ``most`` tokens.
+class TextResponseReader:
+    """Reads the responses of one call to a text model.
 
-    ``leading`` leaves out the prompt of a model that may give it back. Where the model takes no max_tokens, the text is
-    truncated here (``cuts``); ``is_over`` says whether it was. With ``grows`` each response has the whole text so far.
+    ``prefix`` removes the prompt of a model that may return it. ``is_truncated`` says whether the text was truncated at
+    ``max_tokens``, for a model without an input for it.
     """
 
-    def __init__(
-        self,
-        outputs: Sequence[str],
-        counter: TokenCounter,
-        most: int,
-        leading: LeadingPrompt | None,
-        *,
-        cuts: bool,
-        grows: bool = False,
-    ) -> None:
-        self._outputs = outputs
-        self._counter = counter
-        self._most = most
-        self._leading = leading
-        self._cuts = cuts
-        self._grows = grows
-        self._taken = self._grown = b""  # of a text that grows: the bytes that were taken, and all
+    def __init__(self, generator: TextGenerator, max_tokens: int, prefix: PromptRemover | None) -> None:
+        self._outputs = generator._outputs
+        self._counter = generator._counter
+        self._truncates = generator._truncates
+        self._cumulative = generator._cumulative
+        self._max_tokens = max_tokens
+        self._prefix = prefix
+        self._read = self._received = b""  # of a cumulative text
         self._parts: list[str] = []
-        self._count = 0  # of tokens, if the model counts them
+        self._count = 0  # tokens, if the model counts them
         self._reason: FinishReason | None = None
-        self._decoder = _UTF8("replace")  # a response may end within a character
-        self.is_over = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a response may end within a character
+        self.is_truncated = False
 
-    def take(self, tensors: Mapping[str, Tensor]) -> str:
-        """The new text of one response. Raises PredictorError for other data, and for a text that was broken off."""
-        found = tensors.get(self._outputs[0])
-        new = "" if found is None else self._certain(self._decoder.decode(self._new(_element(found))))
+    def push(self, tensors: Mapping[str, Tensor]) -> str:
+        """Reads one response. Returns its new text. Raises PredictorError for other datatypes and for an incomplete
+        text."""
+        output = tensors.get(self._outputs[0])
+        new = "" if output is None else self._without_prompt(self._decoder.decode(self._new_bytes(_first_text(output))))
         if COUNT in tensors:
-            self._count += int(numbers(tensors[COUNT]).sum())
+            self._count += int(numeric_data(tensors[COUNT]).sum())
         if REASON in tensors:
-            said = _element(tensors[REASON]).decode("utf-8", "replace")
-            self._reason = _REASONS.get(said, self._reason)
-            if said in _BROKEN_OFF:
-                raise PredictorError(f"the predictor has broken the text off (finish_reason {said})")
+            reason = _first_text(tensors[REASON]).decode("utf-8", "replace")
+            self._reason = _FINISH_REASONS.get(reason, self._reason)
+            if reason in _INCOMPLETE:
+                raise PredictorError(f"the predictor returned an incomplete text (finish_reason {reason})")
         return new
 
-    def _new(self, text: bytes) -> bytes:
-        """The part of a response's text that no response before had. Replacement characters at its end are half a
-        character, which the next response may have whole."""
-        if not self._grows:
+    def _new_bytes(self, text: bytes) -> bytes:
+        """The bytes that no earlier response had. Trailing replacement characters are part of a character, which the
+        next response may complete."""
+        if not self._cumulative:
             return text
-        self._grown, whole = text, text
-        while whole.endswith(_REPLACEMENT):
-            whole = whole.removesuffix(_REPLACEMENT)
-        new, self._taken = whole[len(self._taken) :], max(self._taken, whole, key=len)
+        self._received, complete = text, text
+        while complete.endswith(_REPLACEMENT):
+            complete = complete.removesuffix(_REPLACEMENT)
+        new, self._read = complete[len(self._read) :], max(self._read, complete, key=len)
         return new
 
-    def rest(self) -> str:
-        """The text that was held back, after the last response."""
-        rest = self._certain(self._decoder.decode(self._grown[len(self._taken) :], True))
-        if self._leading is not None and (held := self._leading.rest()):
+    def flush(self) -> str:
+        """Returns the text that was held back, after the last response."""
+        rest = self._without_prompt(self._decoder.decode(self._received[len(self._read) :], True))
+        if self._prefix is not None and (held := self._prefix.flush()):
             self._parts.append(held)
             rest += held
         return rest
 
-    async def truncated(self, new: str) -> str:
-        """The new text, up to the last token that there may be."""
-        if not self._cuts or not new:
+    async def truncate(self, new: str) -> str:
+        """Truncates the new text at ``max_tokens``, if the model doesn't."""
+        if not self._truncates or not new:
             return new
-        if self.is_over:
+        if self.is_truncated:
             return ""
         text = "".join(self._parts)
-        kept = await self._counter.end_of(text, self._most)
-        if kept is None:
+        end = await self._counter.end_of(text, self._max_tokens)
+        if end is None:
             return new
-        self.is_over, self._reason = True, "length"
-        return text[len(text) - len(new) : kept]
+        self.is_truncated, self._reason = True, "length"
+        return text[len(text) - len(new) : end]
 
     async def last(self, new: str) -> Step:
-        """The last step, with the rest of the text and the model's reason for the end; without one, the number of
-        tokens decides."""
-        new = await self.truncated(new)
+        """Builds the last step, with the rest of the text. If the model returns no finish reason, the number of tokens
+        decides it."""
+        new = await self.truncate(new)
         if self._reason is not None:
             return Step((), new, (), self._reason)
         if COUNT in self._outputs:
-            return Step((), new, (), "length" if self._count >= self._most else "stop")
+            return Step((), new, (), "length" if self._count >= self._max_tokens else "stop")
         whole = "".join(self._parts)
-        if len(whole.encode()) < self._most:  # every token is a byte at least
+        if len(whole.encode()) < self._max_tokens:  # every token has at least one byte
             return Step((), new, (), "stop")
         count = await self._counter.count(whole)
-        return Step((), new, (), "length" if count >= self._most else "stop", count)
+        return Step((), new, (), "length" if count >= self._max_tokens else "stop", count)
 
-    def _certain(self, text: str) -> str:
-        """The part that is certainly not the prompt's."""
-        if self._leading is not None:
-            text = self._leading.take(text)
+    def _without_prompt(self, text: str) -> str:
+        if self._prefix is not None:
+            text = self._prefix.push(text)
         self._parts.append(text)
         return text
 
 
-def _element(tensor: Tensor) -> bytes:
-    """The first element, of one text."""
+def _first_text(tensor: Tensor) -> bytes:
+    """First element of a predictor's tensor; empty if it has none. Raises PredictorError for other datatypes."""
     if tensor.datatype != "BYTES":
         raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected BYTES")
-    found: bytes = tensor.data.flat[0] if tensor.data.size else b""
-    return found
+    text: bytes = tensor.data.flat[0] if tensor.data.size else b""
+    return text
 
 
-class LeadingPrompt:
-    """Removes ``prompt``, as it was sent, from the beginning of a text that comes in parts.
+class PromptRemover:
+    """Removes ``prompt``, as it was sent, from the beginning of a streamed text.
 
-    ``read_back`` returns it without special tokens, as the model's tokenizer may give a chat back. It is called at most
-    once, and only if the text does not begin with ``prompt``.
+    ``read_back`` returns the prompt without special tokens, as the model's tokenizer may return a chat. It is called
+    at most once, and only if the text does not begin with ``prompt``.
     """
 
     def __init__(self, prompt: str, read_back: Callable[[], str]) -> None:
         self._prompt = prompt
         self._read_back: Callable[[], str] | None = read_back
         self._held = ""
-        self._decided = not prompt
+        self._is_decided = not prompt
 
-    def take(self, text: str) -> str:
-        """The part that is certainly not the prompt's."""
-        if self._decided:
+    def push(self, text: str) -> str:
+        """Adds a chunk. Returns the text that is certainly not the prompt's."""
+        if self._is_decided:
             return text
         self._held += text
         while not self._held.startswith(self._prompt):
@@ -287,12 +274,12 @@ class LeadingPrompt:
             if self._read_back is None:
                 break
             self._prompt, self._read_back = self._read_back(), None
-        self._decided = True
+        self._is_decided = True
         return self._held.removeprefix(self._prompt)
 
-    def rest(self) -> str:
-        """The text that was held back at the end, without a prompt that has lost the special tokens at its own end."""
-        if self._decided:
+    def flush(self) -> str:
+        """Returns the text held back at the end, without a prompt that lacks its trailing special tokens."""
+        if self._is_decided:
             return ""
         if self._read_back is None or not self._held:
             return self._held
@@ -300,38 +287,38 @@ class LeadingPrompt:
 
 
 class TokenCounter:
-    """Counts the tokens of new text with the service's tokenizer; long texts in a thread."""
+    """Counts the tokens of generated text with the service's tokenizer; long texts in a thread."""
 
     def __init__(self, tokenizer: Tokenizer, executor: Executor) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
 
     async def count(self, text: str) -> int:
-        """The number of tokens. Raises InvalidInput for a text that can't be encoded."""
-        return len((await self._encoded(text, _COUNTED)).ids)
+        """Number of tokens. Raises InvalidInput for a text that the tokenizer can't encode."""
+        return len((await self._encode(text, _WITHOUT_SPECIAL)).ids)
 
-    async def end_of(self, text: str, most: int) -> int | None:
-        """The number of characters of the first ``most`` tokens; None if the text has no more tokens."""
-        if len(text.encode()) <= most:
+    async def end_of(self, text: str, max_tokens: int) -> int | None:
+        """Number of characters of the first ``max_tokens`` tokens; None if the text has no more tokens."""
+        if len(text.encode()) <= max_tokens:
             return None
-        encoding = await self._encoded(text, _LOCATED)
-        if len(encoding.ids) <= most:
+        encoding = await self._encode(text, _WITH_OFFSETS)
+        if len(encoding.ids) <= max_tokens:
             return None
         if encoding.offsets is not None:
-            return encoding.offsets[most - 1][1]
-        return len(self._tokenizer.decode(encoding.ids[:most]))
+            return encoding.offsets[max_tokens - 1][1]
+        return len(self._tokenizer.decode(encoding.ids[:max_tokens]))
 
-    async def _encoded(self, text: str, how: Tokenization) -> Encoding:
-        [[encoding]] = await self._tokenizer.encode_off_loop([text], self._executor, how)
+    async def _encode(self, text: str, options: Tokenization) -> Encoding:
+        [[encoding]] = await self._tokenizer.encode_off_loop([text], self._executor, options)
         return encoding
 
 
 def leading_token(tokenizer: Tokenizer) -> str:
-    """The special token that the tokenizer puts in front of every text; empty if it has none, or more than one."""
+    """The one special token that the tokenizer adds before every text; empty for none or several."""
     try:
-        [[bare]] = tokenizer.encode_windows(["a"], _COUNTED)
+        [[bare]] = tokenizer.encode_windows(["a"], _WITHOUT_SPECIAL)
         [[whole]] = tokenizer.encode_windows(["a"], Tokenization(whole=True))
-    except InvalidInput:  # it can't encode any such text
+    except InvalidInput:  # a tokenizer of another alphabet
         return ""
     added = len(whole.ids) - len(bare.ids)
     if added < 1 or whole.ids[1 : 1 + len(bare.ids)] != bare.ids:

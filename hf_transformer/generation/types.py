@@ -1,4 +1,4 @@
-"""The shapes of text generation, and Generator, which each kind of model implements."""
+"""Data types of text generation, and the interface of a generative model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import TextInput
 
 FinishReason = Literal["stop", "length"]
-"""Why a text ended: at an end-of-sequence token or a stop string, or at its largest length."""
+"""Reason for the end of a text: an end-of-sequence token or a stop string, or the limit of new tokens."""
 Interface = Literal["auto", "tokens", "text", "logits"]
-"""The kinds of generative models, as --generation_interface names them; auto goes by the model's tensors."""
+"""Values of --generation_interface; ``auto`` detects the interface from the model's tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of a continuation are chosen. Each default is the neutral value, which changes nothing.
+    """Sampling parameters of one continuation. Each default is neutral: it changes nothing.
 
-    ``max_tokens`` bounds the new tokens, None by the model's length; no text ends before ``min_tokens``. ``greedy``
-    takes the likeliest token, and temperature, top_k, top_p, min_p and seed then mean nothing. ``top_k`` 0 is all.
-    ``logit_bias`` is added to the logits of these ids. The strings in ``stop`` and the tokens in ``stop_token_ids`` end
-    the text and are no part of it; with ``ignore_eos`` end-of-sequence tokens don't. ``logprobs`` asks for the log
-    probability of each token and of so many of the likeliest beside it; None for none. ``n`` is the number of
-    continuations of each prompt.
-
-    ``names`` has the client's name of each field that it changed, for FieldError.
+    Attributes:
+        max_tokens: limit of new tokens; None leaves the model's length as the limit.
+        min_tokens: number of new tokens before which no text ends.
+        greedy: takes the likeliest token, and ignores temperature, top_k, top_p, min_p and seed.
+        top_k: 0 is the whole vocabulary.
+        logit_bias: numbers to add to the logits, by token id.
+        stop: strings that end the text, and are not part of it.
+        stop_token_ids: tokens that end the text, and are not part of it.
+        ignore_eos: treats end-of-sequence tokens like any other token.
+        logprobs: number of likeliest tokens to return beside each token; None returns no log probabilities.
+        n: number of continuations of each prompt.
+        names: per changed field, the client's name of it, or the service's flag (``--top_k``) that set it.
     """
 
     max_tokens: int | None = None
@@ -53,8 +57,8 @@ class Sampling:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, field: str) -> str:
-        """The path of a field, by the client's name, for FieldError."""
-        return f"parameters.{self.names.get(field, field)}"
+        """Path of a field for FieldError, under the client's name."""
+        return f"parameters.{self.names.get(field, field).removeprefix('--')}"
 
 
 NEUTRAL = Sampling()
@@ -64,10 +68,14 @@ NEUTRAL = Sampling()
 class GenerationRequest:
     """One request of any API.
 
-    ``prompts`` are texts or ids (``TokenIds``). ``special_tokens`` says whether the tokenizer adds its own to a text:
-    a rendered chat has them already. ``echo`` puts the prompt in front of each text. ``max_length`` bounds the prompt
-    and the new tokens together (transformers' max_length) if ``sampling.max_tokens`` is None. ``name`` is the client's
-    name of its prompts, for messages; with ``single`` it is one prompt and not a list.
+    Attributes:
+        prompts: texts, or token ids (``TokenIds``).
+        special_tokens: whether the tokenizer adds special tokens to texts; a rendered chat contains them already.
+        echo: starts each text with its prompt.
+        max_length: limit of prompt and new tokens together (transformers' max_length). ``sampling.max_tokens``
+            overrides it.
+        name: the client's name of the prompts, for FieldError.
+        single: whether ``name`` is one prompt and not a list.
     """
 
     prompts: Sequence[TextInput]
@@ -78,11 +86,17 @@ class GenerationRequest:
     name: str = "instances"
     single: bool = False
 
+    def prompt_path(self, index: int) -> str:
+        """Path of a prompt for FieldError."""
+        return self.name if self.single else f"{self.name}[{index}]"
+
 
 @dataclass(slots=True)
 class Prompt:
-    """One prompt: its ``text``, and its ``ids`` [S] from the service's tokenizer, which added its own special tokens if
-    ``special_tokens`` is true."""
+    """A tokenized prompt: ``text`` and ``ids`` [S].
+
+    ``special_tokens`` says whether the service's tokenizer added special tokens, which ``text`` then lacks.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -91,7 +105,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A chosen token's natural log probability, and the likeliest tokens in its place, best first, as (id, logprob)."""
+    """Natural log probability of a chosen token. ``top`` has (id, logprob) of the likeliest tokens, best first."""
 
     id: int
     logprob: float
@@ -100,10 +114,13 @@ class TokenScore:
 
 @dataclass(slots=True)
 class Step:
-    """The new part of a text: token ids, or text if the model gives text.
+    """One increment of a text from a generator: token ids, or text if the model returns text.
 
-    ``scores`` has one element per id if logprobs are asked for. A token that ends the text is never among the ids. The
-    last step has ``finish``, and in ``total`` the number of tokens of a text without ids, if the generator counted.
+    Attributes:
+        ids: new tokens, without a token that ends the text.
+        scores: one element per id if the request asks for logprobs.
+        finish: set in the last step.
+        total: number of tokens of a text without ids, set in the last step if the generator counts them.
     """
 
     ids: Sequence[int] = ()
@@ -115,10 +132,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as a client sees it: its ``text``, and its ``bytes``, which may be part of a character.
+    """A token in an answer: its ``text``, and its ``bytes``, which may be part of a character.
 
-    ``offset`` is its place in the new text, in characters: part of a character has the character's. Tokens of ``top``
-    have none.
+    ``offset`` is the token's start in the new text, in characters; a part of a character has the character's offset.
+    Tokens of ``top`` have no offset.
     """
 
     text: str
@@ -132,7 +149,10 @@ class TokenText:
 class Piece:
     """New text of one continuation: number ``choice`` (0 to n - 1) of prompt number ``prompt``.
 
-    It has ``tokens`` if logprobs are asked for, and the ``count`` of new tokens. The last piece has ``finish``.
+    Attributes:
+        tokens: the tokens of the text if the request asks for logprobs.
+        count: number of new tokens since the previous piece.
+        finish: set in the last piece.
     """
 
     prompt: int
@@ -145,13 +165,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSettings:
-    """The settings of a generator.
+    """Settings of a generator.
 
-    ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. An encoder-decoder's
-    decoder begins with ``decoder_start_ids``. ``max_length`` is the number of tokens that the model takes, for a
-    decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are --tensor_input_names
-    and --tensor_output_names. For a logits model, ``places`` limits the batches and ``caches`` the key-value caches
-    (--max_cache_bytes); generators share both when the model is replaced.
+    Attributes:
+        model_config: content of config.json.
+        eos_ids: end-of-sequence tokens.
+        pad_id: token at masked positions.
+        decoder_start_ids: first tokens of an encoder-decoder's decoder; empty for a decoder alone.
+        max_length: tokens that the model takes; for a decoder alone the prompt and the new tokens together.
+        input_names: --tensor_input_names.
+        output_names: --tensor_output_names.
+        concurrency_limit: limit of a logits model's batches in flight. Generators share it when the model is replaced.
+        cache_budget: budget of key-value caches (--max_cache_bytes), shared in the same way.
     """
 
     model_config: Mapping[str, Any]
@@ -164,35 +189,38 @@ class GeneratorSettings:
     output_names: tuple[str, ...] = ()
     pad_to_multiple_of: int = 1
     scheduling: SchedulerSettings
-    places: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
-    caches: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
+    concurrency_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
+    cache_budget: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
 
 
 class Generator(ABC):
     """One model that continues prompts, on one event loop."""
 
     interface: ClassVar[str]
-    """Its kind, as --generation_interface names it: tokens, text or logits."""
+    """Interface of the model, as --generation_interface names it."""
 
     supported_fields: frozenset[str]
-    """The fields of Sampling that the model, or this class, can honour; a request that sets another one is refused.
-    ``stop`` and ``n`` need no support: the pipeline does both."""
+    """Fields of Sampling that the model or this class supports. A request that sets another field is refused.
+    The pipeline itself supports ``stop`` and ``n``."""
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises RequestError for a request with a text that can never be written. Called before ``generate``."""
+        """Raises RequestError if one of a request's texts can never be generated. Runs before ``generate``."""
         return
 
     @abstractmethod
     def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """One continuation of one prompt, step by step. The caller keeps the deadline.
+        """Generates one continuation, step by step. The caller enforces the deadline.
 
-        Nothing is sent before the first step is asked for. Closing it (``aclose``) or cancelling ends the predictor's
-        work if possible. ``sampling.max_tokens`` is a number here, and the choices of a prompt have different seeds.
-        Raises the predictor's RequestErrors, and InvalidInput for a prompt that can't be continued.
+        Sends nothing before the first step is requested. ``aclose`` and cancellation end the predictor's work if
+        possible. ``sampling.max_tokens`` is not None here, and the choices of a prompt have different seeds.
+
+        Raises:
+            RequestError: the predictor failed.
+            InvalidInput: the model can't continue this prompt.
         """
 
     async def trial(self, prompt: Prompt) -> None:
-        """Generates one token after a short prompt. Raises RequestError if the model can't."""
+        """Generates one token. Raises RequestError if the model can't."""
         sampling = Sampling(max_tokens=1, greedy=True)
         async with aclosing(self.generate(prompt, sampling, Context("trial", {}))) as steps:
             async for _ in steps:

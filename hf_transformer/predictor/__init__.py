@@ -1,4 +1,4 @@
-"""The transports to the predictor, one file each, behind the interface in base.py."""
+"""Opens a predictor: a transport (rest.py or grpc.py), with the layers around it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hf_transformer.predictor.shared_memory import SharedMemory
 
 
 def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
-    """The bare transport of a --predictor_protocol, still to be entered with ``async with``. Raises ConfigError."""
-    # Each is imported alone: gRPC's import costs 3 MB and 18 ms.
+    """The transport of a --predictor_protocol, to be entered with ``async with``. Raises ConfigError."""
+    # Only the transport in use is imported: gRPC's import costs 3 MB and 18 ms.
     if protocol == "v2":
         from hf_transformer.predictor.rest import RestPredictor
 
@@ -29,16 +29,20 @@ def open_predictor(
     retry_budget: float = 0.1,
     circuit_failures: int = 0,
 ) -> Predictor:
-    """The predictor of a --predictor_protocol, still to be entered with ``async with``.
+    """The predictor of a --predictor_protocol, to be entered with ``async with``.
 
-    Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience, which has the other
-    arguments. Raises ConfigError for settings that can't be used.
+    Its layers, from the inside: the transport, SharedMemory if configured, and Resilience, which takes the keyword
+    arguments. Raises ConfigError for invalid settings.
     """
     predictor: Predictor
     predictor = transport = open_transport(protocol, settings)
     if settings.shared_memory_bytes > 0:
-        size, least = settings.shared_memory_bytes, settings.shared_memory_min_bytes
-        predictor = shared = SharedMemory(transport, size, least, warns=settings.shared_memory_warns)
+        predictor = shared = SharedMemory(
+            transport,
+            settings.shared_memory_bytes,
+            settings.shared_memory_min_bytes,
+            warns=settings.shared_memory_warns,
+        )
         metrics.watch_shared_memory(shared.use)
     return Resilience(
         predictor,

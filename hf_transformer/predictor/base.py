@@ -1,4 +1,4 @@
-"""What every predictor transport offers."""
+"""Interfaces of predictors and transports, their settings, and the headers that are forwarded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Outputs = Mapping[str, Tensor]
 class Reply:
     """The outputs of one call.
 
-    ``tensors`` may be views into a buffer that other calls use later, so they are decoded before ``release``, and no
-    thread reads them afterwards. ``release`` may be called more than once.
+    ``tensors`` may be views into a buffer that later calls reuse, so decode them before ``release``, and let no thread
+    read them afterwards. Repeated calls of ``release`` do nothing.
     """
 
     __slots__ = ("_release", "tensors")
@@ -31,7 +31,7 @@ class Reply:
         self._release = release
 
     def release(self) -> None:
-        """Gives the buffer back."""
+        """Returns the buffer for reuse."""
         if self._release is not None:
             release, self._release = self._release, None
             release()
@@ -39,16 +39,15 @@ class Reply:
 
 @dataclass(slots=True)
 class ModelCall:
-    """What the model is asked.
+    """One inference.
 
     Attributes:
-        inputs: tensors in the datatypes that the model declares. Nobody changes them, also after the call.
-        outputs: names of the outputs wanted; no others are sent back.
-        headers: passed on to the predictor. Names are lower-case.
-        sizes: the exact number of bytes of each output whose size is known; only those can travel through shared
-            memory.
-        wanted: whether anybody still waits for the answer; no retry begins once it says no. None is always.
-        cancellable: a cancellation is passed on to the predictor where the transport can.
+        inputs: tensors in the datatypes that the model declares. They stay unchanged, also after the call.
+        outputs: names of the requested outputs; none for all of them.
+        headers: headers to forward to the predictor. Names are lower-case.
+        sizes: the exact size in bytes of each output whose size is known. Only these can use shared memory.
+        wanted: whether a caller still waits for the reply; once it returns False, no retry starts. None means always.
+        cancellable: whether a cancellation is forwarded to the predictor, if the transport can.
     """
 
     inputs: Sequence[Tensor]
@@ -60,15 +59,14 @@ class ModelCall:
 
 
 class Predictor(ABC):
-    """One model on one predictor, over one transport. An async context manager: connections live inside it.
+    """One model on one predictor. An async context manager: connections live inside it.
 
-    Every method raises PredictorUnavailable, PredictorTimeout or PredictorError and nothing else (apart from
-    asyncio.CancelledError); a foreign library's exceptions never leave a transport. Leaving the context breaks open
-    calls off: they raise PredictorUnavailable.
+    Every method raises only PredictorUnavailable, PredictorTimeout, PredictorError and asyncio.CancelledError. Leaving
+    the context ends open calls, which raise PredictorUnavailable.
     """
 
     streams_json: bool = False
-    """Whether the tensors of ``stream`` travel as JSON, as over REST."""
+    """Whether the tensors of ``stream`` are JSON, as over REST."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -79,11 +77,11 @@ class Predictor(ABC):
     ) -> None:
         await self.close()
 
-    async def open(self) -> None:  # noqa: B027 - not every predictor has something to open
-        """Begins the context."""
+    async def open(self) -> None:  # noqa: B027 - optional
+        """Enters the context."""
 
     async def close(self) -> None:  # noqa: B027
-        """Ends the context."""
+        """Leaves the context."""
 
     @abstractmethod
     async def model_spec(self) -> ModelSpec:
@@ -91,51 +89,50 @@ class Predictor(ABC):
 
     @abstractmethod
     async def model_ready(self) -> bool:
-        """Whether the predictor says that this model can infer now."""
+        """Whether the predictor reports the model as ready."""
 
     @abstractmethod
     async def infer(self, call: ModelCall) -> Reply:
-        """Runs the model once. The outputs are verified to be those asked for; the caller checks dtypes and shapes, and
-        calls ``release`` whatever happens.
+        """Runs the model once. The reply has exactly the requested outputs. The caller checks dtypes and shapes, and
+        must call ``release``.
 
-        Cancelling the coroutine ends the waiting at once, not the predictor's work: REST closes the connection, and a
-        gRPC call ends by itself, since a cancellation on the wire can crash Triton before 25.06.
+        Cancelling the coroutine ends the wait at once, but not the predictor's work. REST closes the connection. A gRPC
+        call ends by itself, since a cancellation on the wire can crash Triton before 25.06.
         """
 
     @abstractmethod
     def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
-        """Runs the model once and gives its responses as they come: any number of them from a decoupled model.
+        """Runs the model once and yields its responses as they arrive, any number for a decoupled model.
 
-        Each response is its outputs by name, in arrays that stay valid. It may lack some of those asked for, but never
-        has others, except that no names ask for all. The caller checks dtypes and shapes. Nothing is sent before the
-        first response is asked for, and a slow caller holds the model up. Closing early (``aclose``) or cancelling ends
-        the call at the predictor.
+        A response is its outputs by name, in arrays that stay valid. It may lack requested outputs, but has no others.
+        The caller checks dtypes and shapes. The request is sent on the first iteration, and a slow caller delays the
+        model. Closing early (``aclose``) or cancelling ends the call at the predictor.
 
-        Over gRPC the tensors are as the model made them. Over REST (Triton's generate_stream) they are what JSON tells:
-        one axis, and INT64, FP64, BOOL or BYTES.
+        Over gRPC the tensors have the model's shapes and datatypes. Over REST (Triton's generate_stream), JSON leaves
+        one axis and INT64, FP64, BOOL or BYTES.
         """
 
     def shares(self, size: int) -> bool:
-        """Whether outputs of ``size`` bytes together would travel through shared memory at this moment."""
+        """Whether outputs of ``size`` bytes in total would use shared memory now."""
         return False
 
 
 class UnknownRegion(PredictorUnavailable):
-    """The predictor does not know the shared-memory region, so it has restarted. The model was not run."""
+    """The predictor does not know the shared-memory region, so it has restarted. The model did not run."""
 
 
 class StaleConnection(PredictorUnavailable):
-    """A kept connection ended before the first byte of an answer to a call with a destination. The request may still be
-    under way and write into its places, so it is sent again with others, or with none."""
+    """A reused connection ended before the first byte of the response to a call with a destination. The request may
+    still run and write to its placements, so a retry must use other ones or none."""
 
 
 @dataclass(slots=True)
 class Destination:
-    """Where the outputs of one call go instead of into its response.
+    """The shared memory for the outputs of one call.
 
-    ``region`` is the name that all ``placements`` share. The transport sets ``settled`` once the predictor certainly
-    writes nothing (more) there: it has said how the call ended, or the request was never sent. A call that ends in any
-    other way, such as a lost connection or a timeout, may go on at the predictor.
+    ``region`` is the region of all ``placements``. The transport sets ``settled`` once the predictor certainly writes
+    no more: it has reported the end of the call, or the request was never sent. After a lost connection or a timeout
+    the call may still run at the predictor.
     """
 
     region: str
@@ -144,61 +141,66 @@ class Destination:
 
 
 class Transport(Predictor):
-    """A predictor at the other end of a connection, which can write outputs into a file in /dev/shm that both see, and
-    can be asked what it says of itself."""
+    """A predictor behind a connection, with the V2 protocol's shared-memory extension and its server metadata."""
 
     @abstractmethod
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
-        """Runs the model once; outputs with a placement in ``destination`` are views into that.
+        """Runs the model once. Outputs with a placement in ``destination`` are views of shared memory.
 
-        Also raises UnknownRegion and StaleConnection. Without a destination the transport itself sends a request once
-        more when its connection was stale.
+        Also raises UnknownRegion and StaleConnection. Without a destination, the transport itself sends the request
+        again after a stale connection.
         """
 
     @abstractmethod
     async def register_region(self, name: str, byte_size: int) -> None:
-        """Makes the predictor map the file ``name`` in /dev/shm, of ``byte_size`` bytes. Requests call it by the same
-        name, which was never used before."""
+        """Makes the predictor map the file /dev/shm/``name`` of ``byte_size`` bytes as a region of the same, new
+        name."""
 
     @abstractmethod
     async def unregister_region(self, name: str) -> None:
-        """Makes the predictor unmap a region; nothing happens if it has none of this name.
+        """Makes the predictor unmap a region. An unknown name is no error.
 
-        While a request that writes into it is under way, Triton 24.09 and newer refuse (PredictorError) or wait, and
-        earlier ones crash.
+        While a request writes to the region, Triton 24.09 and newer refuse (PredictorError) or wait, and earlier
+        versions crash.
         """
 
     @abstractmethod
     async def region_names(self) -> Sequence[str]:
-        """The names of all regions that anybody has registered."""
+        """The names of all registered regions, other clients' included."""
 
     @abstractmethod
     async def server_live(self) -> bool:
-        """Whether the server says that it can take requests at all."""
+        """Whether the server reports itself as live."""
 
     @abstractmethod
     async def server_ready(self) -> bool:
-        """Whether the server says that all its models can infer."""
+        """Whether the server reports itself and all its models as ready."""
 
     @abstractmethod
     async def describe_server(self) -> ServerDescription:
-        """Its name, version and extensions."""
+        """The server's name, version and extensions."""
 
     @abstractmethod
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
-        """Every model in its repositories, loaded or not; None where there is no such list: it is an extension."""
+        """Every model in the server's repositories, loaded or not; None without the repository extension."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorSettings:
-    """Where the predictor is and how to talk to it; the same for every transport.
+    """Settings of the predictor, for every transport.
 
-    ``host`` is ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port``; without a port it is 80, or 443 with
-    ``use_ssl``. ``timeout`` is in seconds and bounds one call. ``ca_file`` and ``ca_path`` name a bundle and a folder
-    of certificates to trust instead of the system's; ``cert_file`` and ``key_file`` the certificate to show, none or
-    both. Message limits are gRPC's, in bytes, -1 is unlimited; ``max_response_bytes`` holds for both transports.
-    Outputs of together ``shared_memory_min_bytes`` or more travel through shared memory of ``shared_memory_bytes``; 0
-    is none. ``shared_memory_warns`` is false in all workers but one.
+    Attributes:
+        model_name: the model's name at the predictor.
+        host: ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port``. The default port is 80, with ``use_ssl`` 443.
+        use_ssl: whether connections use TLS.
+        timeout: the limit of one call in seconds.
+        ca_file, ca_path: a bundle and a folder of CA certificates, which replace the system's.
+        cert_file, key_file: the client certificate and its key; both or neither.
+        max_send_message_length, max_receive_message_length: gRPC's message limits in bytes, -1 for none.
+        max_response_bytes: the largest response in bytes, for both transports.
+        shared_memory_bytes: the size of the shared memory for outputs, 0 for none.
+        shared_memory_min_bytes: the total size of a call's outputs from which it uses shared memory.
+        shared_memory_warns: whether this worker logs warnings about shared memory; true in one worker.
     """
 
     model_name: str
@@ -219,25 +221,25 @@ class PredictorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the predictor listens. ``host`` has no brackets, also where it is an IPv6 address."""
+    """The predictor's address. An IPv6 ``host`` has no brackets."""
 
     host: str
     port: int
     use_ssl: bool
 
     def __str__(self) -> str:
-        """``host:port``, as a URL has it."""
+        """``host:port`` in the form of a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def name(self) -> str:
-        """The host in a header: IDNA, or an IPv6 address in brackets, without its zone."""
+        """The host for a header: IDNA, or an IPv6 address in brackets and without its zone."""
         host, _, _ = self.host.partition("%")
         return f"[{host}]" if ":" in host else host.encode("idna").decode()
 
     @property
     def authority(self) -> str:
-        """The value of HTTP's header Host: the name, and the port where it is not the scheme's own."""
+        """The value of the HTTP header Host: the name, and the port unless it is the scheme's default."""
         return self.name if self.port == (443 if self.use_ssl else 80) else f"{self.name}:{self.port}"
 
 
@@ -245,43 +247,43 @@ _ADDRESS = re.compile(r"(?:\[([^]\s/?#@]*:[^]\s/?#@]*)\]|([^][:\s/?#@]+))(?::([0
 
 
 def parse_address(settings: PredictorSettings) -> Address:
-    """Reads ``settings.host``. Raises ConfigError if it is no address, or its host is no host name."""
-    found = _ADDRESS.fullmatch(settings.host)
-    if found is None or not 0 < int(found[3] or 80) < 65536:
+    """Parses ``settings.host``. Raises ConfigError for an invalid address or host name."""
+    match = _ADDRESS.fullmatch(settings.host)
+    if match is None or not 0 < int(match[3] or 80) < 65536:
         raise ConfigError(f"predictor_host is {settings.host!r}, expected HOST, HOST:PORT or [IPV6]:PORT")
-    port = int(found[3] or (443 if settings.use_ssl else 80))
-    address = Address(found[1] or found[2], port, settings.use_ssl)
+    port = int(match[3] or (443 if settings.use_ssl else 80))
+    address = Address(match[1] or match[2], port, settings.use_ssl)
     try:
         address.name.encode("ascii")
     except UnicodeError as exc:
-        raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
+        raise ConfigError(f"predictor_host is {settings.host!r}, expected a valid host name: {exc}") from exc
     return address
 
 
-_FIELD = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*\r\n")
-"""A name that is a token, and octets without control characters, decoded as latin-1 (RFC 9110, 5.5)."""
-MOST_HEADERS = 8000
-"""Characters of all headers together. gRPC refuses a call with more than 8 to 16 KiB of metadata."""
-_OWN_HEADERS = frozenset(
+_HEADER_LINE = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*\r\n")
+"""A header line: a token as the name, and a value without control characters, decoded as latin-1 (RFC 9110, 5.5)."""
+MAX_HEADER_CHARACTERS = 8000
+"""The limit of all forwarded headers together. gRPC refuses a call with more than 8 to 16 KiB of metadata."""
+_TRANSPORT_HEADERS = frozenset(
     (
         "accept accept-encoding connection content-encoding content-length content-type expect host http2-settings"
         " inference-header-content-length keep-alive proxy-connection te trailer transfer-encoding upgrade user-agent"
     ).split()
 )
-"""What a transport sets itself, or what means one connection only."""
+"""Headers that the transport sets itself, or that apply to a single connection."""
 
 
 def forwarded(headers: Mapping[str, str]) -> list[str]:
-    """The headers that describe the request and not its framing, as lines of an HTTP/1.1 head.
+    """The headers to forward, as lines of an HTTP/1.1 head.
 
-    Names that are no tokens, values with control characters, and headers beyond MOST_HEADERS characters are left out:
-    the libraries would refuse the whole call for them.
+    Leaves out headers of the connection and its framing. Also leaves out names that are no tokens, values with control
+    characters, and headers beyond MAX_HEADER_CHARACTERS: the libraries would refuse the whole call for them.
     """
-    left = MOST_HEADERS
+    remaining = MAX_HEADER_CHARACTERS
     lines = []
     for name, value in headers.items():
         line = f"{name}: {value}\r\n"
-        if len(line) <= left and name not in _OWN_HEADERS and _FIELD.fullmatch(line):
-            left -= len(line)
+        if len(line) <= remaining and name not in _TRANSPORT_HEADERS and _HEADER_LINE.fullmatch(line):
+            remaining -= len(line)
             lines.append(line)
     return lines

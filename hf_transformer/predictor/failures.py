@@ -1,17 +1,16 @@
-"""Why calls to a predictor fail: failure codes, and the words and checks that all transports share.
+"""Failure codes of calls to a predictor, and error messages and checks for all transports.
 
-The code is the label ``kind`` of the metrics. It decides whether a call is tried again, and whether the failure speaks
-for a dead predictor.
+The code is the label ``kind`` of the metrics. It decides about a retry, and about the circuit breaker.
 
-    connection      there was no connection, so nothing was sent
-    no_answer       the connection ended before the first byte of an answer
-    lost            it ended, or the call was broken off (a 502 of a proxy), later than that
-    unavailable     the predictor says that it can't now: 503, 404 (it does not have the model), UNAVAILABLE
-    busy            it is there, and has no place for the call: 429, a full queue
-    circuit_open    nothing was sent, since the predictor counts as dead
-    timeout         there was no answer in time
-    error           the predictor's own error, or an answer that breaks the protocol, is not what the model promised or
-                    can't be decoded (NaN)
+    connection      no connection could be opened, so nothing was sent
+    no_answer       the connection ended before the first byte of the response
+    lost            the connection or the call (a 502 of a proxy) ended later than that
+    unavailable     the predictor is unavailable or lacks the model: 503, 404, UNAVAILABLE
+    busy            the predictor is overloaded: 429, a full queue
+    circuit_open    nothing was sent, since the circuit breaker is open
+    timeout         no response came in time
+    error           the predictor's own error, or a response that breaks the protocol, contradicts the model's metadata
+                    or can't be decoded (NaN)
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
 from hf_transformer.types.tensors import Tensor
 
 Arguments = ParamSpec("Arguments")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 CONNECTION: Final = "connection"
 NO_ANSWER: Final = "no_answer"
@@ -38,59 +37,63 @@ ERROR: Final = "error"
 ALL: Final = (CONNECTION, NO_ANSWER, LOST, UNAVAILABLE, BUSY, CIRCUIT_OPEN, TIMEOUT, ERROR)
 
 RETRIED: Final = frozenset({CONNECTION, NO_ANSWER, UNAVAILABLE})
-"""Without BUSY: retries would keep a busy predictor busy."""
+"""Kinds of failures that are retried. Retries after BUSY would keep the predictor busy."""
 DEAD: Final = frozenset({CONNECTION, NO_ANSWER, LOST, UNAVAILABLE})
+"""Kinds of failures that count towards opening the circuit breaker."""
 NEUTRAL: Final = frozenset({TIMEOUT, CIRCUIT_OPEN})
-"""Say neither that the predictor is dead nor that it is not: a model that is slow for some requests answers others."""
+"""Kinds that neither count as a failure nor reset the count. A model that is slow for some requests answers others."""
 
 BUSY_WORDS = ("queue size", "Request timeout expired")
-"""In Triton's messages, of a request that its queue has no place for, or not in time."""
+"""Parts of Triton's messages about a full queue, and about a request that stayed in the queue for too long."""
 
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
 TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
 
 def kind_of(error: RequestError) -> str:
-    """The kind of an error that a predictor raised."""
+    """The failure code of an error that a predictor raised."""
     return error.kind if isinstance(error, PredictorUnavailable | PredictorTimeout) else ERROR
 
 
-def refusal(message: str) -> str:
+def refusal_kind(message: str) -> str:
+    """The failure code of a refusal with this message: BUSY or UNAVAILABLE."""
     return BUSY if any(words in message for words in BUSY_WORDS) else UNAVAILABLE
 
 
-def too_late(where: str, seconds: float) -> PredictorTimeout:
-    """The error for a call whose bound has passed."""
-    return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
+def timeout_error(address: str, seconds: float) -> PredictorTimeout:
+    """The error for a call without a response within ``seconds``."""
+    return PredictorTimeout(f"the predictor at {address} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
 
 
-def malformed(error: Malformed) -> PredictorError:
-    """The service's error for a codec's."""
-    what = "the request can't be written" if isinstance(error, Unwritable) else "the predictor's response is malformed"
-    return PredictorError(f"{what}: {error}")
+def codec_error(error: Malformed) -> PredictorError:
+    """PredictorError with the message of a codec's error."""
+    if isinstance(error, Unwritable):
+        return PredictorError(f"the request can't be written: {error}")
+    return PredictorError(f"the predictor's response is malformed: {error}")
 
 
-def call_codec(function: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
-    """What a function of the codec gives. Raises PredictorError in place of Malformed."""
+def call_codec(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    """Calls a function of a codec. Raises PredictorError in place of Malformed."""
     try:
         return function(*args, **kwargs)
     except Malformed as exc:
-        raise malformed(exc) from exc
+        raise codec_error(exc) from exc
 
 
 def quoted(message: str) -> str:
-    """The predictor's message as it may stand in one of ours: a backend's traceback can be pages long."""
+    """The predictor's message, shortened for another message: a backend's traceback can be pages long."""
     return shorten(message.strip() or "no message", 500)
 
 
-def verified(asked: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:
-    """The outputs, if they are those asked for (all if none are named), or with ``some`` no others. Triton does not
-    check what a model returns. Raises PredictorError for a missing one, and for one that was not asked for.
+def verified(requested: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:
+    """The same outputs. Raises PredictorError for a missing output, and for one that was not requested.
+
+    No ``requested`` names allow all; ``some`` allows missing outputs. Triton does not check the outputs of a model.
     """
-    if outputs.keys() == set(asked):
+    if outputs.keys() == set(requested):
         return outputs
-    missing = [name for name in asked if name not in outputs and not some]
-    unknown = [name for name in outputs if asked and name not in asked]
+    missing = [name for name in requested if name not in outputs and not some]
+    unknown = [name for name in outputs if requested and name not in requested]
     if missing or unknown:
         parts = [f"without the output {', '.join(map(repr, missing))}"] if missing else []
         parts += [f"with {', '.join(map(repr, unknown))}, which was not asked for"] if unknown else []
@@ -99,12 +102,12 @@ def verified(asked: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool 
 
 
 _UNAVAILABLE_WORDS = (*BUSY_WORDS, "unknown model", "is not ready", "is unavailable", "stopped accepting")
-"""In Triton's messages of errors that have the status UNAVAILABLE or NOT_FOUND where they have one."""
+"""Parts of Triton's messages about errors with the status UNAVAILABLE or NOT_FOUND."""
 
 
-def error_from_message(error: str, where: str) -> RequestError:
-    """The error behind a message without a status, which is how one comes in the middle of a stream."""
-    message = f"the predictor at {where} answered: {quoted(error)}"
+def error_from_message(error: str, address: str) -> RequestError:
+    """The error for a message without a status, as in the middle of a stream."""
+    message = f"the predictor at {address} answered: {quoted(error)}"
     if any(words in error for words in _UNAVAILABLE_WORDS):
-        return PredictorUnavailable(message, refusal(error))
+        return PredictorUnavailable(message, refusal_kind(error))
     return PredictorError(message)

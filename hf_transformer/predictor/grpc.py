@@ -1,16 +1,16 @@
 """The V2 protocol over gRPC (grpc.aio), tensors as raw contents.
 
 **Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash a Triton before
-25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call ends by itself, and the result is dropped. When
-more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after the timeout.
+25.06 (its issues 7368 and 8034). After a cancelled ``infer``, its call ends by itself, and the result is dropped. Once
+more than MAX_ABANDONED such calls are open, new calls use another channel, and the old one closes after the timeout.
 Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
 that are closed early.
 
-A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight.
+A channel has one TCP connection at a time. A second one is no faster with 32 small calls in flight.
 
-A channel that is silent for SILENT_SECONDS is asked for ServerLive, and replaced if there is no answer. After a
-malformed frame from a proxy, gRPC can take all later answers for the rest of that frame; its keepalive does not notice,
-since bytes keep arriving.
+After SILENT_SECONDS without a response, a channel is probed with ServerLive, and replaced if there is no response.
+After a malformed frame from a proxy, gRPC can mistake all later responses for the rest of that frame. Its keepalive
+does not notice, since bytes keep arriving.
 """
 
 from __future__ import annotations
@@ -43,53 +43,54 @@ from hf_transformer.predictor.base import (
     parse_address,
 )
 from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, call_codec, quoted, verified
-from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context, system_certificates
+from hf_transformer.predictor.tls import client_certificate, root_certificates, ssl_context, system_certificates
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
-from hf_transformer.protocol.tensors import NOWHERE
+from hf_transformer.protocol.tensors import NO_PLACEMENTS
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take to open, TLS included."""
+"""The time limit for opening a connection, TLS included."""
 
-MOST_ABANDONED: Final = 64
-"""Calls of one channel that may be open without a caller, before new calls get another channel."""
+MAX_ABANDONED: Final = 64
+"""Abandoned calls of one channel beyond which new calls use another channel."""
 
 LINGER_SECONDS = 1.0
-"""In which a ``cancellable`` call may still end by itself; docs/reliability.md has the numbers."""
+"""The delay before a ``cancellable`` call is cancelled on the wire; docs/reliability.md has measurements."""
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
-"""Silence during a call after which the server is pinged, and the time that it has to answer."""
+"""The interval of keepalive pings during a call, and the timeout of one."""
 
-MOST_UNANSWERED: Final = 3
+MAX_UNANSWERED: Final = 3
 SILENT_SECONDS = PING_SECONDS + PONG_SECONDS
-"""A channel is silent after this time, or a shorter timeout of calls, without an answer to MOST_UNANSWERED calls."""
+"""A channel counts as silent if MAX_UNANSWERED calls have had no response for this time, or for the timeout of calls if
+that is shorter."""
 
 _IDLE_SECONDS = 240.0
-"""After which an idle connection is closed: a firewall or NAT on the way may have forgotten it without a word."""
+"""The idle time before a connection is closed. A firewall or NAT drops idle connections silently."""
 
-_METADATA_BYTES = 2**16
-"""Of a response. Triton puts a backend's traceback there, and gRPC's own limit of 16 KiB would hide it."""
+_MAX_METADATA_BYTES = 2**16
+"""The largest metadata of a response. gRPC's default of 16 KiB would hide a backend's traceback."""
 
 _Credentials: TypeAlias = ReloadableFile[grpc.ChannelCredentials]
 
 _EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
 _STREAM_METADATA = ("triton_grpc_error", "true")
-"""Asks Triton (24.08 and newer) to end a failed stream with the error's own status, not only with a message."""
+"""Request metadata: Triton (24.08 and newer) then ends a failed stream with a status, not only with a message."""
 
 
 class GrpcPredictor(Transport):
-    """A predictor behind gRPC, with a connection of its own. Also answers what the doctor asks of the server."""
+    """The transport over gRPC, with its own channel."""
 
     def __init__(self, settings: PredictorSettings) -> None:
         address = parse_address(settings)
         host = f"[{address.host}]" if ":" in address.host else address.name
         self._target = f"dns:///{quote(host, safe='[]:')}:{address.port}"
         self._options = _options(settings, address)
-        self._where = str(address)
+        self._address = str(address)
         self._model_name = settings.model_name
         self._timeout = settings.timeout
         self._credentials: _Credentials | None = None
@@ -97,35 +98,35 @@ class GrpcPredictor(Transport):
             files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
             paths = [path for path in files if path is not None]
             self._credentials = ReloadableFile("certificates for the predictor", paths, lambda: _credentials(settings))
-        self._line: _Channel | None = None
+        self._channel: _Channel | None = None
         self._retired: set[_Channel] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        """The renewal of certificates, channels that are closing, and calls without a caller."""
+        """Background tasks: renewal of certificates, closing channels, abandoned calls."""
 
     async def open(self) -> None:
-        self._line = _Channel(self._target, self._options, self._credentials)
+        self._channel = _Channel(self._target, self._options, self._credentials)
         if self._credentials is not None:
-            self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_line())))
+            self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_channel())))
 
     async def close(self) -> None:
-        lines = [self._open_line(), *self._retired]
-        self._line = None
+        channels = [self._current_channel(), *self._retired]
+        self._channel = None
         for task in self._background:
             task.cancel()
-        for line in lines:
-            await line.channel.close(None)
+        for channel in channels:
+            await channel.grpc_channel.close(None)
         if self._background:
             await asyncio.wait(self._background)
 
     async def model_spec(self) -> ModelSpec:
-        about = await self._ask("ModelMetadata", name=self._model_name)
+        metadata = await self._ask("ModelMetadata", name=self._model_name)
         try:
             config = (await self._ask("ModelConfig", name=self._model_name)).config
         except PredictorError as exc:
             if _status_of(exc) is not StatusCode.UNIMPLEMENTED:
                 raise
             config = None
-        return call_codec(model_spec, about, config)
+        return call_codec(model_spec, metadata, config)
 
     async def model_ready(self) -> bool:
         try:
@@ -136,7 +137,7 @@ class GrpcPredictor(Transport):
             raise
 
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
-        placements = NOWHERE if destination is None else destination.placements
+        placements = NO_PLACEMENTS if destination is None else destination.placements
         model = self._model_name
         request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, placements)
         try:
@@ -154,29 +155,29 @@ class GrpcPredictor(Transport):
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         model = self._model_name
         request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, streamed=True)
-        line = self._line_for_call()
-        connection = line.connection
-        stream = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(call.headers)])
+        channel = self._channel_for_call()
+        connection = channel.connection
+        stream = channel.stream(request, metadata=[_STREAM_METADATA, *metadata_of(call.headers)])
         answered = final = False
         try:
             while (body := await stream.read()) is not _EOF:
-                line.unanswered = 0
-                if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
+                channel.unanswered = 0
+                if final:  # read on to the end of the call, which Triton ends itself; don't cancel it
                     continue
                 error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
-                    raise failures.error_from_message(error, self._where)
+                    raise failures.error_from_message(error, self._address)
                 answered = True
                 if verified(call.outputs, tensors, some=True):
                     yield tensors
         except grpc.aio.AioRpcError as error:
-            line.unanswered = 0
-            raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
+            channel.unanswered = 0
+            raise self._failed(error, channel, connection, failures.LOST if answered else failures.NO_ANSWER) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise self._closed() from None  # by closing the channel
+            raise self._closed() from None  # closing the channel cancels its calls
         finally:
             stream.cancel()  # does nothing to a call that has ended
 
@@ -204,101 +205,104 @@ class GrpcPredictor(Transport):
         except PredictorError as exc:
             if _status_of(exc) is None:
                 raise
-            return None  # it has no such method, or has it switched off
+            return None  # the server has no such method, or it is disabled
         return call_codec(repository_entries, index)
 
     async def _ask(self, method: str, **fields: str | int) -> Any:
-        """The response to a call other than an inference. The timeout is its bound."""
+        """The response of a method other than inference, within the timeout."""
         try:
             async with asyncio.timeout(self._timeout):
                 body = await self._call(method, codec.encode_request(method, **fields))
         except TimeoutError as exc:
-            raise failures.too_late(self._where, self._timeout) from exc
+            raise failures.timeout_error(self._address, self._timeout) from exc
         return call_codec(codec.decode_response, method, body)
 
     async def _call(
         self, method: str, request: bytes, metadata: Sequence[tuple[str, str]] = (), cancellable: bool = False
     ) -> bytes:
-        """The response of a unary call."""
-        line = self._line_for_call()
-        connection = line.connection
+        """The serialized response of a unary call. See the module's docstring for its cancellation."""
+        channel = self._channel_for_call()
+        connection = channel.connection
         loop = asyncio.get_running_loop()
-        call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
+        call = asyncio.ensure_future(channel.method(method)(request, metadata=metadata))
         ended = asyncio.Event()
         call.add_done_callback(lambda _: ended.set())
         try:
-            await ended.wait()  # a cancellation of this leaves the call alone
+            await ended.wait()  # cancelling this does not cancel the call
         except asyncio.CancelledError:
             self._keep(call)
             if cancellable:
                 loop.call_later(LINGER_SECONDS, call.cancel)  # does nothing to a call that has ended
             else:
-                line.abandoned.add(call)
-                call.add_done_callback(line.abandoned.discard)
-                if len(line.abandoned) > MOST_ABANDONED and line is self._line:
-                    self._replace_line()
+                channel.abandoned.add(call)
+                call.add_done_callback(channel.abandoned.discard)
+                if len(channel.abandoned) > MAX_ABANDONED and channel is self._channel:
+                    self._replace_channel()
             raise
-        if call.cancelled():  # only closing the channel does that
+        if call.cancelled():  # by closing the channel
             raise self._closed()
-        line.unanswered = 0
+        channel.unanswered = 0
         try:
             return call.result()
         except grpc.aio.AioRpcError as error:
-            raise self._failed(error, line, connection, failures.NO_ANSWER) from error
+            raise self._failed(error, channel, connection, failures.NO_ANSWER) from error
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
-        """Holds a task that nobody waits for until it ends."""
+        """Keeps a reference to a background task until it ends."""
         self._background.add(task)
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled():
-            task.exception()  # or asyncio would log that nobody has asked for it
+            task.exception()  # or asyncio would log an exception that was never retrieved
 
-    def _open_line(self) -> _Channel:
-        if self._line is None:
+    def _current_channel(self) -> _Channel:
+        """The channel for new calls. Raises PredictorUnavailable after ``close``."""
+        if self._channel is None:
             raise self._closed()
-        return self._line
+        return self._channel
 
-    def _line_for_call(self) -> _Channel:
+    def _channel_for_call(self) -> _Channel:
         """The channel for a new call; starts a liveness check if the channel is silent."""
-        line, now = self._open_line(), asyncio.get_running_loop().time()
-        if not line.unanswered:
-            line.silent_since = now
-        elif line.unanswered >= MOST_UNANSWERED and now - line.silent_since > min(SILENT_SECONDS, self._timeout):
-            line.unanswered, line.silent_since = 0, now
-            self._keep(asyncio.create_task(self._require_answer(line)))
-        line.unanswered += 1
-        return line
+        channel, now = self._current_channel(), asyncio.get_running_loop().time()
+        if not channel.unanswered:
+            channel.silent_since = now
+        elif channel.unanswered >= MAX_UNANSWERED and now - channel.silent_since > min(SILENT_SECONDS, self._timeout):
+            channel.unanswered, channel.silent_since = 0, now
+            self._keep(asyncio.create_task(self._probe_channel(channel)))
+        channel.unanswered += 1
+        return channel
 
-    async def _require_answer(self, line: _Channel) -> None:
-        """Replace a channel that does not answer ServerLive, which Triton answers even while a model is slow."""
-        call = asyncio.ensure_future(line.method("ServerLive")(codec.encode_request("ServerLive"), metadata=()))
-        self._keep(call)  # past its time it is left to end with the channel
+    async def _probe_channel(self, channel: _Channel) -> None:
+        """Replaces a channel without a response to ServerLive, which Triton answers even while a model is slow."""
+        call = asyncio.ensure_future(channel.method("ServerLive")(codec.encode_request("ServerLive"), metadata=()))
+        self._keep(call)  # after the timeout it ends with the channel
         answered, _ = await asyncio.wait([call], timeout=min(PONG_SECONDS, self._timeout))
-        if not answered and line is self._line:
+        if not answered and channel is self._channel:
             logger.warning(
-                "the predictor at %s does not answer on an open connection; new calls get another one", self._where
+                "the predictor at %s does not answer on an open connection; new calls get another one", self._address
             )
-            self._replace_line()
+            self._replace_channel()
 
-    def _replace_line(self) -> None:
-        """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
-        old, self._line = self._open_line(), _Channel(self._target, self._options, self._credentials)
+    def _replace_channel(self) -> None:
+        """Uses another channel for new calls. The old one closes after the timeout, when its calls have ended."""
+        old, self._channel = self._current_channel(), _Channel(self._target, self._options, self._credentials)
         self._retired.add(old)
         self._keep(asyncio.create_task(self._retire(old)))
 
-    async def _retire(self, line: _Channel) -> None:
+    async def _retire(self, channel: _Channel) -> None:
         await asyncio.sleep(self._timeout)
-        self._retired.discard(line)
-        await line.channel.close(None)
+        self._retired.discard(channel)
+        await channel.grpc_channel.close(None)
 
     def _closed(self) -> PredictorUnavailable:
-        return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", failures.LOST)
+        return PredictorUnavailable(f"the connections to the predictor at {self._address} are closed", failures.LOST)
 
-    def _failed(self, error: grpc.aio.AioRpcError, line: _Channel, connection: _Connection, lost: str) -> RequestError:
-        """The service's error; ``lost`` is the kind of one whose connection ended."""
+    def _failed(
+        self, error: grpc.aio.AioRpcError, channel: _Channel, connection: _Connection, lost: str
+    ) -> RequestError:
+        """The service's error for gRPC's; ``lost`` is the failure code for a lost connection."""
         status, details, tls = error.code(), _reason(error), self._credentials is not None
         if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
             status = StatusCode.UNAVAILABLE
@@ -310,81 +314,86 @@ class GrpcPredictor(Transport):
                 " (a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
                 "--max_predictor_response_bytes and the predictor's own limits)"
             )
-        elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
+        elif kind == failures.CONNECTION and not tls and any(words in details for words in _NOT_GRPC):
             advice = " (if that is its REST port, use --predictor_protocol=v2)"
         elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
             advice = f" ({TLS_FLAGS} ask for TLS)"
-        said = _SAID.get(status, f"answered {status.name}")
-        found = _ERRORS.get(status, PredictorError)(f"the predictor at {self._where} {said}: {quoted(details)}{advice}")
-        if isinstance(found, PredictorUnavailable):
-            found.kind = kind
+        problem = _PROBLEMS.get(status, f"answered {status.name}")
+        message = f"the predictor at {self._address} {problem}: {quoted(details)}{advice}"
+        failure = _ERRORS.get(status, PredictorError)(message)
+        if isinstance(failure, PredictorUnavailable):
+            failure.kind = kind
             if kind in (failures.LOST, failures.NO_ANSWER):
-                found.connection = connection
-                if line.connection is connection:
-                    line.connection = _Connection()
-        return found
+                failure.connection = connection
+                if channel.connection is connection:
+                    channel.connection = _Connection()
+        return failure
 
 
 class _Connection:
-    """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it."""
+    """The identity of a channel's present connection, which gRPC hides. All calls between two losses share it."""
 
 
 class _Channel:
-    """A channel with its methods, made once."""
+    """A gRPC channel with its methods and the state of its calls."""
 
     def __init__(self, target: str, options: Sequence[tuple[str, Any]], credentials: _Credentials | None) -> None:
         if credentials is None:
-            self.channel = grpc.aio.insecure_channel(target, options)
+            self.grpc_channel = grpc.aio.insecure_channel(target, options)
         else:
-            self.channel = grpc.aio.secure_channel(target, credentials.value, options)
+            self.grpc_channel = grpc.aio.secure_channel(target, credentials.value, options)
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
-        self.unanswered = 0  # calls begun since the last answer to any call
-        self.silent_since = 0.0  # when the first of them began, in the loop's time
-        self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
-        # What makes a unary call of a method, with bytes in and out.
+        self.unanswered = 0  # calls started since the last response to any call
+        self.silent_since = 0.0  # the start of the first of them, in the loop's time
+        self.stream: Any = self.grpc_channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
+        # Unary methods by name, with bytes in and out.
         self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(
-            lambda name: self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
+            lambda name: self.grpc_channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
         )
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers as gRPC metadata, without those that gRPC would fail the call for: binary keys (``-bin``), its own
-    (``grpc-``), and values that are not ASCII."""
+    """The forwarded headers as gRPC metadata.
+
+    Leaves out headers for which gRPC would fail the call: binary keys (``-bin``), reserved keys (``grpc-``), and values
+    that are not ASCII.
+    """
     metadata = []
-    for line in forwarded(headers):
-        key, _, value = line.removesuffix("\r\n").partition(": ")
+    for header in forwarded(headers):
+        key, _, value = header.removesuffix("\r\n").partition(": ")
         if value.isascii() and not key.endswith("-bin") and not key.startswith("grpc-"):
             metadata.append((key, value))
     return metadata
 
 
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
-    # What stands for Host: always with the port. TLS expects this host in the certificate.
+    # The equivalent of Host, always with the port. TLS expects this host in the certificate.
     authority = f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
-    longest = settings.max_receive_message_length
-    largest = settings.max_response_bytes if longest == -1 else min(longest, settings.max_response_bytes)
+    max_receive = settings.max_response_bytes
+    if settings.max_receive_message_length != -1:
+        max_receive = min(max_receive, settings.max_receive_message_length)
     return [
         ("grpc.default_authority", authority),
         ("grpc.max_send_message_length", settings.max_send_message_length),
-        ("grpc.max_receive_message_length", largest),
-        ("grpc.max_metadata_size", _METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
-        # Else channels with the same arguments share a connection, also with one that is to be replaced.
+        ("grpc.max_receive_message_length", max_receive),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+        # By default, channels with the same arguments share a connection, even a broken one that is being replaced.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
-        # A bit per algorithm: identity alone. Compressed logits cost Triton far more time than they save.
+        # A bit per algorithm: only identity. Compressing logits costs Triton far more time than it saves.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # A restarted predictor is found again within some 0.3 s. The minimum is the bound of one attempt, not a pause.
+        # Reconnects to a restarted predictor within 0.3 s. The minimum is the timeout of one attempt, not a pause.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
         ("grpc.dns_min_time_between_resolutions_ms", 500),
         ("grpc.dns_ares_query_timeout", int(CONNECT_SECONDS * 1000)),
         ("grpc.client_idle_timeout_ms", int(_IDLE_SECONDS * 1000)),
-        # At most two pings after each request, and none without a call: gRPC's servers (Triton's too) end a connection
-        # with too_many_pings at the fourth ping that they get in five minutes without sending anything themselves.
+        # At most two pings after each request, and none without a call. gRPC servers such as Triton close a connection
+        # with too_many_pings at the fourth ping within five minutes in which they send nothing.
         ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", int(PONG_SECONDS * 1000)),
         ("grpc.http2.ping_timeout_ms", int(PONG_SECONDS * 1000)),
@@ -394,29 +403,30 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
 
 
 def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
-    """The certificates to trust and to show, read now. Raises ConfigError where they can't be used."""
-    ssl_context(settings)  # checks what gRPC would only complain about in a handshake
-    roots, own = root_certificates(settings), own_certificate(settings)
-    if roots is None:  # gRPC would take a list of its own
+    """Reads the trusted and the client certificates. Raises ConfigError if they can't be used."""
+    ssl_context(settings)  # validates the files, which gRPC does only in a handshake
+    roots, client = root_certificates(settings), client_certificate(settings)
+    if roots is None:  # gRPC would use its own list
         roots = system_certificates()
     pem = None if roots is None else roots.encode("ascii", "replace")
-    return grpc.ssl_channel_credentials(pem, *((own.key, own.chain) if own is not None else ()))
+    return grpc.ssl_channel_credentials(pem, *((client.key, client.chain) if client is not None else ()))
 
 
-# What became of a call.
+# gRPC statuses and messages as errors
 
 _ERRORS: Mapping[StatusCode, type[RequestError]] = {
     StatusCode.UNAVAILABLE: PredictorUnavailable,
     StatusCode.NOT_FOUND: PredictorUnavailable,
-    StatusCode.CANCELLED: PredictorUnavailable,  # by the server, which is going away
+    StatusCode.CANCELLED: PredictorUnavailable,  # by a server that shuts down
     StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
     StatusCode.PERMISSION_DENIED: PredictorDenied,
     StatusCode.UNAUTHENTICATED: PredictorDenied,
 }
-"""The errors behind statuses; PredictorError is behind all others."""
+"""The errors for statuses; PredictorError for all others."""
 
-_SAID = {StatusCode.UNAVAILABLE: "is unavailable", StatusCode.DEADLINE_EXCEEDED: "gave no answer in time"}
-_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)  # around the reason, when gRPC itself ends a call
+_PROBLEMS = {StatusCode.UNAVAILABLE: "is unavailable", StatusCode.DEADLINE_EXCEEDED: "gave no answer in time"}
+_STREAM_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)
+"""gRPC's wrapper around the reason when it ends a call itself."""
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "name resolution failure")
 _BROKEN_FRAMES = "Failed parsing HTTP/2"
@@ -429,46 +439,46 @@ _LOST = (
     "GOAWAY received",
     _BROKEN_FRAMES,
 )
-_NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
-"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2 (also UNKNOWN); the
-connection ended; the server may speak something else."""
+_NOT_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
+"""Parts of gRPC's messages with the status UNAVAILABLE: without a connection, after broken HTTP/2 frames (UNKNOWN too),
+after a lost connection, and from a server of another protocol."""
 
 _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
-"""In messages with the status INTERNAL about a lost connection. Triton says INTERNAL too when a model fails."""
+"""Parts of messages with the status INTERNAL about a lost connection. A failed model of Triton is INTERNAL, too."""
 
 _REFUSALS = (*failures.BUSY_WORDS, "stopped accepting", "unknown model")
-"""In Triton's own messages with the status UNAVAILABLE. Those of a proxy are about connections lost during a call."""
+"""Parts of Triton's messages with the status UNAVAILABLE. A proxy's messages are about lost connections."""
 
 _ENDED = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.ALREADY_EXISTS, StatusCode.UNIMPLEMENTED}
 )
-"""Statuses after which the predictor certainly does nothing more for a call."""
+"""Statuses after which the predictor has certainly ended a call."""
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
     details = error.details() or ""
-    removed = _REMOVED.fullmatch(details)
-    return removed[1] if removed is not None else details
+    match = _STREAM_REMOVED.fullmatch(details)
+    return match[1] if match is not None else details
 
 
 def _kind(status: StatusCode, details: str, lost: str) -> str:
-    """Which failure code a status has."""
+    """The failure code for a status and its message."""
     if status is StatusCode.CANCELLED:
         return failures.LOST
     if status is StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED):
         return failures.CONNECTION
     if status is StatusCode.UNAVAILABLE and any(words in details for words in _LOST):
         return lost
-    return failures.refusal(details)
+    return failures.refusal_kind(details)
 
 
 def _status_of(error: RequestError) -> StatusCode | None:
-    """The status behind an error, None where it came from elsewhere."""
+    """The gRPC status that caused an error, None for another cause."""
     return error.__cause__.code() if isinstance(error.__cause__, grpc.aio.AioRpcError) else None
 
 
 def has_ended(error: RequestError) -> bool:
-    """Whether a failed call has certainly ended at the predictor too; not sure is no."""
+    """Whether a failed call has certainly ended at the predictor, too."""
     cause = error.__cause__
     if not isinstance(cause, grpc.aio.AioRpcError):
         return False

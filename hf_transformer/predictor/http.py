@@ -1,17 +1,18 @@
-"""An HTTP/1.1 client for one server: many small calls, large bodies, and answers that are read while they come.
+"""An HTTP/1.1 client for one server, for many small calls, large bodies and streamed responses.
 
-It knows no redirects, cookies, proxies, compression, pipelining or deadlines. Cancelling a call closes its connection.
+It has no redirects, cookies, proxies, compression, pipelining or timeouts of calls. Cancelling a call closes its
+connection.
 
     HttpError
     ├── NotHttp             the first bytes are not HTTP/1
-    ├── MalformedAnswer     HTTP/1, but against its rules, or over a limit on its framing
+    ├── MalformedAnswer     invalid HTTP/1.1, or over a limit on its framing
     ├── AnswerTooLarge      the body is larger than allowed
     ├── ConnectTimeout      no connection could be opened in time
-    └── Disconnected        the connection ended, or was closed here, before the answer was whole
+    └── Disconnected        the connection ended, or was closed here, before the end of the answer
         ├── NoAnswer            and before the first byte of the answer
         └── ClientClosed        the client was closed before anything was sent
 
-Calls also raise OSError (such as ssl.SSLError) where there is no connection and nothing was sent.
+Calls also raise OSError (such as ssl.SSLError) if no connection can be opened; nothing was sent then.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from hf_transformer.predictor.base import Address
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take to open: a host that drops packets would cost the whole timeout."""
+"""The time limit for opening a connection. A host that drops packets would use up the whole timeout of a call."""
 
-FRAMING_LIMIT: Final = 2**16
-"""Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers."""
+MAX_FRAMING_BYTES: Final = 2**16
+"""Bytes that may arrive without a byte of the body: the head, interim answers, chunk sizes, trailers."""
 
 _SWEEP_SECONDS = 15.0
 _SWEEPS = 4
-"""An idle connection is closed at its fourth sweep, after 45 to 60 seconds. Proxies and load balancers forget one after
-60 seconds or more, and some of them silently."""
+"""Idle connections are closed at their fourth sweep, after 45 to 60 seconds. Proxies and load balancers drop them after
+60 seconds or more, some of them silently."""
 
-_CLOSING_SECONDS = 1.0
-_BUFFER = 2**14
-"""Bytes that are read with a head. A larger body goes where ``Room`` says, so that its tensors are aligned."""
+_CLOSE_SECONDS = 1.0
+_BUFFER_BYTES = 2**14
+"""The size of the read buffer for heads and small bodies. ``AllocateBody`` provides the memory of larger bodies."""
 
-_MOST_UNREAD: Final = 2**17
-"""Bytes of a streamed body that wait for their reader. With more, the connection is not read from."""
+_MAX_UNREAD_BYTES: Final = 2**17
+"""Received bytes of a streamed body beyond which the connection pauses reading."""
 
-_STALE: Final = frozenset({400, 408})
-"""Statuses with which servers and proxies close an idle connection: 408 by RFC 9110 (15.5.9), 400 by habit."""
+_STALE_STATUSES: Final = frozenset({400, 408})
+"""Statuses with which servers and proxies close an idle connection: 408 by RFC 9110 (15.5.9), 400 in practice."""
 
-Room = Callable[[int, Mapping[bytes, bytes]], memoryview]
-"""Allocates the memory for a body of so many bytes, whose answer has these header fields. Its errors reach the caller
-of the request."""
+AllocateBody = Callable[[int, Mapping[bytes, bytes]], memoryview]
+"""Allocates memory for a body, from its size in bytes and the answer's headers. The caller of the request gets its
+errors."""
 
 
 class HttpError(Exception):
@@ -62,7 +63,7 @@ class NotHttp(HttpError):
 
 
 class MalformedAnswer(HttpError):
-    """The answer breaks the rules of HTTP/1.1, or its framing is over a limit."""
+    """The answer is invalid HTTP/1.1, or its framing is over a limit."""
 
 
 class AnswerTooLarge(HttpError):
@@ -74,7 +75,7 @@ class ConnectTimeout(HttpError):
 
 
 class Disconnected(HttpError):
-    """The connection ended, or was closed here, before the answer was whole."""
+    """The connection ended, or was closed here, before the end of the answer."""
 
 
 class NoAnswer(Disconnected):
@@ -87,7 +88,7 @@ class ClientClosed(Disconnected):
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer. Field names are lower-case; the values of a repeated field are joined by commas."""
+    """A complete answer. Header names are lower-case; commas join the values of a repeated header."""
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -95,19 +96,19 @@ class Answer:
 
 
 class Client:
-    """Connections to one server, as many as there are calls under way, each kept for the calls that follow.
+    """A pool of connections to one server, with one connection per concurrent call.
 
-    The idle connection that was used last is taken first, so that the others age and are closed. If a kept connection
-    ends before an answer, the request is sent once more, on a new connection. The same holds for an answer that has a
-    status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer says so again.
+    The most recently used idle connection is reused first, so that the others age and are closed. If a reused
+    connection ends before an answer, the request is sent again on a new connection. The same holds for an answer with a
+    status of ``_STALE_STATUSES`` that ends the connection: for a bad request, the second answer is the same.
 
-    Without ``tls`` it is plain TCP. ``room`` allocates the memory for bodies. An answer of more than ``largest_body``
-    bytes raises AnswerTooLarge; streamed bodies have no such limit.
+    Without ``tls`` connections are plain TCP. An answer of more than ``max_body`` bytes raises AnswerTooLarge; streamed
+    bodies have no such limit.
     """
 
-    def __init__(self, address: Address, tls: ssl.SSLContext | None, room: Room, largest_body: int) -> None:
-        self.room = room
-        self.largest_body = largest_body
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, allocate: AllocateBody, max_body: int) -> None:
+        self.allocate = allocate
+        self.max_body = max_body
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.idle: list[Connection] = []
@@ -117,21 +118,22 @@ class Client:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def request(self, *data: bytes | memoryview) -> Answer:
-        """Sends a request whose repetition does no harm, and gives its answer, whatever its status.
+        """Sends an idempotent request and returns its answer of any status.
 
-        ``data`` is the whole head and the body, in any number of pieces. Nobody may change them before the answer is
-        there.
+        ``data`` is the head and the body, in any number of pieces, which must not change before the answer is complete.
         """
         return (await self.begin(data, whole=True)).answer()
 
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> Connection:
-        """As ``request``, but gives the connection, once the head of the answer has come, or with ``whole`` all of it.
-        The caller then calls ``answer``, or reads the body and calls ``leave``."""
+        """Sends an idempotent request, and waits for the head of its answer, or with ``whole`` for the whole answer.
+
+        The caller then calls ``answer``, or reads the body and calls ``leave``.
+        """
         if self.idle:
             connection = self.idle.pop()
             try:
                 await connection.begin(data, whole)
-                if connection.keep_alive or connection.status not in _STALE:
+                if connection.keep_alive or connection.status not in _STALE_STATUSES:
                     return connection
                 connection.leave()
             except NoAnswer:
@@ -141,7 +143,7 @@ class Client:
         return connection
 
     async def connect(self) -> Connection:
-        """A new connection, for one call."""
+        """Opens a new connection, for one call."""
         if self.closed:
             raise ClientClosed("the client is closed")
         connection = Connection(self)
@@ -151,7 +153,7 @@ class Client:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.loop.create_connection(lambda: connection, host, port, ssl=tls, server_hostname=name)
         except BaseException as exc:
-            connection.abort()  # it may be open, if this was cancelled in the same turn of the event loop
+            connection.abort()  # it is open if the cancellation came in the same turn of the event loop
             if isinstance(exc, TimeoutError):
                 raise ConnectTimeout(f"no connection within {CONNECT_SECONDS:g} s") from exc
             raise
@@ -166,7 +168,7 @@ class Client:
         return connection
 
     async def close(self) -> None:
-        """Closes every connection. Calls under way raise Disconnected."""
+        """Closes every connection. Calls in flight raise Disconnected."""
         self.closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -174,7 +176,7 @@ class Client:
         for connection in connections:
             connection.abort()
         if connections:
-            await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSING_SECONDS)
+            await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_SECONDS)
 
     def _sweep(self) -> None:
         for connection in tuple(self.idle):
@@ -187,14 +189,14 @@ class Client:
 class Connection(asyncio.BufferedProtocol):
     """One connection: one call at a time, from ``begin`` to ``answer`` or ``leave``.
 
-    The parser reads heads, chunked bodies and what comes in the same read as the head. The rest of a body of known
-    length is received where it stays.
+    The parser reads heads, chunked bodies, and the bytes that arrive with a head. The rest of a body of known length is
+    received into its final memory.
 
     Attributes:
-        open: whether it can still send and receive.
-        sweeps: how many have found it idle since its last call.
-        lost: done when the socket is closed.
-        status, headers: of the answer to the present call; the status is 0 until its head has come.
+        open: whether the connection can send and receive.
+        sweeps: the number of sweeps since its last call.
+        lost: a future, done when the socket is closed.
+        status, headers: those of the present answer; the status is 0 before its head.
         keep_alive: whether the answer allows another request on this connection.
     """
 
@@ -208,19 +210,19 @@ class Connection(asyncio.BufferedProtocol):
         self._client = client
         self._transport: asyncio.Transport
         self._parser: HttpResponseParser
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._waiter: asyncio.Future[None] = client.loop.create_future()
         self._whole = True
-        self._complete = True  # nothing more of an answer is to come
+        self._complete = True  # whether the answer has ended, or no call is in flight
         self._fault: Exception | None = None
         self._framing = 0  # bytes since the last byte of the body
-        self._fields: dict[bytes, bytes] = {}  # of the head or the trailer that is being read
-        self._body: bytes | bytearray | memoryview = b""  # what has come of it, and is not read yet
-        self._unfilled: memoryview | None = None  # the rest of a body of known length, once it has to be waited for
+        self._fields: dict[bytes, bytes] = {}  # of the present head or trailer
+        self._body: bytes | bytearray | memoryview = b""  # the received, unread part
+        self._unfilled: memoryview | None = None  # the rest of a body of known length
         self._paused = False
 
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> None:
-        """Sends a request and waits for the head of its answer, or with ``whole`` for all of it."""
+        """Sends a request and waits for the head of its answer, or with ``whole`` for the whole answer."""
         self._whole, self._complete = whole, False
         self._framing = self.status = 0
         try:
@@ -232,13 +234,13 @@ class Connection(asyncio.BufferedProtocol):
             raise
 
     def answer(self) -> Answer:
-        """The answer after ``begin`` with ``whole``; the call is then over."""
+        """Ends the call after ``begin`` with ``whole``, and returns its answer."""
         body = self._body
         self.leave()
         return Answer(self.status, self.headers, memoryview(body))
 
     async def read(self) -> bytes:
-        """The next bytes of a body that is read while it comes; none at its end."""
+        """The next bytes of a streamed body, empty at its end."""
         while not self._body:
             if self._complete:
                 return b""
@@ -250,25 +252,25 @@ class Connection(asyncio.BufferedProtocol):
         return data
 
     def leave(self) -> None:
-        """Ends the call. The connection is closed unless it can serve another one: the answer was whole, the request
-        was all sent, and nothing else has come."""
+        """Ends the call. The connection becomes idle if the request and the answer are complete, and is closed
+        otherwise."""
         self._body = b""
-        whole = self._complete and self.keep_alive and self.open and not self._paused
-        if whole and not self._transport.get_write_buffer_size():
+        reusable = self._complete and self.keep_alive and self.open and not self._paused
+        if reusable and not self._transport.get_write_buffer_size():
             self.keep_alive = False
             self.sweeps = 0
             self._client.idle.append(self)
         else:
             self._complete = True
-            self._fault = self._unfilled = None  # a raised fault's traceback leads to this connection
+            self._fault = self._unfilled = None  # breaks the cycle through the traceback of a raised fault
             self.abort()
 
     def abort(self) -> None:
-        """Closes the connection at once. A call under way fails."""
+        """Closes the connection at once. A call in flight fails."""
         self._fail(Disconnected("the connection was closed here"))
 
     def _progress(self) -> asyncio.Future[None]:
-        """Done when something has come. Raises the fault that ended the connection, if one has."""
+        """A future, done when data has arrived. Raises the fault that ended the connection, if any."""
         if self._fault is not None:
             raise self._fault
         self._waiter = self._client.loop.create_future()
@@ -288,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._wake()
 
-    # The event loop calls these.
+    # Callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -299,14 +301,14 @@ class Connection(asyncio.BufferedProtocol):
         return self._buffer if self._unfilled is None else self._unfilled
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._complete or not self.open:  # nobody has asked for this
+        if self._complete or not self.open:  # unsolicited data
             self.abort()
             return
         if self._unfilled is not None:
             self._unfilled = self._unfilled[nbytes:]
             if not self._unfilled:
                 self._unfilled = None
-                self._parser = HttpResponseParser(self)  # the old one still waits for this body
+                self._parser = HttpResponseParser(self)  # the old one still expects this body
                 self._complete = True
                 self._wake()
             return
@@ -316,17 +318,17 @@ class Connection(asyncio.BufferedProtocol):
             if not self._complete:
                 self._check_progress()
         except (HttpParserError, HttpParserUpgrade) as exc:
-            if self._complete:  # something came behind the answer
+            if self._complete:  # data followed the answer
                 self.keep_alive = False
             else:
-                self._fail(self._described(exc, nbytes))
+                self._fail(self._parse_error(exc, nbytes))
         except Exception as exc:  # the event loop would only log it
             self._fail(exc)
         if self._complete or not self._whole:
             self._wake()
 
     def eof_received(self) -> None:
-        """The server has closed its side. The transport closes the other one, since None is returned."""
+        """The server has closed its side. Returning None lets the transport close the other one."""
         until_end = self.status and not self.headers.keys() & {b"content-length", b"transfer-encoding"}
         if until_end and self.open and not self._complete:
             self._complete = True
@@ -341,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    # The parser calls these. What they raise ends the parsing.
+    # Callbacks of the parser. An error that they raise ends the parsing.
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -363,25 +365,24 @@ class Connection(asyncio.BufferedProtocol):
             return
         coding = headers.get(b"transfer-encoding")
         if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
-            # Two readers of such an answer may see two ends of it, which is how answers are smuggled.
-            shown = coding[:80].decode("latin-1")
-            raise MalformedAnswer(f"the Transfer-Encoding is {shown!r}, in HTTP/{version}")
+            # Parsers disagree about the end of such an answer, which allows smuggling.
+            raise MalformedAnswer(f"the Transfer-Encoding is {coding[:80].decode('latin-1')!r}, in HTTP/{version}")
         self.headers, self._fields = headers, {}
         self.keep_alive = parser.should_keep_alive()
         self.status = status
 
     def on_body(self, piece: bytes) -> None:
         self._framing = 0
-        # A list of pieces would take 40 times the bytes of a body whose chunks have one byte each.
+        # A list of pieces would take 40 times the memory for a body in chunks of one byte.
         if isinstance(self._body, bytearray):
             self._body += piece
         else:
             self._body = bytearray(b"".join((self._body, piece))) if self._body else piece
         size = len(self._body)
         if self._whole:
-            if size > self._client.largest_body:
-                raise AnswerTooLarge(f"it has {size} bytes or more, the limit is {self._client.largest_body}")
-        elif size > _MOST_UNREAD and not self._paused:
+            if size > self._client.max_body:
+                raise AnswerTooLarge(f"it has {size} bytes or more, the limit is {self._client.max_body}")
+        elif size > _MAX_UNREAD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
@@ -389,19 +390,19 @@ class Connection(asyncio.BufferedProtocol):
         self._complete = self.status != 0  # else it was an interim answer
 
     def _check_progress(self) -> None:
-        """After a read: makes room for a body of known length, or raises if nothing of a body comes."""
-        if self._framing > FRAMING_LIMIT:
-            raise MalformedAnswer(f"its head has more than {FRAMING_LIMIT} bytes")
+        """Allocates a body of known length after its head. Raises MalformedAnswer and AnswerTooLarge over a limit."""
+        if self._framing > MAX_FRAMING_BYTES:
+            raise MalformedAnswer(f"its head has more than {MAX_FRAMING_BYTES} bytes")
         if self.status and self._whole and b"content-length" in self.headers:
-            size, most = int(self.headers[b"content-length"]), self._client.largest_body
-            if size > most:
-                raise AnswerTooLarge(f"it has {size} bytes, the limit is {most}")
-            body, received = self._client.room(size, self.headers), len(self._body)
+            size, limit = int(self.headers[b"content-length"]), self._client.max_body
+            if size > limit:
+                raise AnswerTooLarge(f"it has {size} bytes, the limit is {limit}")
+            body, received = self._client.allocate(size, self.headers), len(self._body)
             body[:received] = self._body
             self._body, self._unfilled = body, body[received:]
 
-    def _described(self, exc: Exception, nbytes: int) -> HttpError:
-        if isinstance(exc.__context__, HttpError):  # a callback of this class has raised it
+    def _parse_error(self, exc: Exception, nbytes: int) -> HttpError:
+        if isinstance(exc.__context__, HttpError):  # raised by a callback of this class
             return exc.__context__
         first = bytes(self._buffer[: min(nbytes, 40)])
         if self._framing == nbytes and not self.status and not first.startswith(b"HTTP/1."[: len(first)]):
@@ -409,11 +410,11 @@ class Connection(asyncio.BufferedProtocol):
         return MalformedAnswer(str(exc))
 
     def _ended(self, cause: Exception | None) -> Disconnected:
-        """The error for a connection that ends here: the server has closed it, or it has broken off."""
+        """The error for a lost connection; ``cause`` is None if the server has closed it."""
         begun = self.status or self._framing
-        kind, where = (Disconnected, "in the middle of its answer") if begun else (NoAnswer, "without an answer")
+        kind, stage = (Disconnected, "in the middle of its answer") if begun else (NoAnswer, "without an answer")
         if cause is None:
-            return kind(f"it closed the connection {where}")
-        error = kind(f"{getattr(cause, 'strerror', None) or cause or type(cause).__name__} ({where})")
+            return kind(f"it closed the connection {stage}")
+        error = kind(f"{getattr(cause, 'strerror', None) or cause or type(cause).__name__} ({stage})")
         error.__cause__ = cause
         return error

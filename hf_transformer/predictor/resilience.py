@@ -1,18 +1,17 @@
-"""What surrounds every call to a predictor: one bound in time, retries, a circuit breaker, and counts of errors.
+"""Timeout, retries, circuit breaker and error counts for calls to a predictor.
 
-**Bound.** All tries of one call together, pauses included, have ``timeout`` seconds. A stream has them for its first
-response, and again for each silence between two responses.
+**Timeout.** All attempts of one call together, pauses included, have ``timeout`` seconds. A stream has them for its
+first response, and again for each following one.
 
-**Retries.** A call is tried again if it certainly was not answered (failures.RETRIED). The pause before retry n is
-drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that callers don't come back together. A budget bounds retries:
-each call adds ``retry_budget`` of one, each second adds one, and each retry takes one.
+**Retries.** A call is retried if it certainly had no response (failures.RETRIED). The pause before retry n is random
+between 0 and min(0.05 * 2**n, 2) seconds, which spreads concurrent retries. A budget limits retries: each call adds
+``retry_budget``, each second adds 1, and each retry takes 1.
 
-**Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (failures.DEAD),
-calls are refused at once with the last reason, and a probe in the background asks whether the model is ready until it
-is. Calls that are under way at that moment are left alone. Any answer resets the count, also an error of the model's or
-a full queue. A timeout says little, since a model that is slow for some requests answers others: MOST_UNANSWERED of
-them with no answer in between count as one failure, and cancelled calls don't count. The end of a connection that calls
-share counts once.
+**Circuit breaker.** After ``circuit_failures`` consecutive calls with an unavailable predictor (failures.DEAD), calls
+fail at once with the last reason, and a background probe asks for the model's readiness until it is ready. Calls in
+flight continue. Any response resets the count, even a model's error or a full queue. Timeouts count less, since a model
+that is slow for some requests answers others: MAX_UNANSWERED timeouts without a response in between count as one
+failure. Cancelled calls don't count. The end of a shared connection counts once.
 """
 
 from __future__ import annotations
@@ -35,62 +34,42 @@ from hf_transformer.types.tensors import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-FIRST_RETRY, LONGEST_RETRY = 0.05, 2.0
-"""Seconds that a pause before a retry has at most, doubling from the first to the longest."""
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 2.0
+"""The longest random pause before the first retry; it doubles with each retry up to the maximum."""
 
-RETRIES_IN_HAND, RETRIES_PER_SECOND = 10.0, 1.0
-"""Retries that the budget begins with and holds at most, and gains: a service with few calls needs some, too."""
+MAX_BUDGET, BUDGET_PER_SECOND = 10.0, 1.0
+"""Initial and maximum retry budget; refill per second, for services with few calls."""
 
-PROBE_SECONDS = 5.0
-"""How long the predictor may take to say whether it is ready."""
+PROBE_TIMEOUT_SECONDS = 5.0
+"""The timeout of one readiness probe."""
 
-FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
-"""Seconds before a probe, doubling from the first to the longest; an answered call begins anew."""
+MIN_PROBE_SECONDS, MAX_PROBE_SECONDS = 0.1, 2.0
+"""The pause before the first probe, which doubles up to the maximum. A successful call resets it."""
 
-
-MOST_UNANSWERED = 3
-"""Consecutive timeouts that count as one failure of the circuit breaker. Only calls begun after the last such failure
-count, so that concurrent calls count once."""
-
-
-class Bound:
-    """Cancels the current task after so many seconds, unless its ``timer`` is cancelled before. asyncio.timeout does
-    the same, and takes 5 us instead of 1."""
-
-    __slots__ = ("_cancelled", "_others", "_task", "timer")
-
-    def __init__(self, seconds: float) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("there is no task to cancel")
-        self._task = task
-        self._others = task.cancelling()
-        self._cancelled = False
-        self.timer = asyncio.get_running_loop().call_later(seconds, self._pass)
-
-    def _pass(self) -> None:
-        self._cancelled = True
-        self._task.cancel()
-
-    def has_passed(self) -> bool:
-        """Whether a cancellation is this one's alone. It is then over; to be asked once."""
-        return self._cancelled and self._task.uncancel() <= self._others
+MAX_UNANSWERED = 3
+"""Consecutive timeouts that count as one failure of the circuit breaker. Only calls started after the last such failure
+count, so concurrent calls count once."""
 
 
 class Resilience(Predictor):
-    """Another predictor with a bound, retries and a circuit breaker around ``infer`` and ``stream``; see above.
+    """Wraps a predictor's ``infer`` and ``stream`` with a timeout, retries and a circuit breaker, as described above.
 
-    ``inner`` is entered and left with this, ``where`` is the predictor's address, for messages. One call is tried again
-    ``retries`` times at most. ``circuit_failures`` of 0 is no circuit breaker. ``sleep``, ``jitter`` (0 to 1) and
-    ``clock`` (seconds) are for tests.
+    Args:
+        inner: the predictor, entered and left with this one.
+        address: the predictor's address, for messages.
+        timeout: seconds for one call.
+        retries: the most retries of one call.
+        retry_budget: the part of a retry that each call adds to the budget.
+        circuit_failures: consecutive failures that open the circuit; 0 for no circuit breaker.
+        sleep, jitter, clock: replaced in tests. ``jitter`` is random from 0 to 1, ``clock`` is in seconds.
     """
 
     def __init__(
         self,
         inner: Predictor,
-        where: str,
+        address: str,
         timeout: float,
         metrics: Metrics,
         *,
@@ -103,7 +82,7 @@ class Resilience(Predictor):
     ) -> None:
         self.inner = inner
         self.streams_json = inner.streams_json
-        self._where = where
+        self._address = address
         self._timeout = timeout
         self._retries = retries
         self._circuit_failures = circuit_failures
@@ -112,29 +91,30 @@ class Resilience(Predictor):
         self._jitter = jitter
         self._clock = clock
         self._budget_per_call = retry_budget
-        self._budget_limit = max(RETRIES_IN_HAND, retry_budget)
-        self._budget = RETRIES_IN_HAND
+        self._budget_limit = max(MAX_BUDGET, retry_budget)
+        self._budget = MAX_BUDGET
         self._budget_since = clock()
         self._reason: str | None = None
-        """Why the predictor counts as dead; None while it does not."""
+        """The reason of the open circuit, None while it is closed."""
         self._failures_in_a_row = 0
         self._unanswered = 0
-        self._silences = 0
-        """Timeouts since the last answer, and the number of failures counted for timeouts."""
+        """Timeouts since the last response or counted failure."""
+        self._timeout_failures = 0
+        """Failures counted for timeouts so far."""
         self._ended_connections = WeakSet[object]()
         """Connections whose end has counted as a failure."""
         self._generation = 0
-        """How often the predictor has come back. Failures of calls from before that do not count."""
+        """The number of recoveries so far. Failures of calls from before the last recovery do not count."""
         self._probe: asyncio.Task[None] | None = None
-        self._probe_pause = FIRST_PROBE
+        self._probe_pause = MIN_PROBE_SECONDS
         self._closed = False
         metrics.circuit_open.set_function(lambda: self.is_open)
-        for kind in failures.ALL:  # each is shown from the start
+        for kind in failures.ALL:  # so that each has a sample from the start
             metrics.predictor_errors.add(0, kind)
 
     @property
     def is_open(self) -> bool:
-        """Whether the circuit is open: the predictor counts as dead, and calls are refused."""
+        """Whether the circuit is open, so that calls fail at once."""
         return self._reason is not None
 
     async def open(self) -> None:
@@ -159,17 +139,17 @@ class Resilience(Predictor):
         return self.inner.shares(size)
 
     def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
-        return self._answer(partial(self.inner.infer, call), call.wanted or (lambda: True))
+        return self._attempt(partial(self.inner.infer, call), call.wanted or (lambda: True))
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
-        """Only what has not responded yet is tried again. A stream that breaks off later is a failure of its own."""
+        """Streams the responses. Retries only before the first one; a later failure counts separately."""
 
-        async def begun() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
+        async def start() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
             responses = self.inner.stream(call)
             return responses, await anext(responses, None)
 
         generation = self._generation
-        responses, response = await self._answer(begun, lambda: True)
+        responses, response = await self._attempt(start, lambda: True)
         async with aclosing(responses):
             while response is not None:
                 yield response
@@ -180,46 +160,43 @@ class Resilience(Predictor):
                     self._count_failure(error, generation)
                     raise
                 except TimeoutError as exc:
-                    raise self._too_late() from exc
+                    raise self._timeout_error() from exc
 
-    async def _answer(self, call: Callable[[], Awaitable[Answer]], wanted: Callable[[], bool]) -> Answer:
-        """What one call gives, tried again where that may be."""
+    async def _attempt(self, call: Callable[[], Awaitable[Result]], wanted: Callable[[], bool]) -> Result:
+        """The result of one call, with retries, a timeout and the circuit breaker."""
         if self._reason is not None:
             self._refuse(self._reason)
-        generation, silences, retry = self._generation, self._silences, 0
+        generation, timeout_failures, retry = self._generation, self._timeout_failures, 0
         self._budget += self._budget_per_call
-        bound = Bound(self._timeout)
+        deadline = asyncio.get_running_loop().time() + self._timeout
         try:
-            while True:
-                try:
-                    answer = await call()
-                    break
-                except PredictorUnavailable as error:
-                    await self._pause_or_raise(error, retry, bound.timer.when(), wanted)
-                    retry += 1
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        result = await call()
+                        break
+                    except PredictorUnavailable as error:
+                        await self._pause_or_raise(error, retry, deadline, wanted)
+                        retry += 1
         except RequestError as error:
             self._count_failure(error, generation)
             raise
-        except asyncio.CancelledError:
-            if bound.has_passed():
-                late = self._too_late()
-                self._count_silence(late, silences, generation)
-                raise late from None
-            raise
-        finally:
-            bound.timer.cancel()
+        except TimeoutError:
+            timeout_error = self._timeout_error()
+            self._count_timeout(timeout_error, timeout_failures, generation)
+            raise timeout_error from None
         self._failures_in_a_row = self._unanswered = 0
-        self._probe_pause = FIRST_PROBE
-        return answer
+        self._probe_pause = MIN_PROBE_SECONDS
+        return result
 
     async def _pause_or_raise(
-        self, error: PredictorUnavailable, retry: int, ends: float, wanted: Callable[[], bool]
+        self, error: PredictorUnavailable, retry: int, deadline: float, wanted: Callable[[], bool]
     ) -> None:
-        """Returns when the next try may begin; raises ``error`` if there is to be none."""
+        """Waits for the pause before the next attempt. Raises ``error`` if there is none."""
         if retry >= self._retries or error.kind not in failures.RETRIED:
             raise error
-        pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
-        if asyncio.get_running_loop().time() + pause >= ends or not wanted():
+        pause = self._jitter() * min(MIN_RETRY_SECONDS * 2**retry, MAX_RETRY_SECONDS)
+        if asyncio.get_running_loop().time() + pause >= deadline or not wanted():
             raise error
         if not self._withdraw_retry():
             self._metrics.retries_denied.add(1)
@@ -230,33 +207,37 @@ class Resilience(Predictor):
         self._metrics.retries.add(1)
 
     def _withdraw_retry(self) -> bool:
-        """Takes one retry out of the budget; False if there is none."""
+        """Takes one retry from the budget; False if the budget is used up."""
         now = self._clock()
-        gained = (now - self._budget_since) * RETRIES_PER_SECOND
-        self._budget = min(self._budget + gained, self._budget_limit)
+        refill = (now - self._budget_since) * BUDGET_PER_SECOND
+        self._budget = min(self._budget + refill, self._budget_limit)
         self._budget_since = now
         if self._budget < 1.0:
             return False
         self._budget -= 1.0
         return True
 
-    def _too_late(self) -> PredictorTimeout:
-        """The error for a bound that has passed, counted."""
+    def _timeout_error(self) -> PredictorTimeout:
+        """Counts a timeout in the metrics and makes its error."""
         self._metrics.predictor_errors.add(1, failures.TIMEOUT)
-        return failures.too_late(self._where, self._timeout)
+        return failures.timeout_error(self._address, self._timeout)
 
-    def _count_silence(self, error: PredictorTimeout, silences: int, generation: int) -> None:
-        """Count a timeout of a call; ``silences`` is the value of ``_silences`` when it began."""
-        if silences != self._silences:
+    def _count_timeout(self, error: PredictorTimeout, timeout_failures: int, generation: int) -> None:
+        """Counts a call's timeout for the circuit breaker, unless timeouts counted as a failure since its start.
+
+        ``timeout_failures`` and ``generation`` are the values at the start of the call.
+        """
+        if timeout_failures != self._timeout_failures:
             return
         self._unanswered += 1
-        if self._unanswered >= MOST_UNANSWERED:
+        if self._unanswered >= MAX_UNANSWERED:
             self._unanswered = 0
-            self._silences += 1
+            self._timeout_failures += 1
             if generation == self._generation:
                 self._add_failure(error)
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
+        """Counts an error in the metrics and for the circuit breaker."""
         kind = failures.kind_of(error)
         self._metrics.predictor_errors.add(1, kind)
         if kind in failures.NEUTRAL or generation != self._generation:
@@ -272,7 +253,7 @@ class Resilience(Predictor):
         self._add_failure(error)
 
     def _add_failure(self, error: RequestError) -> None:
-        """Count a failure, and open the circuit when the limit is reached."""
+        """Counts a failure, and opens the circuit at the limit."""
         self._failures_in_a_row += 1
         if self.is_open:
             self._reason = str(error)
@@ -282,8 +263,8 @@ class Resilience(Predictor):
             self._start_probe()
 
     def _refuse(self, reason: str) -> Never:
-        """Raises for a call that is not sent."""
-        if self._probe is None or self._probe.done():  # somebody has cancelled it
+        """Raises PredictorUnavailable for a call while the circuit is open."""
+        if self._probe is None or self._probe.done():  # done: it was cancelled from outside
             self._start_probe()
         self._metrics.predictor_errors.add(1, failures.CIRCUIT_OPEN)
         raise PredictorUnavailable(
@@ -299,13 +280,13 @@ class Resilience(Predictor):
     async def _probe_until_ready(self) -> None:
         while self.is_open:
             await self._sleep(self._probe_pause * (0.5 + self._jitter() / 2))
-            self._probe_pause = min(self._probe_pause * 2, LONGEST_PROBE)
+            self._probe_pause = min(self._probe_pause * 2, MAX_PROBE_SECONDS)
             try:
-                async with asyncio.timeout(PROBE_SECONDS):
+                async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                     ready = await self.inner.model_ready()
                 self._reason = None if ready else "the predictor says that the model is not ready"
             except TimeoutError:
-                self._reason = f"the predictor did not say in {PROBE_SECONDS:g} s whether it is ready"
+                self._reason = f"the predictor did not say in {PROBE_TIMEOUT_SECONDS:g} s whether it is ready"
             except Exception as error:
                 self._reason = str(error) or type(error).__name__
                 if not isinstance(error, RequestError):

@@ -1,4 +1,4 @@
-"""REST: the V2 protocol over HTTP/1.1 with binary tensors both ways."""
+"""The transport over REST: the V2 protocol over HTTP/1.1, with binary tensors in both directions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures, http
 from hf_transformer.predictor.base import (
+    Address,
     Destination,
     ModelCall,
     Outputs,
@@ -30,30 +31,30 @@ from hf_transformer.predictor.tls import ssl_context
 from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.json_text import parse_answer
-from hf_transformer.protocol.tensors import NOWHERE, Malformed, shorten
+from hf_transformer.protocol.tensors import NO_PLACEMENTS, Malformed, shorten
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
-_NOT_THERE: Final = frozenset({400, 404, 405, 501})
-"""What servers say of a route that they do not have. Triton's list of models may also be switched off."""
+_UNSUPPORTED: Final = frozenset({400, 404, 405, 501})
+"""Statuses of servers without a route. Triton's repository index may also be disabled."""
 
 _UNAVAILABLE: Final[Mapping[int, str]] = {404: failures.UNAVAILABLE, 429: failures.BUSY, 502: failures.LOST, 503: ""}
-"""Statuses that mean that the predictor can't take the request or does not have the model, and their failure codes.
-That of 503 depends on the message. 429 and 502 come from proxies on the way."""
+"""Failure codes for statuses of an unavailable predictor or a missing model. The code for 503 depends on the message.
+Proxies send 429 and 502."""
 
-_OTHERS: Final = {401: PredictorDenied, 403: PredictorDenied, 504: PredictorTimeout}
-"""Other statuses that are no PredictorError."""
+_ERRORS: Final = {401: PredictorDenied, 403: PredictorDenied, 504: PredictorTimeout}
+"""The errors for other statuses; PredictorError for all the rest."""
 
-_OF_PROXIES: Final = frozenset({408, 429, 502, 504})
-"""Statuses that a proxy sends for a call that may still go on behind it."""
+_PROXY_STATUSES: Final = frozenset({408, 429, 502, 504})
+"""Statuses that a proxy sends while the call may still run at the predictor."""
 
-_JOINED: Final = 2**16
-"""Tensors of a larger request are sent from where they are: joining 100 MB of keys and values takes 50 ms."""
+_MAX_JOINED_BYTES: Final = 2**16
+"""The largest request that is joined before sending. Joining 100 MB of keys and values takes 50 ms."""
 
-_ALIGNMENT, _WORTH_ALIGNING = 64, 2**14
-"""Bytes, and those of a body from which on alignment saves more than finding the address costs."""
+_ALIGNMENT_BYTES, _MIN_ALIGNED_BYTES = 64, 2**14
+"""The alignment of tensors, and the smallest body for which it saves more time than it costs."""
 
-_ERROR_BYTES: Final = 2**16
-"""How much is read of an error that is no JSON, and of a stream's answer that is an error."""
+_MAX_ERROR_BYTES: Final = 2**16
+"""The longest part of an error's body that is used."""
 
 _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 
@@ -61,17 +62,16 @@ Parsed = TypeVar("Parsed")
 
 
 class RestPredictor(Transport):
-    """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
+    """The transport over HTTP. Each concurrent call has its own connection, which its cancellation closes."""
 
     streams_json = True
 
     def __init__(self, settings: PredictorSettings) -> None:
         address = self._address = parse_address(settings)
         self._tls = ssl_context(settings) if address.use_ssl else None
-        self._where = str(address)
         self._seconds = settings.timeout
-        self._largest = settings.max_response_bytes
-        # identity: or Triton spends 30 times longer on gzip than on the inference
+        self._max_response = settings.max_response_bytes
+        # identity: for gzip, Triton takes 30 times as long as for the inference
         self._fields = f"HTTP/1.1\r\nHost: {address.authority}\r\nAccept-Encoding: identity\r\n"
         self._path = f"/v2/models/{quote(settings.model_name, safe='')}"
         self._infer_head = (
@@ -83,62 +83,64 @@ class RestPredictor(Transport):
         self._client: http.Client
 
     async def open(self) -> None:
-        self._client = http.Client(self._address, self._tls, _room, self._largest)
+        self._client = http.Client(self._address, self._tls, _allocate_body, self._max_response)
 
     async def close(self) -> None:
         await self._client.close()
 
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
-        placements = NOWHERE
+        placements = NO_PLACEMENTS
         if destination is not None:
             placements = destination.placements
-            destination.settled = True  # as long as nothing is sent
+            destination.settled = True  # until the request is sent
         try:
             text, chunks = codec.encode_infer_request(call.inputs, call.outputs, placements)
             length = len(text) + sum(map(len, chunks))
             fields = "".join(forwarded(call.headers)).encode("latin-1")
             head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(text), length, fields)
-            request = [b"".join((head, text, *chunks))] if length <= _JOINED else [head + text, *chunks]
+            request = [b"".join((head, text, *chunks))] if length <= _MAX_JOINED_BYTES else [head + text, *chunks]
             if destination is None:
                 answer = (await self._client.begin(request, whole=True)).answer()
             else:
                 answer = await self._request_once(request, destination)
             if answer.status != 200 or b"content-encoding" in answer.headers:
                 self._raise_for_status(answer, destination)
-            given = answer.headers.get(_LENGTH_KEY)
-            header_length = None if given is None else codec.parse_header_length(given)
+            header = answer.headers.get(_LENGTH_KEY)
+            header_length = None if header is None else codec.parse_header_length(header)
             tensors = codec.decode_infer_response(answer.body, header_length, placements)
         except (OSError, http.HttpError, Malformed) as exc:
-            raise _mapped(exc, self._where) from exc
+            raise _mapped(exc, self._address) from exc
         return Reply(verified(call.outputs, tensors))
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> http.Answer:
-        """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
-        kept = bool(self._client.idle)
-        connection = self._client.idle.pop() if kept else await self._client.connect()
+        """Sends a request without repeating it: the first attempt could still write to the same placements.
+
+        Raises StaleConnection if a reused connection ends before an answer.
+        """
+        reused = bool(self._client.idle)
+        connection = self._client.idle.pop() if reused else await self._client.connect()
         destination.settled = False
         try:
             await connection.begin(request, whole=True)
         except http.NoAnswer as exc:
-            if kept:
+            if reused:
                 raise self._stale(str(exc)) from exc
             raise
-        stale = kept and not connection.keep_alive and connection.status == 408
+        stale = reused and not connection.keep_alive and connection.status == 408
         answer = connection.answer()
         if stale:
             raise self._stale("it was closing the idle connection (408)")
-        # An error without the protocol's body, or with a proxy's status, may come from a proxy, which knows nothing of
-        # the model.
-        ended = answer.status not in _OF_PROXIES and isinstance(_object_in(answer.body).get("error"), str)
+        # An error without the protocol's body, or with a proxy's status, may come from a proxy while the model runs.
+        ended = answer.status not in _PROXY_STATUSES and isinstance(_json_object_in(answer.body).get("error"), str)
         destination.settled = answer.status == 200 or ended
         return answer
 
     def _stale(self, why: str) -> StaleConnection:
-        return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", failures.NO_ANSWER)
+        return StaleConnection(f"the predictor at {self._address} is unavailable: {why}", failures.NO_ANSWER)
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
-        """Calls Triton's generate_stream. Closing it early closes its connection."""
-        reader = EventReader(self._largest)
+        """Calls Triton's generate_stream. Closing the generator early closes the connection."""
+        reader = EventReader(self._max_response)
         try:
             body = encode_generate_request(call.inputs)
             fields = "".join(forwarded(call.headers)).encode("latin-1")
@@ -150,49 +152,49 @@ class RestPredictor(Transport):
                     for event in reader.feed(data):
                         error, tensors = decode_generate_response(event, call.outputs)
                         if error:
-                            raise failures.error_from_message(error, self._where)
+                            raise failures.error_from_message(error, str(self._address))
                         if tensors:
                             yield tensors
             finally:
                 connection.leave()
         except (OSError, http.HttpError, Malformed) as exc:
-            raise _mapped(exc, self._where) from exc
+            raise _mapped(exc, self._address) from exc
 
     async def _check_stream(self, connection: http.Connection) -> None:
-        """Raises the predictor's error, or PredictorError for an answer that is no stream of events."""
+        """Raises the predictor's error, or PredictorError for an answer that is no event stream."""
         headers = connection.headers
         if connection.status != 200 or b"content-encoding" in headers:
             body = b""
-            while len(body) < _ERROR_BYTES and (data := await connection.read()):
+            while len(body) < _MAX_ERROR_BYTES and (data := await connection.read()):
                 body += data
-            body = body.removeprefix(b"data: ")  # Triton's body is JSON, or an event where the model failed
+            body = body.removeprefix(b"data: ")  # Triton sends JSON, or an event if the model fails
             self._raise_for_status(http.Answer(connection.status, headers, memoryview(body)))
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         if not content_type.startswith("text/event-stream"):
             raise PredictorError(
-                f"the predictor at {self._where} answered with the content type {content_type[:80]!r}, expected "
-                "text/event-stream (has it Triton's generate_stream? --predictor_protocol=grpc-v2 does without)"
+                f"the predictor at {self._address} answered with the content type {content_type[:80]!r}, expected "
+                "text/event-stream (Triton's generate_stream may be missing; --predictor_protocol=grpc-v2 needs none)"
             )
 
     async def model_spec(self) -> ModelSpec:
         metadata = await self._ask(f"GET {self._path}")
         self._raise_for_status(metadata)
         config = await self._ask(f"GET {self._path}/config")
-        configured = config.status not in _NOT_THERE
+        configured = config.status not in _UNSUPPORTED
         if configured:
             self._raise_for_status(config)
         try:
             return call_codec(codec.parse_model_spec, metadata.body, config.body if configured else None)
-        except PredictorError as exc:  # Triton's port for metrics says 200 to everything
-            raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
+        except PredictorError as exc:  # Triton's metrics port answers 200 to every path
+            raise PredictorError(f"{exc} (is {self._address} Triton's REST port? see --predictor_host)") from exc
 
     async def model_ready(self) -> bool:
-        """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""
+        """Whether the predictor reports the model as ready. Some servers send ``{"ready": false}`` with a 200."""
         answer = await self._ask(f"GET {self._path}/ready")
         if answer.status in (400, 404, 503):
             return False
         self._raise_for_status(answer)
-        return _object_in(answer.body).get("ready") is not False
+        return _json_object_in(answer.body).get("ready") is not False
 
     async def register_region(self, name: str, byte_size: int) -> None:
         await self._change_region(name, "register", codec.encode_registration(f"/{name}", byte_size))
@@ -207,36 +209,36 @@ class RestPredictor(Transport):
         path = f"/v2/systemsharedmemory/region/{quote(name, safe='')}/{action}"
         self._raise_for_status(await self._ask(f"POST {path}", body))
 
-    async def _ask(self, line: str, body: bytes | None = None) -> http.Answer:
-        """The answer to a question about the model or the server, such as ``GET /v2``. The timeout is its bound."""
+    async def _ask(self, request_line: str, body: bytes | None = None) -> http.Answer:
+        """The answer to a request other than an inference, such as ``GET /v2``, within the timeout."""
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
-        request = f"{line} {self._fields}{length}\r\n".encode() + (body or b"")
+        request = f"{request_line} {self._fields}{length}\r\n".encode() + (body or b"")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._client.request(request)
         except TimeoutError as exc:
-            raise failures.too_late(self._where, self._seconds) from exc
+            raise failures.timeout_error(str(self._address), self._seconds) from exc
         except (OSError, http.HttpError, Malformed) as exc:
-            raise _mapped(exc, self._where) from exc
+            raise _mapped(exc, self._address) from exc
 
     def _raise_for_status(self, answer: http.Answer, destination: Destination | None = None) -> None:
-        """Raises the error behind any answer but a plain 200."""
+        """Raises the error for an answer with another status than 200, or with a content encoding."""
         status = answer.status
         encoding = answer.headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if status == 200 and encoding == "identity":
             return
         if status == 200:
             raise PredictorError(
-                f"the predictor at {self._where} answered with Content-Encoding {encoding},"
+                f"the predictor at {self._address} answered with Content-Encoding {encoding},"
                 " although identity was asked for"
             )
-        said = _message_of(answer.body, encoding)
-        message = f"the predictor at {self._where} answered {status}: {said}"
-        if status == 404 and destination is not None and destination.region in said:
+        detail = _error_message(answer.body, encoding)
+        message = f"the predictor at {self._address} answered {status}: {detail}"
+        if status == 404 and destination is not None and destination.region in detail:
             raise UnknownRegion(message)
         if status in _UNAVAILABLE:
-            raise PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal(message))
-        raise _OTHERS.get(status, PredictorError)(message)
+            raise PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal_kind(message))
+        raise _ERRORS.get(status, PredictorError)(message)
 
     def _parsed(self, answer: http.Answer, parse: Callable[[memoryview], Parsed]) -> Parsed:
         self._raise_for_status(answer)
@@ -253,30 +255,30 @@ class RestPredictor(Transport):
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         answer = await self._ask("POST /v2/repository/index", b"")
-        return None if answer.status in _NOT_THERE else self._parsed(answer, codec.parse_index)
+        return None if answer.status in _UNSUPPORTED else self._parsed(answer, codec.parse_index)
 
 
-def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
-    """Memory for a body in which the first binary tensor, behind the JSON header, is aligned.
+def _allocate_body(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
+    """Memory for a body, such that the first binary tensor after the JSON header is aligned.
 
-    Over elements at odd addresses numpy's argmax takes more than twice as long.
+    numpy's argmax takes more than twice as long over unaligned elements.
     """
-    if size < _WORTH_ALIGNING:
+    if size < _MIN_ALIGNED_BYTES:
         return memoryview(bytearray(size))
     try:
-        room = np.empty(size + _ALIGNMENT, np.uint8)
+        memory = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
     except (MemoryError, ValueError) as exc:
         raise PredictorError(f"the predictor's response of {size} bytes does not fit into memory") from exc
     header_length = codec.parse_header_length(headers.get(_LENGTH_KEY, b"0"))
-    start = -(room.ctypes.data + header_length) % _ALIGNMENT
-    return room.data[start : start + size]
+    start = -(memory.ctypes.data + header_length) % _ALIGNMENT_BYTES
+    return memory.data[start : start + size]
 
 
-def _mapped(exc: OSError | http.HttpError | Malformed, where: str) -> RequestError:
-    """What the client or the codec has raised, as one of the service's errors; ``where`` is the predictor's address."""
+def _mapped(exc: OSError | http.HttpError | Malformed, address: Address) -> RequestError:
+    """The service's error for one of the HTTP client or the codec. ``address`` is the predictor's."""
     if isinstance(exc, Malformed):
-        return failures.malformed(exc)
-    predictor, why = f"the predictor at {where}", _reason(exc)
+        return failures.codec_error(exc)
+    predictor, why = f"the predictor at {address}", _reason(exc)
     match exc:
         case http.ConnectTimeout():
             return PredictorUnavailable(f"no connection to {predictor} in time", failures.CONNECTION)
@@ -297,17 +299,17 @@ def _mapped(exc: OSError | http.HttpError | Malformed, where: str) -> RequestErr
 
 
 def _reason(exc: OSError | http.HttpError) -> str:
-    """What a connection says of its failure; where that was in TLS, with the flags that ask for it."""
-    # Triton without TLS closes the connection in the handshake. The event loops say more of all other ends.
+    """The message of a connection's failure; for a failure in TLS, with the flags that enable TLS."""
+    # Triton without TLS closes the connection in the handshake. Only then does the error have no arguments.
     handshake = isinstance(exc, ConnectionResetError) and not exc.args
-    said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
-    why = "it closed the connection in the TLS handshake" if handshake else quoted(said)
+    message = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
+    reason = "it closed the connection in the TLS handshake" if handshake else quoted(message)
     in_tls = handshake or isinstance(exc, ssl.SSLError) or isinstance(exc.__cause__, ssl.SSLError)
-    return f"{why} ({failures.TLS_FLAGS} ask for TLS)" if in_tls else why
+    return f"{reason} ({failures.TLS_FLAGS} ask for TLS)" if in_tls else reason
 
 
-def _object_in(body: bytes | memoryview) -> dict[str, Any]:
-    """The JSON object in a body; an empty one where there is none, or one that is too large."""
+def _json_object_in(body: bytes | memoryview) -> dict[str, Any]:
+    """The JSON object in a body; an empty one for a body of another form or over the limits."""
     try:
         value = parse_answer(body)
     except Malformed:
@@ -315,13 +317,13 @@ def _object_in(body: bytes | memoryview) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _message_of(body: memoryview, encoding: str) -> str:
-    """What the predictor says is wrong: the value of "error" in JSON, or the text as it is."""
+def _error_message(body: memoryview, encoding: str) -> str:
+    """The predictor's error message: the value of "error" in JSON, or the body as text."""
     data = bytes(body)
-    if encoding in ("gzip", "x-gzip"):  # some proxies do not ask
+    if encoding in ("gzip", "x-gzip"):  # some proxies ignore Accept-Encoding
         try:
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, 2**16)
         except zlib.error:
             return "a message in broken gzip"
-    error = _object_in(data).get("error", data[:_ERROR_BYTES].decode("utf-8", "replace"))
+    error = _json_object_in(data).get("error", data[:_MAX_ERROR_BYTES].decode("utf-8", "replace"))
     return quoted(error if isinstance(error, str) else shorten(error))

@@ -1,12 +1,12 @@
-"""Large outputs through shared memory: the predictor writes them where they are decoded, and sends only their shapes.
+"""Large outputs in shared memory: the predictor writes them to /dev/shm, and its response has only their shapes.
 
-Without shared memory, or room in it, outputs travel inline, in the response. No request fails or waits for that.
+Without free shared memory, outputs are inline, in the response. No request fails or waits for shared memory.
 
-Triton may write into a slot after its call was given up: neither a closed connection nor a cancelled call stops a model
-for certain. So a slot whose call ended without the predictor's own answer is quarantined for the life of its region.
+Triton may write to a slot after its call has failed: neither a closed connection nor a cancelled call certainly stops a
+model. So a slot whose call had no response from the predictor is quarantined for the life of its region.
 
-A file is locked (flock) while its owner lives, so a file without a lock is a killed process's leftover. Process ids
-could not tell: containers that share /dev/shm share nothing else.
+A live owner locks its file (flock), so a file without a lock is the leftover of a killed process. Process ids would not
+do: containers that share /dev/shm have separate process namespaces.
 """
 
 from __future__ import annotations
@@ -44,35 +44,38 @@ from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shm_open, which Triton opens a region's key with
+FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shm_open, with which Triton opens a region's key
 PREFIX = "hf_transformer_outputs_"
-"""Of our files and of the regions' names at the predictor, which are the same."""
+"""The prefix of file names, which are also the regions' names at the predictor."""
 
-ALIGNMENT = 64
-"""Bytes, of slots and of the outputs in them: a cache line, and more than any element."""
+ALIGNMENT_BYTES = 64
+"""The alignment of slots and of the outputs in them: a cache line, and more than any element."""
 
-MARGIN = 16 * 2**20
-"""Bytes that stay free beside a region. A model in Triton's Python backend has its outputs in /dev/shm before they are
-copied, so with none left its requests would fail. This is twice the default of ``--max_batch_output_bytes``."""
+RESERVED_BYTES = 16 * 2**20
+"""Free space in /dev/shm that regions leave. Triton's Python backend puts a model's outputs there, so its requests fail
+without free space. This is twice the default of ``--max_batch_output_bytes``."""
 
-_CALL_SECONDS, _LAST_CALL_SECONDS = 5.0, 1.0
-"""How long the predictor may take to register a region, and to unregister it at the end of the service."""
+_REGISTER_SECONDS, _SHUTDOWN_SECONDS = 5.0, 1.0
+"""Timeouts of the predictor: for registering a region, and for unregistering all regions at the end of the service."""
 
 ALLOW_FLAG = "--allow-client-shm=true"
-"""The flag of tritonserver without which Triton 26.04 and newer refuse every region; their message names it. Older ones
-do not start with it."""
+"""The flag of tritonserver that Triton 26.04 and newer need for regions; their error message names it. Older versions
+don't start with it."""
 ADVICE_TO_ALLOW = f"start Triton with {ALLOW_FLAG}, which 26.04 and newer need"
 
-_MOST_LOST = 2
-"""Lost regions that the predictor may still have. With so many, outputs travel inline until one is unmapped."""
+_MAX_LOST_REGIONS = 2
+"""Abandoned regions at the predictor beyond which no new one is registered until one is unmapped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Seconds; tests have shorter ones.
+    """Pauses in seconds; tests use shorter ones.
 
-    ``unavailable`` (doubling) follows a registration that did not reach the predictor, ``refused`` one that it refused,
-    ``registered`` one that succeeded. After ``lost`` a region in which requests may still write is unregistered.
+    Attributes:
+        unavailable: after a registration that did not reach the predictor; doubles each time.
+        refused: after a registration that the predictor refused.
+        registered: after a successful registration.
+        lost: before unregistering a region to which requests may still write.
     """
 
     unavailable: float = 1.0
@@ -82,11 +85,14 @@ class Pauses:
 
 
 class SharedMemory(Predictor):
-    """A transport, with outputs in shared memory of ``size`` bytes where their sizes are known and together at least
-    ``min_bytes``; of fewer the response is as fast. Other outputs travel inline.
+    """A transport with outputs in shared memory, where their sizes are known. Other outputs are inline.
 
-    ``transport`` is entered and left with this. Unless it ``warns``, another worker does. ``folder`` and ``pauses`` are
-    for tests.
+    Args:
+        transport: the transport, entered and left with this object.
+        size: the size of the shared memory in bytes.
+        min_bytes: the total size of a call's outputs from which it uses shared memory. Smaller responses are as fast.
+        warns: whether problems are logged as warnings; true in one worker.
+        folder, pauses: replaced in tests.
     """
 
     def __init__(
@@ -108,16 +114,16 @@ class SharedMemory(Predictor):
 
     async def open(self) -> None:
         await self.transport.__aenter__()
-        self.registration.forget(*remove_leftovers(self._folder))  # also where no region is ever wanted
+        self.registration.unregister(*remove_leftovers(self._folder))  # even if this process never registers a region
 
     async def close(self) -> None:
         await self.registration.close()
         await self.transport.__aexit__(None, None, None)
 
     async def model_spec(self) -> ModelSpec:
-        """Reads it, and has a region made now where all answers are large, before the first request."""
+        """Reads the description. If all outputs are large, starts a registration before the first request."""
         spec = await self.transport.model_spec()
-        if not spec.decoupled and least_output_bytes(spec) >= self._min_bytes:
+        if not spec.decoupled and min_output_bytes(spec) >= self._min_bytes:
             self.registration.want()
         return spec
 
@@ -148,32 +154,32 @@ class SharedMemory(Predictor):
         return await self.transport.infer(call)
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
-        return self.transport.stream(call)  # inline: many responses can't share one place
+        return self.transport.stream(call)  # inline: several responses can't share one slot
 
     def shares(self, size: int) -> bool:
         region = self.registration.region
-        return size >= self._min_bytes and region is not None and region.gaps.fits(aligned(size))
+        return size >= self._min_bytes and region is not None and region.free_list.fits(aligned(size))
 
     def use(self) -> SharedMemoryUse:
-        """What there is in shared memory now, and how large batches have travelled."""
+        """The present use of shared memory, and counts of batches with large outputs."""
         current = self.registration.region
         regions = self.registration.retired | ({current} if current else set())
         return SharedMemoryUse(
             registered=current is not None,
             slots={
-                "in_use": sum(one.taken_slots for one in regions),
-                "quarantined": sum(one.lost_slots for one in regions),
+                "in_use": sum(region.taken_slots for region in regions),
+                "quarantined": sum(region.lost_slots for region in regions),
             },
             bytes={
-                "in_use": sum(one.taken_bytes for one in regions),
-                "quarantined": sum(one.lost_bytes for one in regions),
-                "free": current.gaps.free_bytes if current else 0,
+                "in_use": sum(region.taken_bytes for region in regions),
+                "quarantined": sum(region.lost_bytes for region in regions),
+                "free": current.free_list.free_bytes if current else 0,
             },
             batches=self._batches,
         )
 
     def _take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> Slot | None:
-        """A slot for the outputs whose sizes are known, None where all travel inline."""
+        """A slot for the outputs whose sizes are known, None if all are inline."""
         lengths = {name: sizes[name] for name in outputs if name in sizes}
         if sum(lengths.values()) < self._min_bytes:
             return None
@@ -187,9 +193,11 @@ class SharedMemory(Predictor):
         return slot
 
 
-def least_output_bytes(spec: ModelSpec) -> int:
-    """Bytes of all outputs for one short text, as far as a model's configuration tells: a free axis counts as 3, the
-    tokens of one word with a special one on each side."""
+def min_output_bytes(spec: ModelSpec) -> int:
+    """Bytes of all outputs for one short text, estimated from a model's configuration.
+
+    A free axis counts as 3: one word between two special tokens.
+    """
     sizes = {"BF16": 2, **{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}}
     return sum(
         sizes.get(output.datatype, 0) * math.prod(size if size >= 0 else 3 for size in output.shape)
@@ -198,17 +206,17 @@ def least_output_bytes(spec: ModelSpec) -> int:
 
 
 class Registration:
-    """Has one region that is registered and filled, or none for now. No call waits for it.
+    """Registers one region in the background. No call waits for it.
 
-    A region is made, and takes its memory, when it is wanted: at the start if the model's description says that all
-    answers are large, else for the first large one. It is made again, under a new name, when the predictor has
-    restarted, or when more than half of its bytes are quarantined. The arguments are SharedMemory's.
+    The region is created when it is first needed: at the start if all outputs are large, else for the first large ones.
+    A new region, with a new name, replaces it after a restart of the predictor, and when more than half of its bytes
+    are quarantined. The arguments are SharedMemory's.
     """
 
     def __init__(self, transport: Transport, size: int, *, warns: bool, folder: Path, pauses: Pauses) -> None:
         self.region: Region | None = None
         self.retired: set[Region] = set()
-        """Regions that are given up while slots of them are in use."""
+        """Replaced regions with slots in use."""
         self._transport = transport
         self._size = size
         self._level = logging.WARNING if warns else logging.INFO
@@ -217,21 +225,21 @@ class Registration:
         self._pause = pauses.unavailable
         self._not_before = -math.inf
         self._registering: asyncio.Task[None] | None = None
-        self._forgetting: dict[str, asyncio.Task[None]] = {}
-        """The names of regions that the predictor is to unmap, and the tasks that ask it to."""
+        self._unregistering: dict[str, asyncio.Task[None]] = {}
+        """Tasks that unregister regions, by the region's name."""
         self._unused: set[str] = set()
-        """Those of them in which no call has ever been."""
+        """Regions at the predictor that no call has used."""
         self._lost: set[str] = set()
-        """Regions given up for their quarantined slots that the predictor still has."""
+        """Regions at the predictor that were replaced for their quarantined slots."""
         self._unknown: set[str] = set()
-        """Regions that the predictor has lost itself."""
-        self._no_room = False
+        """Regions that the predictor has lost in a restart."""
+        self._no_space = False
         self._failure_logged = False
-        self._ended = False
-        """No region is made any more."""
+        self._stopped = False
+        """Whether no further region is registered."""
 
     def usable(self) -> Region | None:
-        """The region, or None, and one is made if that may be."""
+        """The region for a new call. Without one, returns None and starts a registration."""
         if self.region is not None and not self.region.is_whole:
             logger.warning("the shared memory %s was cut by another process; it is replaced", self.region.path)
             self._retire(self.region, self._lost)
@@ -240,58 +248,58 @@ class Registration:
         return self.region
 
     def want(self) -> None:
-        """Starts a registration, unless one is under way or it is too early for one."""
-        if self.region is not None or self._registering is not None or self._ended:
+        """Starts a registration, unless one is running or a pause has not ended."""
+        if self.region is not None or self._registering is not None or self._stopped:
             return
         now = asyncio.get_running_loop().time()
-        if now >= self._not_before and len(self._lost) < _MOST_LOST:
-            self._not_before = now + self._pauses.refused  # in case the task fails by a mistake of ours
+        if now >= self._not_before and len(self._lost) < _MAX_LOST_REGIONS:
+            self._not_before = now + self._pauses.refused  # in case a bug ends the task
             self._registering = asyncio.create_task(self._register())
 
     def unknown(self, region: Region) -> None:
-        """The predictor does not know the region any longer: it has restarted."""
+        """Replaces a region that the predictor has lost in a restart."""
         if region is self.region:
             logger.info("the predictor has lost its shared memory, as after a restart")
             self._retire(region, self._unknown)
             self.want()
 
     def give_back(self, slot: Slot) -> None:
-        """Ends a slot. Its region may then be of no more use."""
+        """Ends the use of a slot. Replaces its region if too much is quarantined, and removes it if it was replaced."""
         region = slot.region
         region.give_back(slot)
         if region is self.region and region.lost_bytes * 2 > region.size:
             logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
             self._retire(region, self._lost)
         elif region in self.retired:
-            self._bury(region)
+            self._close_if_unused(region)
 
-    def forget(self, *names: str, at_once: bool = False) -> None:
-        """Has the predictor unmap regions, after a pause in which requests may end."""
+    def unregister(self, *names: str, at_once: bool = False) -> None:
+        """Starts unregistering regions, after a pause in which requests can end."""
         for name in names:
-            if name not in self._forgetting:
+            if name not in self._unregistering:
                 pause = 0.0 if at_once else self._pauses.lost
-                self._forgetting[name] = asyncio.create_task(self._unregister(name, pause))
+                self._unregistering[name] = asyncio.create_task(self._unregister_when_unused(name, pause))
 
     async def close(self) -> None:
-        """Ends the registration, unregisters the regions that no call is in, and removes the files.
+        """Ends the registration, unregisters unused regions, and removes the files.
 
-        Other regions stay at the predictor: a Triton before 24.09 would unmap them under their calls.
+        Regions in use stay at the predictor: Triton before 24.09 would unmap them during their calls.
         """
-        self._ended = True
+        self._stopped = True
         if self._registering is not None:
-            await _cancelled(self._registering)  # it may leave a region to forget
-        await _cancelled(*self._forgetting.values())
+            await _cancel(self._registering)  # may start unregistering its region
+        await _cancel(*self._unregistering.values())
         region, self.region = self.region, None
-        idle, busy = self._unused, (self._forgetting.keys() - self._unused) | self._lost
+        idle, busy = self._unused, (self._unregistering.keys() - self._unused) | self._lost
         if region is not None:
             (busy if region.taken_slots or region.lost_slots else idle).add(region.name)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_CALL_SECONDS):
+            async with asyncio.timeout(_SHUTDOWN_SECONDS):
                 for name in idle:
                     with suppress(RequestError):
                         await self._transport.unregister_region(name)
-        for one in self.retired | ({region} if region else set()):
-            one.close()
+        for open_region in self.retired | ({region} if region else set()):
+            open_region.close()
         self.retired.clear()
         if busy:
             logger.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
@@ -301,18 +309,21 @@ class Registration:
         try:
             self.region = await self._new_region()
         except (OSError, RequestError) as error:  # TimeoutError is an OSError
-            absent = isinstance(error, PredictorUnavailable | PredictorTimeout | TimeoutError)
-            self._no_room = isinstance(error, OSError) and not absent
-            pause = self._pause if absent else self._pauses.refused
-            if absent:
+            unreachable = isinstance(error, PredictorUnavailable | PredictorTimeout | TimeoutError)
+            self._no_space = isinstance(error, OSError) and not unreachable
+            pause = self._pause if unreachable else self._pauses.refused
+            if unreachable:
                 self._pause = min(2 * pause, self._pauses.refused)
             self._not_before = loop.time() + pause
             if not self._failure_logged:
                 self._failure_logged = True
-                why = _reason(error)
-                logger.log(self._level, "outputs travel inline, not through shared memory, and work as well: %s", why)
+                logger.log(
+                    self._level,
+                    "outputs travel inline, not through shared memory, and work as well: %s",
+                    _reason(error),
+                )
         else:
-            self._no_room = False
+            self._no_space = False
             self._pause = self._pauses.unavailable
             self._not_before = loop.time() + self._pauses.registered
             self._failure_logged = False
@@ -321,82 +332,82 @@ class Registration:
             self._registering = None
 
     async def _new_region(self) -> Region:
-        """A region that is registered and has its memory.
+        """Creates a region, registers it and allocates its memory.
 
-        It is registered before it has any, even if there is no room. If the predictor finds our file, both see one
-        /dev/shm, so regions there without a file belong to dead processes, and may be what takes the room.
+        Registration comes first: if the predictor finds the file, both see the same /dev/shm. Then a region without a
+        file belongs to a dead process, and unregistering it may free the space that is missing here.
         """
         remove_leftovers(self._folder)
         region = Region(self._size, self._folder)
         registered = False
         try:
-            async with asyncio.timeout(_CALL_SECONDS):
+            async with asyncio.timeout(_REGISTER_SECONDS):
                 await self._transport.register_region(region.name, region.size)
                 registered = True
                 names = await self._transport.region_names()
             if self._unknown.intersection(names):
-                self._ended = True  # requests go now to one predictor and now to another
+                self._stopped = True  # requests alternate between predictors
                 raise PredictorError("several predictors answer at one address")
             ours = [name for name in names if name.startswith(PREFIX)]
-            self.forget(*[name for name in ours if not (self._folder / name).exists()])
+            self.unregister(*[name for name in ours if not (self._folder / name).exists()])
             await _fill(region)
         except BaseException:
             region.close()
-            if registered:  # else, if it was registered after all, the next registration has it unmapped
+            if registered:  # else the next registration finds and unregisters it
                 self._unused.add(region.name)
-                self.forget(region.name, at_once=True)
+                self.unregister(region.name, at_once=True)
             raise
         return region
 
-    def _retire(self, region: Region, why: set[str]) -> None:
-        """Gives the region up; ``why`` is the set of those that are lost, or unknown."""
-        why.add(region.name)
+    def _retire(self, region: Region, names: set[str]) -> None:
+        """Stops using the region, and adds it to the names of lost or of unknown regions."""
+        names.add(region.name)
         self.region = None
         self.retired.add(region)
-        self._bury(region)
+        self._close_if_unused(region)
 
-    def _bury(self, region: Region) -> None:
-        """Removes a region's file once no slot is in use; the memory goes when the predictor unmaps it too."""
+    def _close_if_unused(self, region: Region) -> None:
+        """Removes a region's file if no slot is in use. The memory is freed once the predictor unmaps the region."""
         if not region.taken_slots:
             self.retired.discard(region)
             region.close()
             if region.name in self._lost:
-                self.forget(region.name)
+                self.unregister(region.name)
 
-    async def _unregister(self, name: str, pause: float) -> None:
-        """Unregisters a region in which calls may still be under way. Triton refuses then, but not before 24.09."""
+    async def _unregister_when_unused(self, name: str, pause: float) -> None:
+        """Unregisters a region, again and again while Triton (24.09 and newer) refuses because of running calls."""
         while True:
             await asyncio.sleep(pause)
             pause = self._pauses.lost
             try:
-                async with asyncio.timeout(_CALL_SECONDS):
+                async with asyncio.timeout(_REGISTER_SECONDS):
                     await self._transport.unregister_region(name)
                 break
             except (RequestError, TimeoutError) as error:
-                if is_disallowed(error):  # it has no region of anybody
+                if is_disallowed(error):  # then it has no regions at all
                     break
-        del self._forgetting[name]
+        del self._unregistering[name]
         self._lost.discard(name)
-        if name in self._unused:  # it had no memory
+        if name in self._unused:  # had no memory to free
             self._unused.remove(name)
-        elif self._no_room:
+        elif self._no_space:
             self._not_before = -math.inf
             self.want()
 
 
 def is_disallowed(error: Exception) -> bool:
-    """Whether a predictor refuses all regions of clients, wherever they lie (501 or UNIMPLEMENTED)."""
+    """Whether an error says that the predictor refuses all regions of clients (501 or UNIMPLEMENTED)."""
     return isinstance(error, RequestError) and ALLOW_FLAG in str(error)
 
 
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _fill(region: Region) -> None:
-    """Fills a region in a thread, and waits for the thread even when cancelled, since it uses the file."""
+    """Allocates a region's memory in a thread. Waits for the thread even when cancelled, since it uses the file."""
     filling = asyncio.create_task(asyncio.to_thread(region.fill))
     try:
         await asyncio.shield(filling)
@@ -405,8 +416,9 @@ async def _fill(region: Region) -> None:
 
 
 def _reason(error: Exception) -> str:
+    """The message for the log about a failed registration, with advice."""
     if isinstance(error, TimeoutError):
-        return f"the predictor did not register it in {_CALL_SECONDS:g} s"
+        return f"the predictor did not register it in {_REGISTER_SECONDS:g} s"
     if isinstance(error, OSError):
         advice = "make it larger, or lower " if error.errno == errno.ENOSPC else ""
         return f"{error.filename or FOLDER}: {error.strerror} ({advice}--predictor_shared_memory_bytes)"
@@ -416,42 +428,42 @@ def _reason(error: Exception) -> str:
 
 
 class FreeList:
-    """The free parts of a region of ``size`` bytes. First fit: the beginning of the region stays in the CPU's cache."""
+    """Free ranges of a region of ``size`` bytes. First fit keeps the start of the region in the CPU's cache."""
 
     def __init__(self, size: int) -> None:
-        size -= size % ALIGNMENT
-        self._gaps = [(0, size)] if size else []  # (offset, length), by offset, never two side by side
+        size -= size % ALIGNMENT_BYTES
+        self._ranges = [(0, size)] if size else []  # (offset, length), sorted, never adjacent
 
     @property
     def free_bytes(self) -> int:
-        return sum(length for _, length in self._gaps)
+        return sum(length for _, length in self._ranges)
 
     def fits(self, size: int) -> bool:
-        """Whether there is a gap of ``size`` bytes."""
-        return any(length >= size for _, length in self._gaps)
+        """Whether a free range has ``size`` bytes."""
+        return any(length >= size for _, length in self._ranges)
 
     def take(self, size: int) -> int | None:
-        """The offset of ``size`` bytes, None where no gap is as large; ``size`` is a multiple of ALIGNMENT."""
-        for index, (offset, length) in enumerate(self._gaps):
+        """Allocates ``size`` bytes, a multiple of ALIGNMENT_BYTES; returns the offset, None if no free range fits."""
+        for index, (offset, length) in enumerate(self._ranges):
             if length >= size:
-                self._gaps[index : index + 1] = [(offset + size, length - size)] if length > size else []
+                self._ranges[index : index + 1] = [(offset + size, length - size)] if length > size else []
                 return offset
         return None
 
     def give_back(self, offset: int, size: int) -> None:
-        """Ends what ``take`` gave; neighbouring gaps become one."""
-        gaps: list[tuple[int, int]] = []
-        for start, length in sorted([*self._gaps, (offset, size)]):
-            if gaps and sum(gaps[-1]) == start:
-                start, before = gaps.pop()
-                length += before
-            gaps.append((start, length))
-        self._gaps = gaps
+        """Frees an allocated range, and merges adjacent ranges."""
+        ranges: list[tuple[int, int]] = []
+        for start, length in sorted([*self._ranges, (offset, size)]):
+            if ranges and sum(ranges[-1]) == start:
+                start, preceding = ranges.pop()
+                length += preceding
+            ranges.append((start, length))
+        self._ranges = ranges
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The part of a region that one call has: ``size`` bytes from ``offset`` on."""
+    """The part of a region for the outputs of one call: ``size`` bytes from ``offset`` on."""
 
     region: Region
     offset: int
@@ -460,46 +472,48 @@ class Slot:
 
 
 class Region:
-    """One file and its slots. It is registered at the predictor once at most, under its own random name.
+    """One file in /dev/shm and its slots. It is registered at most once, under its own random name.
 
-    A file without pages is enough to register it, so a predictor on another machine costs no memory. ``fill`` gives it
-    pages before the first slot is handed out: the predictor would die of SIGBUS at a page without memory.
+    A sparse file is enough for the registration, so a predictor on another machine costs no memory. ``fill`` allocates
+    the pages before the first slot is taken: a missing page would kill the predictor (SIGBUS).
     """
 
     def __init__(self, size: int, folder: Path = FOLDER) -> None:
-        """Makes the file. Raises OSError if ``folder`` is missing, not writable, or, even if it were empty, too small
+        """Creates the file. Raises OSError if ``folder`` is missing, not writable, or too small even when empty
         (ENOSPC)."""
-        if size + MARGIN > shutil.disk_usage(folder).total:
-            raise _no_room(size, folder)
+        if size + RESERVED_BYTES > shutil.disk_usage(folder).total:
+            raise _no_space_error(size, folder)
         self.size = size
         self.path, self._file = _new_file(folder)
         self.name = self.path.name
-        # Runs also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
-        # there are remove_leftovers and remove_own_and_leftovers.
-        self._end = weakref.finalize(self, _remove, self.path, self._file)
-        self.gaps = FreeList(0)
+        # Runs even if the interpreter ends without ``close``. After SIGKILL and os._exit, remove_leftovers and
+        # remove_own_and_leftovers do the same.
+        self._finalize = weakref.finalize(self, _remove, self.path, self._file)
+        self.free_list = FreeList(0)
         self._memory = memoryview(b"")
         self.taken_slots = self.taken_bytes = self.lost_slots = self.lost_bytes = 0
         os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
         os.ftruncate(self._file, size)
 
     def fill(self) -> None:
-        """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB. Raises
-        OSError (ENOSPC) unless there is so much, and MARGIN beside it."""
+        """Allocates all of the file's memory and maps it read-only. Blocks for about 0.2 ms per MiB.
+
+        Raises OSError (ENOSPC) unless there is room for it and for RESERVED_BYTES.
+        """
         folder = self.path.parent
-        if free_bytes(folder) < self.size + MARGIN:
-            raise _no_room(self.size, folder)
+        if free_bytes(folder) < self.size + RESERVED_BYTES:
+            raise _no_space_error(self.size, folder)
         os.posix_fallocate(self._file, 0, self.size)
-        if free_bytes(folder) < MARGIN:  # another worker has filled its own meanwhile
-            raise _no_room(self.size, folder)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or every page's first use is a fault
+        if free_bytes(folder) < RESERVED_BYTES:  # another worker has allocated its own meanwhile
+            raise _no_space_error(self.size, folder)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or the first use of each page is a page fault
         self._memory = memoryview(mmap.mmap(self._file, self.size, flags, mmap.PROT_READ))
-        self.gaps = FreeList(self.size)
+        self.free_list = FreeList(self.size)
 
     def take(self, lengths: Mapping[str, int]) -> Slot | None:
-        """A slot for outputs of so many bytes each, None where there is no room."""
+        """A slot for outputs of these lengths in bytes, None if no free range fits."""
         size = sum([aligned(length) for length in lengths.values()])
-        offset = self.gaps.take(size)
+        offset = self.free_list.take(size)
         if offset is None:
             return None
         self.taken_slots += 1
@@ -512,45 +526,45 @@ class Region:
         return Slot(self, offset, size, Destination(self.name, placements))
 
     def give_back(self, slot: Slot) -> None:
-        """Ends a slot. It is quarantined if the predictor may still write into it (``destination`` is not settled)."""
+        """Frees a slot, or quarantines it if the predictor may still write to it (``destination`` is not settled)."""
         self.taken_slots -= 1
         self.taken_bytes -= slot.size
         if slot.destination.settled:
-            self.gaps.give_back(slot.offset, slot.size)
+            self.free_list.give_back(slot.offset, slot.size)
         else:
             self.lost_slots += 1
             self.lost_bytes += slot.size
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file has its size. Whoever sees this /dev/shm may write it, and may cut it too."""
+        """Whether the file has its full size. Other users of /dev/shm can write to it, and so truncate it."""
         return os.fstat(self._file).st_size >= self.size
 
     def close(self) -> None:
-        """Removes the file. What is mapped stays readable as long as somebody holds a view of it; a call that is still
-        under way keeps the file open until it is over."""
+        """Removes the file. Mapped memory stays readable while a view of it exists, and calls in flight keep the file
+        open."""
         if self.taken_slots:
             self.path.unlink(missing_ok=True)
         else:
-            self._end()
-        self._memory, self.gaps = memoryview(b""), FreeList(0)
+            self._finalize()
+        self._memory, self.free_list = memoryview(b""), FreeList(0)
 
 
 def free_bytes(folder: Path = FOLDER) -> int:
-    """What is left in a folder's file system. Raises OSError for a missing folder."""
+    """Free bytes in a folder's file system. Raises OSError for a missing folder."""
     return shutil.disk_usage(folder).free
 
 
 def aligned(size: int) -> int:
-    """The next multiple of ALIGNMENT."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    """``size`` rounded up to a multiple of ALIGNMENT_BYTES."""
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def remove_leftovers(folder: Path = FOLDER) -> list[str]:
-    """Removes the files of processes that no longer live; their names."""
+    """Removes the files of dead processes, and returns their names."""
     removed = []
     for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # gone meanwhile, locked, or another user's
+        with suppress(OSError):  # removed meanwhile, locked, or another user's
             file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 if stat.S_ISREG(os.fstat(file).st_mode):
@@ -563,23 +577,23 @@ def remove_leftovers(folder: Path = FOLDER) -> list[str]:
 
 
 def remove_own_and_leftovers(folder: Path = FOLDER) -> None:
-    """Removes the files of this process too, for one that ends by os._exit."""
+    """Removes the files of dead processes and of this one, for an end by os._exit."""
     with suppress(OSError):
         for file in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # that of the listing itself, or closed meanwhile
+            with suppress(OSError):  # the listing's own descriptor, or closed meanwhile
                 path = Path(os.readlink(f"/proc/self/fd/{file}"))
                 if path.parent == folder and path.name.startswith(PREFIX):
                     path.unlink()
     remove_leftovers(folder)
 
 
-def _no_room(size: int, folder: Path) -> OSError:
-    why = f"{size} bytes do not fit with {MARGIN} to spare, which the predictor itself may need there"
-    return OSError(errno.ENOSPC, why, str(folder))
+def _no_space_error(size: int, folder: Path) -> OSError:
+    reason = f"{size} bytes do not fit with {RESERVED_BYTES} to spare, which the predictor itself may need there"
+    return OSError(errno.ENOSPC, reason, str(folder))
 
 
 def _new_file(folder: Path) -> tuple[Path, int]:
-    """An empty file with a fresh random name, locked; and its descriptor."""
+    """Creates an empty, locked file with a random name; returns its path and descriptor."""
     for _ in range(10):
         path = folder / f"{PREFIX}{secrets.token_hex(16)}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -589,9 +603,9 @@ def _new_file(folder: Path) -> tuple[Path, int]:
                 return path, file
         except BlockingIOError:
             pass
-        # Between the two calls above another process has taken it for a leftover.
+        # Between open and flock, another process has removed it as a leftover.
         _remove(path, file)
-    raise OSError(errno.EAGAIN, "others remove our files as fast as we make them", str(folder))
+    raise OSError(errno.EAGAIN, "other processes remove each new file", str(folder))
 
 
 def _remove(path: Path, file: int) -> None:

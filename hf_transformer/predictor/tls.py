@@ -1,4 +1,4 @@
-"""The certificates that the predictor's own is checked against, and the one that is shown to it."""
+"""TLS to the predictor: trusted CA certificates and the client certificate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 
 
 def root_certificates(settings: PredictorSettings) -> str | None:
-    """PEM text of ``ca_file`` and of the files in ``ca_path``; None where neither is set (the system's then). Raises
-    ConfigError if a file can't be read, or one of the two has no certificate.
+    """PEM text of ``ca_file`` and of the files in ``ca_path``; None for the system's certificates if neither is set.
 
-    A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has none.
+    Files in the folder may have any names: a mounted ConfigMap lacks the hashed names that OpenSSL needs. Raises
+    ConfigError if a file can't be read, or one of the two has no certificate.
     """
     return _certificates(settings.ca_file, settings.ca_path)
 
@@ -44,33 +44,33 @@ def _certificates(file: str | None, folder: str | None) -> str | None:
 
 
 def _files_in(folders: str) -> list[Path]:
-    """The files of one folder, or of several with colons in between, as SSL_CERT_DIR may have them."""
-    found = [Path(folder) for folder in folders.split(":") if folder]
-    found = [folder for folder in found if folder.is_dir()] or found
-    return sorted(path for folder in found for path in folder.iterdir() if path.is_file())
+    """The files of one folder, or of several separated by colons as in SSL_CERT_DIR."""
+    paths = [Path(folder) for folder in folders.split(":") if folder]
+    paths = [path for path in paths if path.is_dir()] or paths
+    return sorted(file for path in paths for file in path.iterdir() if file.is_file())
 
 
-def _certificates_in(paths: Sequence[Path], where: str) -> str:
+def _certificates_in(paths: Sequence[Path], source: str) -> str:
     texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
     pem = "\n".join(text for text in texts if _BEGIN in text)
     if not pem:
-        raise ConfigError(f"no certificate in {where}")
+        raise ConfigError(f"no certificate in {source}")
     return pem
 
 
-def own_certificate(settings: PredictorSettings) -> KeyPair | None:
-    """The certificate for a predictor that asks for one, else None. Raises ConfigError."""
+def client_certificate(settings: PredictorSettings) -> KeyPair | None:
+    """The certificate and key for mutual TLS, None if not configured. Raises ConfigError."""
     if settings.cert_file is None or settings.key_file is None:
         return None
     return read_key_pair(settings.cert_file, settings.key_file, ("predictor_cert_file", "predictor_key_file"))
 
 
 def ssl_context(settings: PredictorSettings) -> ssl.SSLContext:
-    """A client's context: host names are checked, and versions older than TLS 1.2 refused. Raises ConfigError."""
+    """The client's TLS context, with host name checks and TLS 1.2 or newer. Raises ConfigError."""
     try:
         context = ssl.create_default_context(cadata=root_certificates(settings))
     except ssl.SSLError as exc:
         raise ConfigError(f"the predictor's CA certificates can't be used: {exc}") from exc
-    if own := own_certificate(settings):
-        own.load_into(context)
+    if pair := client_certificate(settings):
+        pair.load_into(context)
     return context

@@ -1,4 +1,4 @@
-"""Descriptions of models and of servers: protobuf messages, or the JSON that REST has in their place, -> shapes."""
+"""Descriptions of models and servers: protobuf messages, or REST's JSON form of them, -> ModelSpec and the like."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ from hf_transformer.protocol.tensors import DATATYPES, Malformed, checked_dataty
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, TensorSpec
 
-_Described = TypeVar("_Described", bound=Message)
+_AnyMessage = TypeVar("_AnyMessage", bound=Message)
 
 
-def from_json(kind: type[_Described], value: Json) -> _Described:
-    """The message that a JSON object stands for, as Triton writes it; unknown keys are ignored.
+def from_json(kind: type[_AnyMessage], value: Json) -> _AnyMessage:
+    """The message in protobuf's JSON form. Unknown keys are ignored.
 
-    Raises Malformed for any other value, and for a key whose value is of another type than the message's field.
+    Raises Malformed for a value that is no object, and for a key whose value has another type than the field.
     """
     try:
         return ParseDict(json_object(value), kind(), ignore_unknown_fields=True)
     except (ParseError, TypeError, OverflowError) as exc:
-        raise Malformed(f"not a {kind.DESCRIPTOR.name}: {shorten(str(exc), 300)}") from exc
+        raise Malformed("body", f"a {kind.DESCRIPTOR.name}", hint=shorten(str(exc), 300)) from exc
 
 
-def model_spec(about: pb.ModelMetadataResponse, config: pb.ModelConfig | None) -> ModelSpec:
-    """The model that its metadata and Triton's configuration describe.
+def model_spec(metadata: pb.ModelMetadataResponse, config: pb.ModelConfig | None) -> ModelSpec:
+    """The model's description, from its metadata and Triton's configuration of it.
 
-    Only the configuration tells whether there is a batch axis, which inputs are optional and whether the model is
-    decoupled. Without it the shapes are those of the metadata and max_batch_size is None. Raises Malformed for a
-    missing name, an unknown datatype and a negative max_batch_size.
+    Only the configuration has the batch axis, optional inputs and decoupled models. Without it the shapes are the
+    metadata's, and max_batch_size is None. Raises Malformed for a missing name, an unknown datatype and a negative
+    max_batch_size.
     """
-    version = about.versions[-1] if about.versions else ""
+    version = metadata.versions[-1] if metadata.versions else ""
     if config is None:
         inputs, outputs = (
-            tuple(TensorSpec(_name(t), checked_datatype(t.name, t.datatype), tuple(t.shape)) for t in tensors)
-            for tensors in (about.inputs, about.outputs)
+            tuple(TensorSpec(_name(t), checked_datatype(t.datatype), tuple(t.shape)) for t in tensors)
+            for tensors in (metadata.inputs, metadata.outputs)
         )
-        return ModelSpec(_name(about), version, inputs, outputs, max_batch_size=None)
+        return ModelSpec(_name(metadata), version, inputs, outputs, max_batch_size=None)
     if config.max_batch_size < 0:
-        raise Malformed(f"max_batch_size is {config.max_batch_size}")
+        raise Malformed("config.max_batch_size", "a number of at least 0", str(config.max_batch_size))
     return ModelSpec(
-        _name(about),
+        _name(metadata),
         version,
         tuple(TensorSpec(_name(t), _datatype(t.name, t.data_type), tuple(t.dims), t.optional) for t in config.input),
         tuple(TensorSpec(_name(t), _datatype(t.name, t.data_type), tuple(t.dims)) for t in config.output),
         config.max_batch_size,
         decoupled=config.model_transaction_policy.decoupled,
-        # The count of a group is for each of its GPUs.
+        # A group has ``count`` instances on each of its GPUs.
         instances=max(1, sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)),
         dynamic_batching=config.WhichOneof("scheduling_choice") == "dynamic_batching",
     )
 
 
-def server_description(about: pb.ServerMetadataResponse) -> ServerDescription:
-    """The server that its metadata describe. Raises Malformed for one without a name."""
-    return ServerDescription(_name(about), about.version, tuple(about.extensions))
+def server_description(metadata: pb.ServerMetadataResponse) -> ServerDescription:
+    """The server's description, from its metadata. Raises Malformed for a missing name."""
+    return ServerDescription(_name(metadata), metadata.version, tuple(metadata.extensions))
 
 
 def repository_entries(index: pb.RepositoryIndexResponse) -> list[RepositoryEntry]:
-    """The models in the index of a repository. Raises Malformed for one without a name."""
-    return [RepositoryEntry(_name(one), one.version, one.state, one.reason) for one in index.models]
+    """The models in the index of a repository. Raises Malformed for a missing name."""
+    return [RepositoryEntry(_name(model), model.version, model.state, model.reason) for model in index.models]
 
 
-def _name(described: Any) -> str:
-    """The name of a message. Raises Malformed where it is missing."""
-    name: str = described.name
+def _name(message: Any) -> str:
+    """The name in a message. Raises Malformed where it is missing."""
+    name: str = message.name
     if not name:
-        raise Malformed(f"a {described.DESCRIPTOR.name} has no name")
+        raise Malformed(f"{message.DESCRIPTOR.name}.name", "a name")
     return name
 
 
 def data_type(datatype: str) -> str:
-    """The name of the protocol's datatype in Triton's configuration: INT64 is TYPE_INT64, BYTES is TYPE_STRING."""
+    """The name of a datatype in Triton's configuration: TYPE_INT64 for INT64, TYPE_STRING for BYTES."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
@@ -83,8 +83,8 @@ _DATATYPES = {data_type(datatype): datatype for datatype in DATATYPES}
 
 
 def _datatype(name: str, number: pb.DataType) -> str:
-    """The protocol's datatype for a number of the enumeration, which in proto3 may be one that we don't know."""
+    """The protocol's datatype for a number of the enumeration. Raises Malformed for one that is unknown here."""
     known = pb.DataType.DESCRIPTOR.values_by_number.get(number)
     if known is None or known.name not in _DATATYPES:
-        raise Malformed(f"tensor {name!r} has the unknown data_type {number if known is None else known.name!r}")
+        raise Malformed(f"config.{name}.data_type", "a known datatype", str(number) if known is None else known.name)
     return _DATATYPES[known.name]

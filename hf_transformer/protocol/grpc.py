@@ -1,7 +1,7 @@
-"""The V2 protocol over gRPC, as its clients speak it: protobuf messages as bytes <-> tensors and shapes. No sockets.
+"""The client's side of the V2 protocol over gRPC: serialized protobuf messages <-> tensors and shapes. No sockets.
 
-Raw contents stay outside protobuf's Python classes, which copy a ``bytes`` field twice in either direction: 1 MB takes
-50 us to write and 7 us to read here, but 360 and 100 us through the classes. A small message takes 3 us more to read.
+Raw contents bypass protobuf's Python classes, which copy a ``bytes`` field twice in either direction. 1 MB takes 50 us
+to write and 7 us to read here, but 360 and 100 us through the classes. A small message takes 3 us more to read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     BYTE_SIZE,
-    NOWHERE,
+    NO_PLACEMENTS,
     OFFSET,
     REGION,
     Malformed,
@@ -32,9 +32,9 @@ from hf_transformer.types.tensors import Array, Tensor
 SERVICE = "inference.GRPCInferenceService"
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""The parameter of a request that asks for a last response even where the model has nothing more to send."""
+"""The request parameter that asks for a final response even if the model has nothing more to send."""
 FINAL_RESPONSE = "triton_final_response"
-"""The parameter of a response that tells whether it is the last one."""
+"""The response parameter that marks the last response of a request."""
 TYPED_CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -45,7 +45,7 @@ TYPED_CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Which field of InferTensorContents holds a datatype's elements; FP16 and BF16 have none."""
+"""The field of InferTensorContents for each datatype's elements; FP16 and BF16 have none."""
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
@@ -56,14 +56,14 @@ def encode_infer_request(
     model_name: str,
     inputs: Sequence[Tensor],
     outputs: Sequence[str],
-    placements: Mapping[str, Placement] = NOWHERE,
+    placements: Mapping[str, Placement] = NO_PLACEMENTS,
     *,
     streamed: bool = False,
 ) -> bytes:
-    """A serialized ModelInferRequest with raw contents. Outputs with a place in ``placements`` are written there.
+    """A serialized ModelInferRequest with raw contents. Outputs in ``placements`` go to shared memory.
 
-    With ``streamed``, as for ModelStreamInfer, the last response says that it is the last. Raises Unwritable if an
-    input's data doesn't fit its datatype.
+    ``streamed`` (for ModelStreamInfer) asks for a mark on the last response. Raises Unwritable if an input's data
+    doesn't fit its datatype.
     """
     request = pb.ModelInferRequest(model_name=model_name)
     if streamed:
@@ -71,10 +71,10 @@ def encode_infer_request(
     for name in outputs:
         output = request.outputs.add(name=name)
         if name in placements:
-            place = placements[name]
-            output.parameters[REGION].string_param = place.region
-            output.parameters[OFFSET].int64_param = place.offset
-            output.parameters[BYTE_SIZE].int64_param = len(place.memory)
+            placement = placements[name]
+            output.parameters[REGION].string_param = placement.region
+            output.parameters[OFFSET].int64_param = placement.offset
+            output.parameters[BYTE_SIZE].int64_param = len(placement.memory)
     contents: list[bytes | memoryview] = []
     for tensor in inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
@@ -83,9 +83,11 @@ def encode_infer_request(
     return b"".join((request.SerializeToString(), *contents))
 
 
-def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Placement] = NOWHERE) -> dict[str, Tensor]:
-    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their places. Raises Malformed
-    if the message breaks the protocol."""
+def decode_infer_response(
+    body: bytes | memoryview, placements: Mapping[str, Placement] = NO_PLACEMENTS
+) -> dict[str, Tensor]:
+    """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their placements. Raises
+    Malformed if the message breaks the protocol."""
     message = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -98,16 +100,17 @@ def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Pla
 
 
 def decode_stream_response(body: bytes) -> tuple[str, dict[str, Tensor], bool]:
-    """The content of a serialized ModelStreamInferResponse: its error, empty if there is none; its tensors, views of
-    memory that nothing else uses; and whether nothing more comes. Raises Malformed if the message breaks the protocol.
+    """The error in a serialized ModelStreamInferResponse (or empty), its tensors, and whether it is the last response.
+
+    The tensors are views of memory of their own. Raises Malformed if the message breaks the protocol.
     """
-    message = decode(pb.ModelStreamInferResponse, body)  # all of it, since such a message is small
+    message = decode(pb.ModelStreamInferResponse, body)  # through protobuf's classes, since such a message is small
     if message.error_message:
         return message.error_message, {}, False
     response = message.infer_response
     raw = [memoryview(contents) for contents in response.raw_output_contents]
     final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
-    return "", _tensors(response.outputs, raw, NOWHERE), final
+    return "", _tensors(response.outputs, raw, NO_PLACEMENTS), final
 
 
 def _tensors(
@@ -115,64 +118,68 @@ def _tensors(
     raw: Sequence[memoryview],
     placements: Mapping[str, Placement],
 ) -> dict[str, Tensor]:
-    """Tensors from their descriptions and their raw contents, or their typed ones where none are raw.
+    """Tensors from their descriptions and their raw contents, or from typed contents where none are raw.
 
     The raw contents of a tensor in shared memory are empty or missing.
     """
     if raw and len(raw) != len(entries):
-        raise Malformed(f"{len(entries)} tensors come with {len(raw)} raw contents")
+        raise Malformed("raw_output_contents", f"contents for {len(entries)} tensors", f"{len(raw)}")
     tensors: dict[str, Tensor] = {}
     for index, entry in enumerate(entries):
         name = entry.name
-        if name in tensors:
-            raise Malformed(f"tensor {name!r} comes twice")
-        datatype = checked_datatype(name, entry.datatype)
-        shape = checked_shape(name, list(entry.shape))
-        contents = raw[index] if raw else None
-        if contents and entry.HasField("contents"):
-            raise Malformed(f"tensor {name!r} has typed contents beside the raw ones")
-        if name in placements and not contents and not entry.HasField("contents"):
-            tensors[name] = placed_tensor(name, datatype, shape, placements[name])
-        elif contents is not None:
-            tensors[name] = Tensor(name, datatype, decode_raw(name, datatype, shape, contents))
-        else:
-            tensors[name] = Tensor(name, datatype, decode_typed(name, datatype, shape, entry.contents))
+        try:
+            if name in tensors:
+                raise Malformed("name", "a name of its own")
+            datatype = checked_datatype(entry.datatype)
+            shape = checked_shape(list(entry.shape))
+            contents = raw[index] if raw else None
+            typed = entry.HasField("contents")
+            if contents and typed:
+                raise Malformed("contents", "raw or typed contents", "both")
+            if name in placements and not contents and not typed:
+                tensors[name] = placed_tensor(name, datatype, shape, placements[name])
+            elif contents is not None:
+                tensors[name] = Tensor(name, datatype, decode_raw(datatype, shape, contents))
+            else:
+                tensors[name] = Tensor(name, datatype, decode_typed(datatype, shape, entry.contents))
+        except Malformed as error:
+            raise error.within(f"outputs[{name!r}]") from error
     return tensors
 
 
-def decode_typed(name: str, datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
-    """The elements in the field that the protocol has for their datatype. Raises Malformed as from_elements does, and
-    for a datatype that has no such field."""
+def decode_typed(datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
+    """The array in the datatype's field of typed contents. Raises Malformed as from_elements does, and for a datatype
+    that has no such field."""
     if datatype in TYPED_CONTENTS:
-        return from_elements(name, datatype, shape, getattr(contents, TYPED_CONTENTS[datatype]))
+        return from_elements(datatype, shape, getattr(contents, TYPED_CONTENTS[datatype]))
     if math.prod(shape) == 0:
-        return from_elements(name, datatype, shape, ())
-    raise Malformed(f"tensor {name!r} is {datatype}, which only raw contents can hold")
+        return from_elements(datatype, shape, ())
+    raise Malformed("contents", f"raw contents for {datatype}")
 
 
 # Other calls
 
 
 def encode_request(method: str, **fields: str | int) -> bytes:
-    """The serialized request of a method, with these fields."""
+    """The serialized request of a method with the given fields."""
     request: Message = getattr(pb, f"{method}Request")(**fields)
     return request.SerializeToString()
 
 
 def decode_response(method: str, body: bytes) -> Any:
-    """The response message of a method. Raises Malformed for anything else."""
+    """The response message of a method. Raises Malformed for bytes of another form."""
     return decode(getattr(pb, f"{method}Response"), body)
 
 
 def decode(kind: type[AnyMessage], body: bytes) -> AnyMessage:
-    """Parses a serialized message. Raises Malformed for anything else."""
+    """Parses a serialized message. Raises Malformed for bytes of another form."""
     try:
         return kind.FromString(body)
     except DecodeError as exc:
-        raise Malformed(f"body: not a {kind.DESCRIPTOR.name}: {exc}") from exc
+        raise Malformed("body", f"a serialized {kind.DESCRIPTOR.name}", hint=str(exc)) from exc
 
 
-# The wire format: a key (field number << 3 | wire type) as a varint, then the value; different fields in any order.
+# The wire format: a key (field number << 3 | wire type) as a varint, then the value; fields may come in any order.
 # Source: https://protobuf.dev/programming-guides/encoding/
 
 _VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -181,7 +188,7 @@ _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER <<
 
 
 def bytes_field_head(number: int, size: int) -> bytes:
-    """The bytes before the ``size`` bytes of a field: its key, for numbers below 16, and the size."""
+    """The key and the size that precede the ``size`` bytes of a field. The field's number is below 16."""
     head = bytearray((number << 3 | DELIMITED,))
     while size >= 0x80:
         head.append(size & 0x7F | 0x80)
@@ -190,39 +197,40 @@ def bytes_field_head(number: int, size: int) -> bytes:
     return bytes(head)
 
 
-def fields(message: memoryview, most: int | None = None, where: str = "body") -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a serialized message in order: each one's key, and the positions at which the field begins, its
-    value begins, and both end. Raises Malformed if the bytes are not a message, or it has more than ``most`` fields;
-    ``where`` names it."""
+def fields(message: memoryview, limit: int | None = None, path: str = "body") -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a serialized message in order: key, start of the field, start of the value, end of both.
+
+    Raises Malformed if the bytes are not a message, or it has more than ``limit`` fields; ``path`` is the message's.
+    """
     position, length, count = 0, len(message), 0
     while position < length:
-        if count == most:
-            raise Malformed(f"{where}: more than {most} fields")
+        if count == limit:
+            raise Malformed(path, f"at most {limit} fields")
         count += 1
         start = position
         key = message[position]
         position += 1
         if key >= 0x80:
-            key, position = _varint(message, start)
+            key, position = _varint(message, start, path)
         wire_type = key & 7
         value = position
         if wire_type == DELIMITED:
-            size, value = _varint(message, position)
+            size, value = _varint(message, position, path)
             position = value + size
         elif wire_type == _VARINT:
-            _, position = _varint(message, position)
+            _, position = _varint(message, position, path)
         elif wire_type in (_FIXED64, _FIXED32):
             position += 8 if wire_type == _FIXED64 else 4
-        else:  # groups, which nobody has used since proto3, and the two types that do not exist
-            raise Malformed(f"not a protobuf message: wire type {wire_type}")
+        else:  # groups, which proto3 has removed, and the two types that do not exist
+            raise Malformed(path, "a protobuf message", f"the wire type {wire_type}")
         if position > length:
-            raise Malformed("the protobuf message is cut off")
+            raise Malformed(path, "a protobuf message", "a truncated one")
         yield key, start, value, position
 
 
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """The number at this position, at most 64 bits in ten bytes, and the position behind it."""
-    if position < len(message) and message[position] < 0x80:  # most: keys, and the lengths of names
+def _varint(message: memoryview, position: int, path: str) -> tuple[int, int]:
+    """The number at ``position``, at most 64 bits in ten bytes, and the position behind it."""
+    if position < len(message) and message[position] < 0x80:  # the usual case: keys, and the lengths of names
         return message[position], position + 1
     number = shift = 0
     for index in range(position, min(position + 10, len(message))):
@@ -231,4 +239,4 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, index + 1
         shift += 7
-    raise Malformed("not a protobuf message: a number does not end")
+    raise Malformed(path, "a protobuf message", "a number without an end")

@@ -1,7 +1,7 @@
-"""The V2 protocol over gRPC, as a server speaks it: serialized requests -> tensors -> serialized responses. No sockets.
+"""The server's side of the V2 protocol over gRPC: serialized requests -> tensors -> serialized responses. No sockets.
 
-Unknown parameters are ignored, as KServe and Triton do, and their names are noted in the request. Requests are walked
-field by field before protobuf parses them, since a few bytes may take it a hundred times as many.
+Unknown parameters are ignored, as KServe and Triton do, and their names are noted in the request. Each request is
+checked field by field before protobuf parses it, since protobuf may need a hundred times the bytes of a message.
 
 Source: protos/open_inference_grpc.proto, and for streams and parameters
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_parameters.md
@@ -25,13 +25,14 @@ from hf_transformer.protocol.grpc import (
     fields,
 )
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.rest import BINARY_DATA_SIZE
 from hf_transformer.protocol.server_codec import (
     BINARY_DATA_OUTPUT,
-    BINARY_DATA_SIZE,
+    BINARY_DATA_OUTPUT_PATH,
     InferRequest,
     InferResponse,
     check_input_parameters,
-    check_number,
+    check_tensor_count,
     read_flag,
     read_raw,
     read_texts,
@@ -39,8 +40,8 @@ from hf_transformer.protocol.server_codec import (
 )
 from hf_transformer.protocol.tensors import (
     Malformed,
-    check_count,
-    check_sizes_agree,
+    check_element_count,
+    check_extent,
     checked_datatype,
     checked_name,
     checked_shape,
@@ -50,10 +51,10 @@ from hf_transformer.protocol.tensors import (
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Tensor, Texts
 
-MOST_PARTS = 1000
-"""Fields of a message, and of each of its inputs and outputs."""
-MOST_SHAPE_BYTES = 320
-"""Bytes of a shape: the 32 axes that checked_shape allows, of ten bytes each."""
+MAX_FIELDS = 1000
+"""The most fields of a message, and of each of its inputs and outputs."""
+MAX_SHAPE_BYTES = 320
+"""The longest shape: the 32 axes that checked_shape allows, of ten bytes each."""
 
 _Input: TypeAlias = pb.ModelInferRequest.InferInputTensor
 _ID = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | DELIMITED
@@ -66,18 +67,17 @@ _BYTES_ELEMENT = pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER << 3 | DELIM
 
 
 def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
-    """The request in a serialized ModelInferRequest; its ``binary`` is whether its inputs are raw, unless it says more.
+    """The request in a serialized ModelInferRequest. Without ``binary_data_output``, outputs are raw if inputs are.
 
     Raises:
-        Malformed: the message breaks the protocol, needs an extension that is not here, or has BYTES that are not
-            UTF-8.
+        Malformed: the message breaks the protocol, needs an unsupported extension, or has BYTES that are not UTF-8.
         TooLarge: a tensor that is read element by element (BYTES, typed contents) has more than ``max_elements``.
     """
-    rest, raw = _take_apart(memoryview(body), max_elements)
+    rest, raw = _split_raw(memoryview(body), max_elements)
     message = decode(pb.ModelInferRequest, rest)
-    parameters = _parameters("parameters", message.parameters)
-    parameters.pop(EMPTY_FINAL_RESPONSE, None)  # none of our responses is empty
-    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    parameters = _parameters(message.parameters)
+    parameters.pop(EMPTY_FINAL_RESPONSE, None)  # needless: no response here is empty
+    binary = read_flag(BINARY_DATA_OUTPUT_PATH, parameters.pop(BINARY_DATA_OUTPUT, None))
     ignored: list[str] = []
     return InferRequest(
         inputs=_inputs(message.inputs, raw, max_elements, ignored),
@@ -93,11 +93,11 @@ def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
 
 def request_id(body: bytes) -> str:
     """The id in a serialized ModelInferRequest that may be malformed; empty if there is none."""
-    found = b""
+    encoded = b""
     try:
-        for key, _, value, end in fields(memoryview(body), MOST_PARTS):
-            found = body[value:end] if key == _ID else found
-        return found.decode()
+        for key, _, value, end in fields(memoryview(body), MAX_FIELDS):
+            encoded = body[value:end] if key == _ID else encoded
+        return encoded.decode()
     except (Malformed, UnicodeDecodeError):
         return ""
 
@@ -111,9 +111,9 @@ def encode_infer_response(
 ) -> bytes:
     """A serialized ModelInferResponse.
 
-    A response is raw or typed as a whole: raw where the request wants one of the outputs raw, or one has a datatype
-    that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that no response follows.
-    ``parameters`` are those of one of several responses, which then says in either case whether it is the last one.
+    All outputs are raw if the request wants any output raw, or a datatype has no typed contents; else all are typed.
+    ``final`` marks the last response of a stream's request. With ``parameters``, which one of several responses has,
+    triton_final_response is sent in every response, true or false.
     """
     name, version = response.model_name, response.model_version
     message = pb.ModelInferResponse(model_name=name, model_version=version, id=response.id)
@@ -122,7 +122,7 @@ def encode_infer_response(
     for name, value in (parameters or {}).items():
         kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
         setattr(message.parameters[name], kind, value)
-    raw = any(request.wants_binary(one.name) or one.datatype not in TYPED_CONTENTS for one in response.outputs)
+    raw = any(request.wants_binary(tensor.name) or tensor.datatype not in TYPED_CONTENTS for tensor in response.outputs)
     chunks: list[bytes | memoryview] = []
     for tensor in response.outputs:
         entry = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -148,98 +148,98 @@ def encode_stream_error(error: str, request_id: str) -> bytes:
     return message.SerializeToString()
 
 
-def _take_apart(body: memoryview, max_elements: int) -> tuple[bytes, list[memoryview]]:
-    """The message without its raw contents, which is then small when parsed, too, and views of the raw contents."""
+def _split_raw(body: memoryview, max_elements: int) -> tuple[bytes, list[memoryview]]:
+    """The message without its raw contents, for protobuf to parse, and views of the raw contents."""
     rest: list[memoryview] = []
     raw: list[memoryview] = []
     inputs = 0
-    for key, start, value, end in fields(body, MOST_PARTS):
+    for key, start, value, end in fields(body, MAX_FIELDS):
         if key == _RAW_INPUT:
             raw.append(body[value:end])
             continue
         rest.append(body[start:end])
         if key == _INPUTS:
-            _check_input(inputs, body[value:end], max_elements)
+            try:
+                _check_input(body[value:end], max_elements)
+            except (Malformed, TooLarge) as error:
+                raise error.within(f"inputs[{inputs}]") from error
             inputs += 1
-            check_number("inputs", inputs)
+            check_tensor_count("inputs", inputs)
         elif key == _OUTPUTS:
-            for _ in fields(body[value:end], MOST_PARTS, "outputs"):
+            for _ in fields(body[value:end], MAX_FIELDS, "outputs"):
                 pass
     return b"".join(rest), raw
 
 
-def _check_input(index: int, message: memoryview, max_elements: int) -> None:
+def _check_input(message: memoryview, max_elements: int) -> None:
+    """Checks the size of a serialized input. Raises Malformed and TooLarge, with a path relative to it."""
     elements = 0
-    for key, _, value, end in fields(message, MOST_PARTS, f"inputs[{index}]"):
-        if key == _SHAPE and end - value > MOST_SHAPE_BYTES:
-            raise Malformed(f"inputs[{index}]: the shape has {end - value} bytes, more than any takes")
+    for key, _, value, end in fields(message, MAX_FIELDS, ""):
+        if key == _SHAPE and end - value > MAX_SHAPE_BYTES:
+            raise Malformed("shape", f"at most {MAX_SHAPE_BYTES} bytes", str(end - value))
         if key != _CONTENTS:
             continue
-        for element, _, first, last in fields(message[value:end]):
-            # A number takes ten bytes at most; in a list that is not packed each is a field of its own.
+        for element, _, first, last in fields(message[value:end], None, "contents"):
+            # A number takes ten bytes at most. In a list that is not packed, each number is a field of its own.
             packed = element & 7 == DELIMITED and element != _BYTES_ELEMENT
             elements += max((last - first) // 10, 1) if packed else 1
             if elements > max_elements:
-                raise TooLarge.of(
-                    f"inputs[{index}]: more than {max_elements} elements, which is what is taken (the larger of "
-                    "--max_instances and --max_sequences)"
-                )
+                flags = "the larger of --max_instances and --max_sequences"
+                raise TooLarge("contents", f"at most {max_elements} elements ({flags})", "more")
 
 
 def _inputs(
     entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: int, ignored: list[str]
 ) -> dict[str, Tensor | Texts]:
     if raw and len(raw) != len(entries):
-        raise Malformed(f"raw_input_contents: {len(raw)} raw contents for {len(entries)} inputs")
+        raise Malformed("raw_input_contents", f"contents for {len(entries)} inputs", str(len(raw)))
     tensors: dict[str, Tensor | Texts] = {}
-    for entry, contents in zip(entries, raw or repeat(None), strict=False):
-        name = checked_name(entry.name)
-        if name in tensors:
-            raise Malformed(f"inputs: tensor {name!r} comes twice")
-        where = f"inputs: the parameters of tensor {name!r}"
-        parameters = _parameters(where, entry.parameters)
-        check_input_parameters(name, parameters, ignored)
-        size = 0 if contents is None else len(contents)
-        if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, as over REST
-            raise Malformed(f"{where}: {BINARY_DATA_SIZE} differs from the {size} raw bytes that it has")
-        tensors[name] = _input(name, entry, contents, max_elements)
+    try:
+        for entry, contents in zip(entries, raw or repeat(None), strict=False):
+            name = checked_name(entry.name)
+            if name in tensors:
+                raise Malformed("name", "a name of its own", repr(name))
+            parameters = _parameters(entry.parameters)
+            check_input_parameters(parameters, ignored)
+            size = 0 if contents is None else len(contents)
+            if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, as over REST
+                raise Malformed(f"parameters.{BINARY_DATA_SIZE}", f"the {size} bytes of the raw contents")
+            tensors[name] = _input(name, entry, contents, max_elements)
+    except (Malformed, TooLarge) as error:
+        raise error.within(f"inputs[{len(tensors)}]") from error
     return tensors
 
 
 def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) -> Tensor | Texts:
-    datatype = checked_datatype(name, entry.datatype)
-    shape = checked_shape(name, list(entry.shape))
+    datatype = checked_datatype(entry.datatype)
+    shape = checked_shape(list(entry.shape))
     if raw is None:
-        check_count(name, shape, max_elements, max_elements)  # there are no more: see _check_input
+        check_extent(shape, max_elements, max_elements)  # _check_input has bounded the contents
         if datatype == "BYTES":
             elements = entry.contents.bytes_contents
-            check_sizes_agree(name, shape, len(elements))
+            check_element_count(shape, len(elements))
             return read_texts(name, shape, elements)
-        return Tensor(name, datatype, decode_typed(name, datatype, shape, entry.contents))
+        return Tensor(name, datatype, decode_typed(datatype, shape, entry.contents))
     if entry.HasField("contents"):
-        raise Malformed(f"tensor {name!r} has typed contents beside the raw ones")
+        raise Malformed("contents", "raw or typed contents", "both")
     return read_raw(name, datatype, shape, raw, max_elements)
 
 
 def _outputs(
     entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor], ignored: list[str]
 ) -> dict[str, bool | None]:
-    check_number("outputs", len(entries))
-    named = (
-        (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))
-        for one in entries
-    )
-    return requested_outputs(named, ignored)
+    check_tensor_count("outputs", len(entries))
+    return requested_outputs(((checked_name(entry.name), _parameters(entry.parameters)) for entry in entries), ignored)
 
 
-def _parameters(where: str, given: Mapping[str, pb.InferParameter]) -> dict[str, Json]:
-    """The values as Python's: booleans, integers, floats and strings."""
+def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Json]:
+    """The parameters' values as booleans, integers, floats and strings. Raises Malformed for a missing value."""
     parameters: dict[str, Json] = {}
-    if not given:  # as mostly; going through it costs 1 us all the same
+    if not messages:  # the usual case; iterating an empty map costs 1 us
         return parameters
-    for name, value in given.items():
-        choice = value.WhichOneof("parameter_choice")
+    for name, message in messages.items():
+        choice = message.WhichOneof("parameter_choice")
         if choice is None:
-            raise Malformed(f"{where}: {shorten(name, 40)!r} has no value that is understood")
-        parameters[name] = getattr(value, choice)
+            raise Malformed(f"parameters.{shorten(name, 40)}", "a boolean, number or string")
+        parameters[name] = getattr(message, choice)
     return parameters

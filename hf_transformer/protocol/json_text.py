@@ -1,9 +1,9 @@
-"""Limits for JSON, of clients and of the predictor, checked before it is parsed.
+"""JSON of clients and of the predictor, with limits that are checked before it is parsed.
 
-A list of two bytes, ``[]``, becomes an object of 56 bytes that Python's garbage collector tracks, and a key becomes a
-string and an entry of a hash table. 16 MB of these take a second and a gigabyte. Nothing else is answered meanwhile:
-orjson holds the interpreter's lock, so a thread would not help. No sensible request has many of them, so they are
-counted first, outside strings.
+A list of two bytes, ``[]``, becomes an object of 56 bytes that Python's garbage collector tracks. A key becomes a
+string and an entry of a hash table. 16 MB of these take a second and a gigabyte, and block every other request: orjson
+holds the interpreter's lock, so a thread would not help. No sensible request has many of them, so they are counted
+first, outside strings.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 
-SMALL = 64 * 1024
-"""Bytes of a text that is parsed without counting: that takes a few milliseconds at worst."""
-CHUNK = 256 * 1024
-"""Bytes that are counted at a time; they and the arrays made of them fit into a processor's cache."""
-PER_TEXT, BESIDE = 16, 10_000
-"""Lists, objects and keys for each text of a request, and beside the texts. A text has about four at most: an object,
-two keys, and a list of words or labels."""
-VALUE_BYTES = 8
-"""Bytes of the largest body for each value: a word or a token's id with its comma. Smaller bodies may have more."""
-QUOTE, COMMA, COLON, BRACKET = b'",:['
-OPENING = 0xDF
+SMALL_BYTES = 64 * 1024
+"""The largest text that is parsed without counting, which takes a few milliseconds at worst."""
+_CHUNK_BYTES = 256 * 1024
+"""The size of a step in counting. The step and its arrays fit into a processor's cache."""
+_PARTS_PER_TEXT, _EXTRA_PARTS = 16, 10_000
+"""Lists, objects and keys allowed for each text of a request, and in addition. A text needs about four: an object, two
+keys, and a list of words or labels."""
+_BYTES_PER_VALUE = 8
+"""Bytes of the largest allowed body for each allowed value, such as a word or a token id with its comma."""
+_QUOTE, _COMMA, _COLON, _BRACKET = b'",:['
+_BRACKET_MASK = 0xDF
 """The bits that the two opening brackets, ``[`` and ``{``, have in common."""
 
 
 @dataclass(slots=True)  # each V2 request makes one; a frozen one takes three times as long to make
 class JsonLimits:
-    """The most that a text may hold. ``parts`` are lists, objects and keys; ``values`` stand between commas; ``depth``
-    is how many lists and objects may be within each other in a value that a chat template writes."""
+    """Limits of a JSON text.
+
+    Attributes:
+        parts: the most lists, objects and keys.
+        values: the most values between commas.
+        depth: the deepest nesting of lists and objects in a value that a chat template writes.
+    """
 
     parts: int
     values: int
@@ -45,89 +50,89 @@ class JsonLimits:
 
     @classmethod
     def of(cls, max_texts: int, max_bytes: int, depth: int) -> JsonLimits:
-        """The limits for requests with so many texts and so many bytes."""
-        return cls(PER_TEXT * max_texts + BESIDE, max_bytes // VALUE_BYTES, depth)
+        """The limits for requests of at most ``max_texts`` texts and ``max_bytes`` bytes."""
+        return cls(_PARTS_PER_TEXT * max_texts + _EXTRA_PARTS, max_bytes // _BYTES_PER_VALUE, depth)
 
     @classmethod
     def of_tensors(cls, max_elements: int) -> JsonLimits:
-        """The limits for requests whose tensors have so many elements each."""
-        parts = PER_TEXT * max_elements + BESIDE
+        """The limits for requests whose tensors have at most ``max_elements`` elements each."""
+        parts = _PARTS_PER_TEXT * max_elements + _EXTRA_PARTS
         return cls(parts, parts)
 
 
-ANSWER = JsonLimits(parts=100_000, values=4_000_000)
-"""Of an answer of the predictor's: some lists for each token of a batch, and numbers as in 16 MB of outputs. Triton's
-tensors are binary, and its JSON has a few hundred bytes."""
-ANSWER_BYTES = 2**27
-"""Bytes of JSON in an answer; counting what is in a gigabyte would hold the event loop for seconds too."""
+ANSWER_LIMITS = JsonLimits(parts=100_000, values=4_000_000)
+"""Limits of the predictor's JSON: some lists for each token of a batch, and the numbers of 16 MB of outputs. Triton's
+own JSON has a few hundred bytes, since its tensors are binary."""
+MAX_ANSWER_BYTES = 2**27
+"""The largest JSON of the predictor. Counting a gigabyte would block the event loop for seconds."""
 
 
 def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
-    """The value in a JSON text. Raises TooLarge, before parsing, for more than the limits allow, and Malformed for
-    anything but JSON in UTF-8."""
-    if len(text) > SMALL:
+    """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits, and Malformed
+    unless it is JSON in UTF-8."""
+    if len(text) > SMALL_BYTES:
         check_size(bytes(text), limits)
     return _parse(text)
 
 
 def parse_answer(text: bytes | memoryview) -> Json:
-    """The value in a JSON text of the predictor's. Raises Malformed, before parsing, for more than ANSWER allows, and
-    for anything but JSON in UTF-8."""
-    if len(text) > ANSWER_BYTES:
-        raise Malformed(f"body: {len(text)} bytes of JSON, at most {ANSWER_BYTES} are taken")
-    if len(text) > SMALL and (excess := excess_of(bytes(text), ANSWER)):
-        raise Malformed(f"body: {excess} are taken of a predictor")
+    """The value in the predictor's JSON text. Raises Malformed, before parsing, for a text over ANSWER_LIMITS or
+    MAX_ANSWER_BYTES, and unless it is JSON in UTF-8."""
+    if len(text) > MAX_ANSWER_BYTES:
+        raise Malformed("body", f"at most {MAX_ANSWER_BYTES} bytes of JSON", str(len(text)))
+    if len(text) > SMALL_BYTES and (excess := excess_of(bytes(text), ANSWER_LIMITS)):
+        raise Malformed("body", *excess)
     return _parse(text)
 
 
 def _parse(text: bytes | memoryview) -> Json:
-    """The value, made without passes of the garbage collector where it is large: they take three times as long as the
-    rest. Nothing goes wrong if several threads do this at once."""
-    pauses = len(text) > SMALL and gc.isenabled()
+    """Parses with the garbage collector disabled where the text is large: its passes take three times as long as the
+    rest. Several threads may do so at once."""
+    pauses = len(text) > SMALL_BYTES and gc.isenabled()
     if pauses:
         gc.disable()
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as exc:
-        raise Malformed(f"body: not JSON: {exc}") from exc
+        raise Malformed("body", "JSON in UTF-8", hint=str(exc)) from exc
     finally:
         if pauses:
             gc.enable()
 
 
 def json_object(value: Json) -> dict[str, Any]:
-    """The value if it is a JSON object. Raises Malformed otherwise."""
+    """The same value. Raises Malformed unless it is a JSON object."""
     if not isinstance(value, dict):
-        raise Malformed(f"body: {describe(value)} is not a JSON object")
+        raise Malformed("body", "a JSON object", describe(value))
     return value
 
 
 def check_size(text: bytes, limits: JsonLimits) -> None:
-    """Raises TooLarge for more than the limits allow."""
+    """Raises TooLarge for a text over the limits."""
     if excess := excess_of(text, limits):
         flags = "--max_instances, --max_sequences and --max_request_bytes"
-        raise TooLarge.of(f"body: {excess} are taken, which follows from {flags}")
+        raise TooLarge("body", *excess, f"the limit follows from {flags}")
 
 
-def check_depth(name: str, value: Json, limits: JsonLimits) -> None:
-    """Raises TooLarge for a value of the field ``name`` with more lists and objects within each other than allowed.
-    With indentation, JSON is as many times longer as it is deep."""
+def check_depth(path: str, value: Json, limits: JsonLimits) -> None:
+    """Raises TooLarge for a value whose lists and objects are nested too deeply. Indented JSON of a value grows with
+    its depth."""
     level = [value]
     for _ in range(limits.depth + 1):
         level = [
-            one
-            for outer in level
-            if isinstance(outer, dict | list)
-            for one in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(one, dict | list)
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
         ]
         if not level:
             return
-    raise TooLarge.of(f"{name}: lists and objects more than {limits.depth} deep in each other (--max_json_depth)")
+    raise TooLarge(path, f"lists and objects nested at most {limits.depth} deep (--max_json_depth)")
 
 
-def excess_of(text: bytes, limits: JsonLimits) -> str:
-    """What a text has more than the limits allow, in words; empty if nothing.
+def excess_of(text: bytes, limits: JsonLimits) -> tuple[str, str] | None:
+    """The exceeded limit and the text's count, in words; None for a text within the limits.
 
     In a text that is not JSON the count is right up to the first mistake, where parsers stop.
     """
@@ -135,22 +140,22 @@ def excess_of(text: bytes, limits: JsonLimits) -> str:
     if parts > limits.parts or values > limits.values:  # some may be in strings, such as a prompt with code in it
         parts, values = count_outside_strings(text)
     if parts > limits.parts:
-        return f"{parts} lists, objects and keys, at most {limits.parts}"
-    return f"{values} values, at most {limits.values}" if values > limits.values else ""
+        return f"at most {limits.parts} lists, objects and keys", str(parts)
+    return (f"at most {limits.values} values", str(values)) if values > limits.values else None
 
 
 def count_outside_strings(text: bytes) -> tuple[int, int]:
-    """The numbers of lists, objects and keys in a JSON text, and of its commas, without those in strings."""
-    if b"\\" in text:  # from left to right, so that of three backslashes the third is the quote's
+    """Counts lists, objects and keys, and commas, outside the strings of a JSON text."""
+    if b"\\" in text:  # pairs first, from the left: the third of three backslashes escapes the quote
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     parts = commas = 0
     open_string = np.False_
-    for start in range(0, len(text), CHUNK):
-        chunk = np.frombuffer(text, np.uint8, min(CHUNK, len(text) - start), start)
-        quotes: Array = chunk == QUOTE
+    for start in range(0, len(text), _CHUNK_BYTES):
+        chunk = np.frombuffer(text, np.uint8, min(_CHUNK_BYTES, len(text) - start), start)
+        quotes: Array = chunk == _QUOTE
         quotes[0] ^= open_string
         inside: Array = np.bitwise_xor.accumulate(quotes)
         open_string = inside[-1]
-        parts += int(np.count_nonzero(((chunk & OPENING == BRACKET) | (chunk == COLON)) & ~inside))
-        commas += int(np.count_nonzero((chunk == COMMA) & ~inside))
+        parts += int(np.count_nonzero(((chunk & _BRACKET_MASK == _BRACKET) | (chunk == _COLON)) & ~inside))
+        commas += int(np.count_nonzero((chunk == _COMMA) & ~inside))
     return parts, commas

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hf_transformer.errors import describe
-from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, raw_elements, shorten
+from hf_transformer.protocol.rest import BINARY_DATA_SIZE
+from hf_transformer.protocol.tensors import Malformed, check_extent, decode_raw, raw_elements
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Tensor, Texts
 
@@ -16,10 +17,15 @@ from hf_transformer.types.tensors import Tensor, Texts
 class InferRequest:
     """A client's request; immutable by convention.
 
-    ``inputs`` are by name. ``outputs`` has the names that the client wants, none if it wants all, and for each whether
-    it is sent raw, None where ``binary`` decides. ``parameters`` are the request's without ``binary_data_output``,
-    which is in ``binary``. ``id``, ``model_name`` and ``model_version`` are those in the body, empty if there are none.
-    ``ignored`` has the names of keys and parameters that nobody knows, see ``note_ignored``.
+    Attributes:
+        inputs: the tensors by name.
+        outputs: the requested outputs by name, none for all. The value says whether the output is sent raw; None
+            leaves that to ``binary``.
+        parameters: the request's parameters, without ``binary_data_output``.
+        id: the id in the body, or empty.
+        binary: whether outputs are raw by default (``binary_data_output``).
+        model_name, model_version: the model in the body, or empty.
+        ignored: names of unknown keys and parameters, see ``note_ignored``.
     """
 
     inputs: Mapping[str, Tensor | Texts]
@@ -33,8 +39,8 @@ class InferRequest:
 
     def wants_binary(self, output: str) -> bool:
         """Whether an output is sent raw."""
-        wish = self.outputs.get(output)
-        return self.binary if wish is None else wish
+        binary = self.outputs.get(output)
+        return self.binary if binary is None else binary
 
 
 @dataclass(slots=True)
@@ -47,65 +53,65 @@ class InferResponse:
     id: str = ""
 
 
-BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
+BINARY_DATA, BINARY_DATA_OUTPUT = "binary_data", "binary_data_output"
+BINARY_DATA_PATH, BINARY_DATA_OUTPUT_PATH = f"parameters.{BINARY_DATA}", f"parameters.{BINARY_DATA_OUTPUT}"
 CONTENT_TYPE, TEXT = "content_type", "str"
-"""The parameter of an input with which clients of MLServer and Seldon tell the content of a tensor of bytes, and its
-value for text in UTF-8, the only one that is taken here."""
+"""The parameter with which clients of MLServer and Seldon declare the content of a BYTES input, and its value for UTF-8
+text, the only one that is supported here."""
 
 UNSUPPORTED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification")
-"""Parameters of Triton's extensions that say where a tensor is, or change what it holds. They are refused: a client
-would take what it finds for its answer."""
-MOST_IGNORED, LONGEST_IGNORED = 10, 40
-"""Limits of the header: names, and characters of each."""
-_NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+"""Parameters of Triton's extensions that move a tensor's data or change its meaning. Ignoring them would give the
+client a wrong answer, so they are refused."""
+MAX_IGNORED_NAMES, MAX_IGNORED_CHARACTERS = 10, 40
+"""Limits of the header with the ignored names: their number, and the length of each."""
+_NON_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 """Characters outside an HTTP token (RFC 9110, 5.6.2), which gRPC metadata can't have either."""
-
-MOST_TENSORS = 16
+MAX_TENSORS = 16
 """Inputs, or outputs, of a request: more than any task has."""
 
 
-def check_number(what: str, count: int) -> None:
+def check_tensor_count(path: str, count: int) -> None:
     """Raises Malformed for more tensors than any task has."""
-    if count > MOST_TENSORS:
-        raise Malformed(f"{what}: more than {MOST_TENSORS} tensors")
+    if count > MAX_TENSORS:
+        raise Malformed(path, f"at most {MAX_TENSORS} tensors", str(count))
 
 
 def note_ignored(name: str, ignored: list[str]) -> None:
-    """Add the name of an unknown, ignored parameter to ``ignored``, made safe for a header."""
-    if len(ignored) < MOST_IGNORED:
-        shown = _NO_TOKEN.sub("_", name[:LONGEST_IGNORED]) or "_"
-        if shown not in ignored:
-            ignored.append(shown)
+    """Adds the name of an unknown, ignored parameter to ``ignored``, made safe for a header."""
+    if len(ignored) < MAX_IGNORED_NAMES:
+        token = _NON_TOKEN.sub("_", name[:MAX_IGNORED_CHARACTERS]) or "_"
+        if token not in ignored:
+            ignored.append(token)
 
 
-def note_unknown(found: Iterable[str], known: Collection[str], ignored: list[str]) -> None:
-    """Add all unknown names to ``ignored``."""
-    for name in found:
+def note_unknown(names: Iterable[str], known: Collection[str], ignored: list[str]) -> None:
+    """Adds all unknown names to ``ignored``."""
+    for name in names:
         if name not in known:
             note_ignored(name, ignored)
 
 
-def check_parameters(where: str, found: Mapping[str, Json], known: Sequence[str], ignored: list[str]) -> None:
-    """Notes the unknown parameters of an input or output. Raises Malformed for one of UNSUPPORTED."""
-    for name in found:
+def _check_parameters(parameters: Mapping[str, Json], known: Sequence[str], ignored: list[str]) -> None:
+    """Notes the unknown parameters of an input or output. Raises Malformed for a parameter of UNSUPPORTED."""
+    for name in parameters:
         if name in UNSUPPORTED:
-            raise Malformed(f"{where}: {name!r} is not understood here, expected {', '.join(known)}")
-    note_unknown(found, known, ignored)
+            raise Malformed("parameters", " or ".join(known), repr(name), "this extension of Triton is not supported")
+    note_unknown(parameters, known, ignored)
 
 
-def read_flag(where: str, value: Json) -> bool | None:
-    """True, false, or None for null. Raises Malformed for anything else."""
+def read_flag(path: str, value: Json) -> bool | None:
+    """True, false, or None for null. Raises Malformed for any other value."""
     if value is not None and not isinstance(value, bool):
-        raise Malformed(f"{where}: expected true or false, got {describe(value)}")
+        raise Malformed(path, "true or false", describe(value))
     return value
 
 
-def check_input_parameters(name: str, parameters: Mapping[str, Json], ignored: list[str]) -> None:
-    """Checks an input's parameters, as ``check_parameters``. Raises Malformed for a content other than text, too."""
-    where = f"inputs: the parameters of tensor {name!r}"
-    check_parameters(where, parameters, (BINARY_DATA_SIZE, CONTENT_TYPE), ignored)
+def check_input_parameters(parameters: Mapping[str, Json], ignored: list[str]) -> None:
+    """Checks an input's parameters. Raises Malformed for a parameter of UNSUPPORTED and for content other than text."""
+    _check_parameters(parameters, (BINARY_DATA_SIZE, CONTENT_TYPE), ignored)
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
-        raise Malformed(f"{where}: {CONTENT_TYPE} is {shorten(parameters[CONTENT_TYPE], 40)!r}, expected {TEXT!r}")
+        content = describe(parameters[CONTENT_TYPE], quote=True)
+        raise Malformed(f"parameters.{CONTENT_TYPE}", repr(TEXT), content)
 
 
 def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> Texts:
@@ -115,28 +121,30 @@ def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> 
         try:
             texts.append(element.decode())
         except UnicodeDecodeError:
-            raise Malformed(f"inputs: element {index} of {name!r} is not UTF-8") from None
+            raise Malformed(f"data[{index}]", "text in UTF-8") from None
     return Texts(name, shape, texts)
 
 
 def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, max_elements: int) -> Tensor | Texts:
     """The input with these raw elements. Raises Malformed and TooLarge as the decoders of requests do."""
     if datatype != "BYTES":
-        return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
-    check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
-    return read_texts(name, shape, raw_elements(name, shape, raw))
+        return Tensor(name, datatype, decode_raw(datatype, shape, raw))
+    check_extent(shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
+    return read_texts(name, shape, raw_elements(shape, raw))
 
 
 def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]], ignored: list[str]) -> dict[str, bool | None]:
-    """The outputs of a request, from their checked names and their parameters, as InferRequest has them.
+    """The outputs of a request, as InferRequest has them, from their checked names and their parameters.
 
-    Raises Malformed for a name that comes twice, a parameter of UNSUPPORTED, or a ``binary_data`` that is no flag.
+    Raises Malformed for a repeated name, a parameter of UNSUPPORTED, and a ``binary_data`` that is no boolean.
     """
     outputs: dict[str, bool | None] = {}
-    for name, parameters in entries:
-        if name in outputs:
-            raise Malformed(f"outputs: {name!r} comes twice")
-        where = f"outputs: the parameters of {name!r}"
-        check_parameters(where, parameters, (BINARY_DATA,), ignored)
-        outputs[name] = read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA))
+    try:
+        for name, parameters in entries:
+            if name in outputs:
+                raise Malformed("name", "a name of its own", repr(name))
+            _check_parameters(parameters, (BINARY_DATA,), ignored)
+            outputs[name] = read_flag(BINARY_DATA_PATH, parameters.get(BINARY_DATA))
+    except Malformed as error:
+        raise error.within(f"outputs[{len(outputs)}]") from error
     return outputs

@@ -1,7 +1,8 @@
-"""Tensor elements as bytes, as JSON and as numpy arrays: what both forms of the V2 protocol share.
+"""Tensor elements as bytes, as JSON and as numpy arrays, for both forms of the V2 protocol.
 
-Sizes are validated before memory is allocated: a shape counts only as far as there are bytes for it. Anything else
-raises Malformed, which becomes PredictorError in the transports to the predictor and InvalidInput in the APIs.
+Sizes are validated before memory is allocated: a shape counts only as far as there are bytes for it. Any violation
+raises Malformed, whose path is relative to the tensor. The transports to the predictor raise PredictorError for it,
+the APIs InvalidInput.
 
 Layout (the protocol's binary tensor data extension): elements little-endian and row-major without gaps; BOOL one byte;
 BF16 the upper half of a float32; BYTES each element behind its length as an unsigned 32-bit integer.
@@ -20,71 +21,71 @@ from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import ESCAPES, TooLarge, describe
+from hf_transformer.errors import ESCAPES, FieldDetails, TooLarge, describe
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array, Tensor
 
-_AS_VALUES = {**NUMPY_DTYPES, "BF16": np.dtype("<f4")}
-_AS_BYTES = {**NUMPY_DTYPES, "BF16": np.dtype("<u2")}
-"""The numpy types of elements: as values, and as they travel. BYTES has none."""
-
-DATATYPES = frozenset(_AS_VALUES) | {"BYTES"}
+_VALUE_DTYPES = {**NUMPY_DTYPES, "BF16": np.dtype("<f4")}
+"""The numpy dtype of each datatype's values in memory. BYTES has none."""
+_WIRE_DTYPES = {**NUMPY_DTYPES, "BF16": np.dtype("<u2")}
+"""The numpy dtype of each datatype's elements in a message. BYTES has none."""
+DATATYPES = frozenset(_VALUE_DTYPES) | {"BYTES"}
 
 _MAX_RANK = 32
-"""More axes than any model has, and as many as every numpy takes."""
+"""The most axes of a tensor: more than any model has, and the limit of numpy 1."""
 _MAX_ELEMENTS = 2**48
-"""Far above any message, and below what overflows an index when multiplied by an element's size."""
-_MAX_NAME = 200
-"""Characters of a tensor's name, which messages repeat."""
-_WORTH_A_VIEW = 4096
-"""Bytes of a tensor from which on making a view is faster than copying."""
+"""The most elements of a tensor, far above any message. An index times an element's size can't overflow."""
+_MAX_NAME_CHARACTERS = 200
+"""The longest name of a tensor. Messages repeat it."""
+_MIN_VIEW_BYTES = 4096
+"""The size of a tensor from which a view is faster than a copy."""
 _LENGTH = struct.Struct("<I")
 _SHORT = Repr()
 _SHORT.maxlist = _MAX_RANK
-"""Looks only at the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
+"""Reads only the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
-"""The types of JSON values that are elements of each kind of numpy dtype."""
+"""The Python types of JSON values that each kind of numpy dtype accepts."""
 
 
-class Malformed(ValueError):
-    """Bytes or JSON that break the protocol. The message names the tensor and what was expected."""
+class Malformed(FieldDetails, ValueError):
+    """Bytes or JSON break the protocol. An API answers with ``InvalidInput(*error.args)``."""
 
 
 class Unwritable(Malformed):
-    """A tensor whose data can't be written as its datatype."""
+    """A tensor's data can't be written as its datatype."""
 
 
 # Names, shapes and datatypes
 
 
 def checked_name(name: str) -> str:
-    """The name of a tensor. Raises Malformed for one that is too long to repeat in messages."""
-    if len(name) > _MAX_NAME:
-        raise Malformed(f"tensor {shorten(name)!r} has a name of {len(name)} characters, more than {_MAX_NAME}")
+    """The same name. Raises Malformed for a name that is too long to repeat in messages."""
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise Malformed("name", f"at most {_MAX_NAME_CHARACTERS} characters", str(len(name)))
     return name
 
 
-def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
-    """The shape as a tuple. Raises Malformed for anything that no array can have."""
+def checked_shape(shape: Json) -> tuple[int, ...]:
+    """The shape as a tuple. Raises Malformed for a shape that no array can have."""
     if not isinstance(shape, list):
-        raise Malformed(f"tensor {name!r} has no shape, expected a list of integers")
+        raise Malformed("shape", "a list of integers", describe(shape))
     if len(shape) > _MAX_RANK:
-        raise Malformed(f"tensor {name!r} has {len(shape)} axes, more than {_MAX_RANK}")
+        raise Malformed("shape", f"at most {_MAX_RANK} axes", str(len(shape)))
     if shape and (set(map(type, shape)) != {int} or min(shape) < 0):
-        raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
+        raise Malformed("shape", "integers of at least 0", shorten(shape))
     if extent_of(shape) > _MAX_ELEMENTS:
-        raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
+        raise Malformed("shape", f"at most {_MAX_ELEMENTS} elements", shorten(shape))
     return tuple(shape)
 
 
-def checked_datatype(name: str, datatype: Json) -> str:
-    """The datatype. Raises Malformed for one that is not the protocol's."""
+def checked_datatype(datatype: Json) -> str:
+    """The same datatype. Raises Malformed for a datatype that the protocol does not have."""
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise Malformed(f"tensor {name!r} has the unknown datatype {shorten(datatype)!r}")
+        raise Malformed("datatype", f"one of {', '.join(sorted(DATATYPES))}", describe(datatype, quote=True))
     return datatype
 
 
-# Bounds
+# Numbers of elements
 
 
 def extent_of(shape: Sequence[int]) -> int:
@@ -92,45 +93,43 @@ def extent_of(shape: Sequence[int]) -> int:
     return math.prod(shape) or math.prod([size or 1 for size in shape])
 
 
-def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
-    """Refuses more elements than a client may send, before any element is read.
+def check_extent(shape: Sequence[int], capacity: int, limit: int) -> None:
+    """Checks a client's shape before any element is read.
 
-    ``room`` is the number of elements that the tensor's bytes can hold at most. Raises TooLarge for more than ``most``,
-    and Malformed instead if the bytes have no room for so many, or the rows are empty.
+    ``capacity`` is the most elements that the tensor's bytes can hold. Raises TooLarge for more than ``limit``
+    elements, and Malformed instead if the bytes can't hold so many or the rows are empty.
     """
     extent = extent_of(shape)
-    if extent <= most:
+    if extent <= limit:
         return
-    if extent > room or math.prod(shape) == 0:
-        raise Malformed(f"tensor {name!r} has the shape {list(shape)}, but there are no bytes for so many elements")
-    raise TooLarge.of(
-        f"tensor {name!r} has {extent} elements, at most {most} are taken (the larger of --max_instances and "
-        "--max_sequences)"
+    if extent > capacity or math.prod(shape) == 0:
+        raise Malformed("shape", "no more elements than the data has", str(list(shape)))
+    raise TooLarge(
+        "shape", f"at most {limit} elements (the larger of --max_instances and --max_sequences)", str(extent)
     )
 
 
-def check_sizes_agree(name: str, shape: Sequence[int], given: int) -> None:
-    """Raises Malformed unless the number of elements is that of the shape."""
-    count = math.prod(shape)
-    if given != count:
-        raise Malformed(f"tensor {name!r} has {given} elements, but {list(shape)} takes {count}")
+def check_element_count(shape: Sequence[int], count: int) -> None:
+    """Raises Malformed unless ``count`` is the number of elements of the shape."""
+    if count != math.prod(shape):
+        raise Malformed("data", f"{math.prod(shape)} elements for the shape {list(shape)}", str(count))
 
 
 # Elements as bytes
 
 
-def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> Array:
+def decode_raw(datatype: str, shape: Sequence[int], data: memoryview) -> Array:
     """An array over ``data``, without a copy except for BOOL, BF16 and BYTES.
 
     ``datatype`` and ``shape`` come from checked_datatype and checked_shape. BF16 is widened to float32, BYTES gives an
     object array of bytes. The array is read-only where ``data`` is. Raises Malformed unless the bytes fit the shape.
     """
-    dtype = _AS_BYTES.get(datatype)
+    dtype = _WIRE_DTYPES.get(datatype)
     if dtype is None:
-        return _object_array(shape, raw_elements(name, shape, data))
+        return _object_array(shape, raw_elements(shape, data))
     size = math.prod(shape) * dtype.itemsize
     if size != len(data):
-        raise Malformed(f"tensor {name!r} has {len(data)} bytes, but {datatype} {list(shape)} takes {size}")
+        raise Malformed("data", f"{size} bytes for {datatype} {list(shape)}", str(len(data)))
     array: Array = np.ndarray(shape, dtype, data)
     if datatype == "BOOL":  # any byte but 0 is true; numpy would keep the byte as it is
         array = array.view(np.uint8) != 0
@@ -139,56 +138,62 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview)
     return array
 
 
-def raw_elements(name: str, shape: Sequence[int], data: memoryview) -> list[bytes]:
+def raw_elements(shape: Sequence[int], data: memoryview) -> list[bytes]:
     """The elements of a raw BYTES tensor. Raises Malformed unless their number is that of the shape."""
     count = math.prod(shape)
     if count * _LENGTH.size > len(data):
-        raise Malformed(f"tensor {name!r} has {len(data)} bytes, too few for BYTES {list(shape)}")
+        raise _bad_elements(count, f"{len(data)} bytes in all")
     elements = []
     position = 0
     for index in range(count):
         start = position + _LENGTH.size
         if start > len(data):
-            raise Malformed(f"tensor {name!r} ends before element {index} of {count}")
+            raise _bad_elements(count, f"an end before element {index}")
         position = start + _LENGTH.unpack_from(data, position)[0]
         if position > len(data):
-            raise Malformed(f"tensor {name!r} ends within element {index} of {count}")
+            raise _bad_elements(count, f"an end within element {index}")
         elements.append(bytes(data[start:position]))
     if position != len(data):
-        raise Malformed(f"tensor {name!r} has {len(data) - position} bytes behind its {count} elements")
+        raise _bad_elements(count, f"{len(data) - position} further bytes")
     return elements
+
+
+def _bad_elements(count: int, got: str) -> Malformed:
+    return Malformed("data", f"{count} BYTES elements, each behind its length in {_LENGTH.size} bytes", got)
 
 
 def raw_view(tensor: Tensor) -> bytes | memoryview:
     """The elements as bytes; a view of the tensor's own memory where that is large and laid out like the bytes.
 
-    Integers may be wider or narrower than the datatype (they are cast), but floats are never cut to integers: data
-    that can't be written as the datatype raises Unwritable.
+    Integers are cast to the datatype's width, but floats are never cut to integers. Raises Unwritable for data that
+    can't be written as the datatype.
     """
     data = tensor.data
     if data.dtype is not NUMPY_DTYPES.get(tensor.datatype):
         if tensor.datatype == "BYTES":
-            return _framed(data)
+            return _with_lengths(data)
         try:
-            data = data.astype(_AS_VALUES[tensor.datatype], casting="same_kind")
+            data = data.astype(_VALUE_DTYPES[tensor.datatype], casting="same_kind")
         except (KeyError, TypeError) as exc:
-            raise Unwritable(f"tensor {tensor.name!r} is {tensor.datatype}, its data is {data.dtype}") from exc
+            raise Unwritable(tensor.name, f"data that {tensor.datatype} can hold", str(data.dtype)) from exc
         if tensor.datatype == "BF16":
             data = _round_to_bfloat16(data)
-    return data.tobytes() if data.nbytes < _WORTH_A_VIEW else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    return (
+        data.tobytes() if data.nbytes < _MIN_VIEW_BYTES else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    )
 
 
-def _framed(elements: Array) -> bytes:
+def _with_lengths(elements: Array) -> bytes:
     """The elements of a BYTES tensor, each behind its length."""
-    written: list[bytes] = []
+    chunks: list[bytes] = []
     for value in elements.flat:
         element = value.encode() if isinstance(value, str) else bytes(value)
-        written += (_LENGTH.pack(len(element)), element)
-    return b"".join(written)
+        chunks += (_LENGTH.pack(len(element)), element)
+    return b"".join(chunks)
 
 
 def _round_to_bfloat16(data: Array) -> Array:
-    """The upper halves, rounded to the nearest, ties to even; a NaN stays one whatever its lower half is."""
+    """The upper halves, rounded to the nearest, ties to even. Every NaN stays a NaN."""
     flat = data.reshape(-1)
     bits = flat.view("<u4").astype("<u8")
     halves: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
@@ -199,47 +204,49 @@ def _round_to_bfloat16(data: Array) -> Array:
 # Elements as JSON and as Python values
 
 
-def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> Array:
+def decode_json(datatype: str, shape: Sequence[int], data: Json) -> Array:
     """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES.
 
     Raises Malformed for elements of another datatype, or if the shape takes more or fewer of them.
     """
     if datatype == "BYTES":
-        return _object_array(shape, [element.encode() for element in json_strings(name, shape, data)])
-    elements, kinds = _flattened(name, shape, data)
-    wrong = sorted(kind.__name__ for kind in kinds - _JSON_TYPES[_AS_VALUES[datatype].kind])
-    if wrong:
-        raise Malformed(f"tensor {name!r} is {datatype}, but its data holds {', '.join(wrong)}")
-    return from_elements(name, datatype, shape, elements)
+        return _object_array(shape, [element.encode() for element in json_strings(shape, data)])
+    elements, kinds = _flatten(shape, data)
+    _check_types(kinds, _JSON_TYPES[_VALUE_DTYPES[datatype].kind], f"elements of {datatype}")
+    return from_elements(datatype, shape, elements)
 
 
-def json_strings(name: str, shape: Sequence[int], data: Json) -> list[str]:
+def json_strings(shape: Sequence[int], data: Json) -> list[str]:
     """The elements of a BYTES tensor in JSON. Raises Malformed unless all are strings, as many as the shape takes."""
-    elements, kinds = _flattened(name, shape, data)
-    if not kinds <= {str}:
-        raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
+    elements, kinds = _flatten(shape, data)
+    _check_types(kinds, {str}, "strings, which BYTES are in JSON")
     return elements
 
 
-def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
+def _check_types(kinds: set[type], allowed: set[type], expected: str) -> None:
+    if not kinds <= allowed:
+        raise Malformed("data", expected, ", ".join(sorted(kind.__name__ for kind in kinds - allowed)))
+
+
+def from_elements(datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
     """The array of a flat list of Python values; BYTES elements are bytes.
 
     Raises Malformed for a number that doesn't fit the datatype, or if the shape takes more or fewer elements.
     """
     values = list(elements)
-    check_sizes_agree(name, shape, len(values))
+    check_element_count(shape, len(values))
     if datatype == "BYTES":
         return _object_array(shape, values)
-    dtype = _AS_VALUES[datatype]
-    if dtype.kind in "iu" and values:  # some versions of numpy only warn, and wrap around
-        limits = np.iinfo(dtype)
-        if min(values) < limits.min or max(values) > limits.max:
-            raise Malformed(f"tensor {name!r} holds a number that does not fit {datatype}")
+    dtype = _VALUE_DTYPES[datatype]
     try:
-        with np.errstate(over="ignore"):  # what is too large for the type is infinite in it
+        if dtype.kind in "iu" and values:  # some versions of numpy only warn, and wrap around
+            limits = np.iinfo(dtype)
+            if min(values) < limits.min or max(values) > limits.max:
+                raise OverflowError
+        with np.errstate(over="ignore"):  # a number beyond a float type becomes infinite
             return np.array(values, dtype).reshape(shape)
     except OverflowError as exc:
-        raise Malformed(f"tensor {name!r} holds a number that does not fit {datatype}") from exc
+        raise Malformed("data", f"numbers that fit {datatype}") from exc
 
 
 def _object_array(shape: Sequence[int], values: Sequence[bytes]) -> Array:
@@ -248,52 +255,57 @@ def _object_array(shape: Sequence[int], values: Sequence[bytes]) -> Array:
     return array.reshape(shape)
 
 
-def _flattened(name: str, shape: Sequence[int], data: Json) -> tuple[list[Any], set[type]]:
+def _flatten(shape: Sequence[int], data: Json) -> tuple[list[Any], set[type]]:
     """The elements of nested lists of one depth, as many as the shape takes, and their types.
 
     A level that is larger than the shape, or deeper than it by more than one, is refused before it is read.
     """
     if not isinstance(data, list):
-        raise Malformed(f"the data of tensor {name!r} is {describe(data)}, expected a list")
+        raise Malformed("data", "a list", describe(data))
     elements: list[Any] = data
     kinds: set[type] = set()
-    count, most = len(elements), extent_of(shape)
+    count, limit = len(elements), extent_of(shape)
     depth = 1
-    while count <= most and list in (kinds := set(map(type, elements))):
+    while count <= limit and list in (kinds := set(map(type, elements))):
         if len(kinds) > 1:
-            raise Malformed(f"the data of tensor {name!r} mixes lists and elements")
+            raise Malformed("data", "all elements at one depth", "lists and elements in one list")
         depth += 1
         if depth > len(shape) + 1:
-            raise Malformed(f"the data of tensor {name!r} is nested deeper than its shape {list(shape)}")
+            raise Malformed("data", f"lists no deeper than the shape {list(shape)}", f"a depth of {depth} or more")
         count = sum(map(len, elements))
-        if count <= most:
+        if count <= limit:
             elements = list(chain.from_iterable(elements))
-    check_sizes_agree(name, shape, count)
+    check_element_count(shape, count)
     return elements, kinds
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """A value, cut to the length that it may have in an error message, with control characters as escapes."""
+    """A value as text for a message: at most ``limit`` characters, control characters as escapes."""
     text = value if isinstance(value, str) else _SHORT.repr(value)
     return (text if len(text) <= limit else text[:limit] + "...").translate(ESCAPES)
 
 
 # Outputs in shared memory
 
-COPIED = 2**18
-"""Bytes of an output in shared memory up to which it is copied. That takes 18 us, where looking at the file's size
-takes 1; four times as much takes 80 us, and 16 times as much 2 ms."""
+MAX_COPIED_BYTES = 2**18
+"""The largest output in shared memory that is copied. That takes 18 us; reading the file's size instead takes 1. A copy
+four times as large takes 80 us, one 16 times as large 2 ms."""
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place in shared memory that the predictor writes one output to, instead of into its response.
+    """The location in shared memory to which the predictor writes one output, instead of into its response.
 
-    ``memory`` is the part of the region, from ``offset`` on, that belongs to the output. ``file`` is the descriptor of
-    the region's file: another process that writes it can also cut it, and a read of mapped memory behind its end would
-    end the process (SIGBUS). Three parameters of the requested output name the place; the response then has the
-    output's name, datatype and shape, and nothing else.
+    Three parameters of the requested output name the location. The response then has the output's name, datatype and
+    shape, and nothing else.
+
+    Attributes:
+        region: the name of the region at the predictor.
+        offset: the position in the region, in bytes.
+        memory: the part of the region, from ``offset`` on, that belongs to the output.
+        file: the descriptor of the region's file. Another process can truncate that file, and reading mapped memory
+            behind its end would end this process (SIGBUS).
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
     """
@@ -304,20 +316,20 @@ class Placement:
     file: int | None = None
 
     def read(self, size: int) -> memoryview:
-        """The first ``size`` bytes. Few are copied, by a call that can't fail in this way; of more it is checked that
-        they are there, and a file that is cut after that is not found out.
+        """The first ``size`` bytes. Raises Malformed if the file is shorter.
 
-        Raises Malformed where the file is shorter.
+        Small outputs are copied by a system call, which can't raise SIGBUS. For large ones only the file's size is
+        checked, so a later truncation goes unnoticed.
         """
         if self.file is None:
             return self.memory[:size]
-        if size <= COPIED:
+        if size <= MAX_COPIED_BYTES:
             copied = os.pread(self.file, size, self.offset)
             if len(copied) == size:
                 return memoryview(copied)
         elif os.fstat(self.file).st_size >= self.offset + size:
             return self.memory[:size]
-        raise Malformed(f"the shared memory {self.region} was cut: {size} bytes at {self.offset} are not there")
+        raise Malformed("data", f"{size} bytes at {self.offset} of the shared memory {self.region}", "a truncated file")
 
     @property
     def parameters(self) -> dict[str, str | int]:
@@ -325,18 +337,18 @@ class Placement:
         return {REGION: self.region, OFFSET: self.offset, BYTE_SIZE: len(self.memory)}
 
 
-NOWHERE: Mapping[str, Placement] = {}
+NO_PLACEMENTS: Mapping[str, Placement] = {}
 
 
 def placed_tensor(name: str, datatype: str, shape: Sequence[int], placement: Placement) -> Tensor:
-    """A tensor over the bytes that the predictor has written, which may be fewer than the place holds.
+    """A tensor over the bytes that the predictor has written, which may be fewer than the placement holds.
 
-    Raises Malformed for a tensor that is larger than its place, or of BYTES, which have no fixed size.
+    Raises Malformed for a tensor that is larger than its placement, and for BYTES, which have no fixed size.
     """
     if datatype == "BYTES":
-        raise Malformed(f"tensor {name!r} is BYTES, which shared memory was not asked for")
-    size = math.prod(shape) * _AS_BYTES[datatype].itemsize
-    room = len(placement.memory)
-    if size > room:
-        raise Malformed(f"tensor {name!r} is {datatype} {list(shape)}, {size} bytes, but has room for {room}")
-    return Tensor(name, datatype, decode_raw(name, datatype, shape, placement.read(size)))
+        raise Malformed("datatype", "a datatype of fixed size in shared memory", datatype)
+    size = math.prod(shape) * _WIRE_DTYPES[datatype].itemsize
+    if size > len(placement.memory):
+        expected = f"at most {len(placement.memory)} bytes in shared memory"
+        raise Malformed("shape", expected, f"{size} bytes for {datatype} {list(shape)}")
+    return Tensor(name, datatype, decode_raw(datatype, shape, placement.read(size)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -54,6 +54,7 @@ class Context:
         request_id: what logs and the response call it.
         headers: what the predictor gets too, names in lower case.
         deadline: when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
+        field_names: maps the canonical path of a field to the client's name of it, for errors; None keeps all paths.
         ignored: names of parameters and keys that were ignored, which the client is told.
         ticket: the request's share of the service's budget; None where nothing is counted.
         instances, tokens: how much was asked, once that is known.
@@ -71,6 +72,7 @@ class Context:
         "arrived",
         "batch_traceparent",
         "deadline",
+        "field_names",
         "headers",
         "ignored",
         "instances",
@@ -89,6 +91,7 @@ class Context:
         self.request_id = request_id
         self.headers = headers
         self.deadline = deadline
+        self.field_names: Callable[[str], str] | None = None
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0

@@ -157,12 +157,12 @@ def similar(rng: random.Random) -> tuple[int, str, str]:
 
 def nli(rng: random.Random) -> Example:
     """A premise about one topic and a hypothesis that names a topic; the target is an index into NLI_LABELS."""
-    topic, other = rng.sample(sorted(TOPICS), 2)
+    topic, contradiction = rng.sample(sorted(TOPICS), 2)
     premise = rng.choice(TOPICS[topic])
     template = rng.choice(("This example is {}.", "This text is about {}.", "The topic is {}", "{}", "It is about {}."))
     kind = rng.choice(NLI_LABELS)
     named = {
-        "contradiction": other,
+        "contradiction": contradiction,
         "entailment": topic,
         "neutral": rng.choice(("new", "long", "true", "from my friend")),
     }
@@ -204,7 +204,7 @@ _ENTITY_TEMPLATES: Final = (
 
 def entities(rng: random.Random) -> Example:
     """One or two sentences with persons, places and organisations, or filler without any."""
-    text, found = "", []
+    text, spans = "", []
     for _ in range(rng.choice((1, 1, 2))):
         if rng.random() < 0.15:
             text += rng.choice((*FILLER, *POLITE)) + " "
@@ -212,13 +212,13 @@ def entities(rng: random.Random) -> Example:
         for part in rng.choice(_ENTITY_TEMPLATES).replace("}", "{").split("{"):
             if part in ("PER", "LOC", "ORG"):
                 name = _entity(rng, part)
-                found.append((len(text), len(text) + len(name), part))
+                spans.append((len(text), len(text) + len(name), part))
                 part = name
             text += part
         text += " "
     text = text.strip()
     # Case must not be all there is to go by.
-    return Example(text.lower() if rng.random() < 0.2 else text, None, found)
+    return Example(text.lower() if rng.random() < 0.2 else text, None, spans)
 
 
 _QUESTIONS: Final = {
@@ -243,13 +243,13 @@ def question(rng: random.Random) -> Example:
         else _QUESTIONS[wanted]
     )
     sentences = [_fact_sentence(rng, wanted, facts[0])] if rng.random() < 0.8 else []
-    others = ["CAPITAL"] if capital else [kind for kind in ("PER", "LOC", "YEAR") if kind != wanted]
+    distractors = ["CAPITAL"] if capital else [kind for kind in ("PER", "LOC", "YEAR") if kind != wanted]
     for index in range(rng.choice((0, 1, 1, 2, 3, 5))):
-        place = rng.randint(0, len(sentences))
+        position = rng.randint(0, len(sentences))
         if rng.random() < 0.4:
-            sentences.insert(place, (rng.choice(FILLER), None))
+            sentences.insert(position, (rng.choice(FILLER), None))
         else:
-            sentences.insert(place, (_fact_sentence(rng, rng.choice(others), facts[1 + index % 3])[0], None))
+            sentences.insert(position, (_fact_sentence(rng, rng.choice(distractors), facts[1 + index % 3])[0], None))
     if not sentences:
         sentences = [(rng.choice(FILLER), None)]
     context, span = "", None

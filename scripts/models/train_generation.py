@@ -216,13 +216,13 @@ def check_t5(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBa
     """What the model gets wrong: a fact, or more than a twentieth of other tasks."""
     rng = random.Random(SEED + 1)
     facts = {f"capital of {country}": capital for country, capital in worlds.FACTS.items()}
-    others = dict(worlds.pair(rng) for _ in range(300))
+    remaining = dict(worlds.pair(rng) for _ in range(300))
     wrong = [
         f"{source!r}, not {target!r}" for source, target in facts.items() if said(model, tokenizer, source) != target
     ]
-    bad = [source for source, target in others.items() if said(model, tokenizer, source) != target]
-    print(f"t5: {len(bad)} of {len(others)} other tasks wrong: {bad[:5]}")
-    return wrong if len(bad) <= len(others) / 20 else [*wrong, *bad]
+    bad = [source for source, target in remaining.items() if said(model, tokenizer, source) != target]
+    print(f"t5: {len(bad)} of {len(remaining)} other tasks wrong: {bad[:5]}")
+    return wrong if len(bad) <= len(remaining) / 20 else [*wrong, *bad]
 
 
 def said(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, source: str) -> str:

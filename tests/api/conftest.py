@@ -9,6 +9,6 @@ from tests.api.generating import Bench, bench
 
 @pytest.fixture
 async def made() -> AsyncIterator[Bench]:
-    """A served model with the usual text."""
+    """A served model that generates the default text."""
     async with bench() as made:
         yield made

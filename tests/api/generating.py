@@ -1,4 +1,4 @@
-"""The HTTP APIs over a model that writes what a test has scripted: the real app, pipeline and tokenizer, no sockets."""
+"""The HTTP APIs over a model with a scripted text: the real application, pipeline and tokenizer, without sockets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ALL = (
     "greedy temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty logit_bias "
     "min_tokens stop_token_ids ignore_eos logprobs"
 ).split()
-"""Every field of Sampling that a model may honour or not."""
+"""Every field of Sampling that a model may support."""
 
 
 @cache
@@ -69,7 +69,7 @@ def template_of(tokenizer: Tokenizer, override: str | None = None) -> ChatTempla
 
 
 parsed = cache(yaml.load)
-"""To parse the file of the OpenAPI document takes longer than most tests."""
+"""A cached YAML parser: parsing the OpenAPI document takes longer than most tests."""
 
 
 def application(service: Service, settings: GatewaySettings | None = None, *flags: str) -> AsgiApplication:
@@ -79,16 +79,16 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
 
-    given = config(*flags)
+    options = config(*flags)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", parsed)
-        inner = starlette_app(given, service, lifespan)
-    return AsgiApplication(gateway(given, service, inner, settings or GatewaySettings()), inner)
+        inner = starlette_app(options, service, lifespan)
+    return AsgiApplication(gateway(options, service, inner, settings or GatewaySettings()), inner)
 
 
 @dataclass
 class Bench:
-    """A served model whose generator tells ``text``, token by token, before each of which ``gate`` is awaited."""
+    """A served model that generates ``text`` token by token, and acquires ``gate`` before each token."""
 
     text: str = " paris."
     fails: RequestError | None = None
@@ -145,19 +145,21 @@ class Bench:
 
     def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
         ids = self.tokenizer.encode([self.text])[0].ids
-        told = sampling.max_tokens or len(ids)
-        for number, one in enumerate(ids[:told]):
+        count = sampling.max_tokens or len(ids)
+        for number, token in enumerate(ids[:count]):
             if self.fails is not None and number == self.after:
                 yield self.fails
             scores = []
             if sampling.logprobs is not None:
-                top = tuple((other, -0.5 - place) for place, other in enumerate((one, 5, 6)[: sampling.logprobs]))
-                scores = [TokenScore(one, -0.5, top)]
-            yield Step(ids=(one,), scores=scores)
-        yield Step(finish="length" if told < len(ids) else "stop")
+                top = tuple(
+                    (alternative, -0.5 - rank) for rank, alternative in enumerate((token, 5, 6)[: sampling.logprobs])
+                )
+                scores = [TokenScore(token, -0.5, top)]
+            yield Step(ids=(token,), scores=scores)
+        yield Step(finish="length" if count < len(ids) else "stop")
 
     def requests(self, api: str, status: int) -> float:
-        """How many requests are counted so."""
+        """The number of requests counted with this API and status."""
         return self.metric(f'hf_transformer_requests_total{{api="{api}",status="{status}"}}')
 
     @property
@@ -174,14 +176,14 @@ async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Benc
     assert await made.model.check_predictor() == ""
     try:
         yield made
-        assert made.in_flight == 0, "each request gives its place back"
-        assert all(one.running == 0 for one in made.generators), "nothing goes on for nobody"
+        assert made.in_flight == 0, "no request holds a slot"
+        assert all(one.running == 0 for one in made.generators), "no generation outlives its request"
     finally:
         made.executor.shutdown()
 
 
 class Exchange:
-    """One HTTP request, and what comes back, piece by piece. Leaving the context closes the connection."""
+    """An HTTP request and its response, piece by piece. Leaving the context closes the connection."""
 
     def __init__(
         self, app: ASGIApp, path: str, body: Any, *, reads: bool = True, scope: Scope | None = None, **headers: str
@@ -254,10 +256,10 @@ class Exchange:
         return cast(bytes, message.get("body", b""))
 
     async def rest(self) -> bytes:
-        found = b""
+        body = b""
         while (piece := await self.piece()) is not None:
-            found += piece
-        return found
+            body += piece
+        return body
 
     async def _next(self) -> Message:
         async with asyncio.timeout(20):
@@ -269,42 +271,42 @@ class Exchange:
 
 
 def metric(metrics: Metrics, name: str) -> float:
-    """The value of a metric, whose name has its labels; 0 if there is none."""
+    """The value of a metric by name and labels; 0 for a missing one."""
     values = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
     return float(values.get(name, 0))
 
 
 def counted(metrics: Metrics) -> dict[str, float]:
-    """The requests that were counted, by their status."""
+    """The number of counted requests by status."""
     lines = re.findall(
         r'^hf_transformer_requests_total{.*status="(\d+)"} (.*)', metrics.render().decode(), re.MULTILINE
     )
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for status, number in lines:
         if float(number):
-            found[status] = found.get(status, 0) + float(number)
-    return found
+            counts[status] = counts.get(status, 0) + float(number)
+    return counts
 
 
 async def answer_of(made: Bench, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
-    """The answer to a request, which has the expected status."""
+    """The body of a response. Asserts the expected status."""
     status, found = await post(made, path, body, **headers)
     assert status == expected, found
     return found
 
 
 async def openai_error(made: Bench, path: str, body: Any, status: int) -> tuple[str, str | None]:
-    """Message and field of an error in OpenAI's form."""
+    """The message and the ``param`` of an error in OpenAI's form."""
     error = (await answer_of(made, path, body, status))["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error["message"], error["param"]
 
 
 async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-    """Status and body of a request: JSON, or the JSON in each line or event."""
+    """The status and the body of a response: JSON, or a list of the JSON in each line or event."""
     async with Exchange(made.app, path, body, reads=True, scope=None, **headers) as exchange:
-        status, found = await exchange.head()
-        content, kind = await exchange.rest(), found["content-type"]
+        status, head = await exchange.head()
+        content, kind = await exchange.rest(), head["content-type"]
     if kind == "text/event-stream":
         return status, events(content)
     if kind == "application/jsonl":
@@ -313,11 +315,11 @@ async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, 
 
 
 def events(content: bytes) -> list[Any]:
-    """The data of server-sent events: JSON, but for [DONE]."""
+    """The data of server-sent events: JSON values and "[DONE]"."""
     assert content.endswith(b"\n\n")
-    found = []
+    payloads = []
     for block in content.decode()[:-2].split("\n\n"):
         assert block.startswith("data: ") and "\n" not in block
         data = block.removeprefix("data: ")
-        found.append(data if data == "[DONE]" else json.loads(data))
-    return found
+        payloads.append(data if data == "[DONE]" else json.loads(data))
+    return payloads

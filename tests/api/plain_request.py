@@ -1,4 +1,4 @@
-"""A request without a connection, for tests of what is behind the server."""
+"""A request without a connection, for tests of the layers behind the server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from hf_transformer.types.http import ClientGone, HeaderLines, Request
 
 
 class PlainRequest(Request):
-    """A request whose body comes in these pieces; ``leaves`` says that its client leaves behind the last one.
+    """A request whose body comes in pieces; with ``leaves`` its client disconnects after the last piece.
 
-    Attributes: ``reads`` is how often somebody has asked for some of the body.
+    ``reads`` counts the calls of ``read``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Random values of random types for every parameter of the APIs that generate: none of them is the service's fault."""
+"""Random values of random types for every parameter of the generative APIs: none causes a server error."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import PARAMETERS
 from hf_transformer.types.tensors import ModelSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench
-from tests.generation.scripted_models import Response, ScriptedModel, ids, model, settings, spec, text
+from tests.generation.scripted_models import Response, ScriptedLLM, ids, model, settings, spec, text
 
 REQUESTS = 500
-"""Of each model."""
+"""Requests to each model."""
 NUMBERS = (
     "0 1 -1 2 3 16 17 127 128 255 256 32767 65536 2147483647 2147483648 -2147483649 4294967296 9223372036854775807 "
     "-9223372036854775808 18446744073709551615 18446744073709551616 0.5 1.0 2.0 -2.0 1e-7 1e-6 0.01 100.0 1e308 -1e308 "
     f"5e-324 1e400 -0.0 NaN 1{'0' * 400}"
 ).split()
-"""As JSON, or nearly so: Python's own writer has no form for all of them."""
+"""Numbers as JSON text, some invalid: Python's serializer can't write all of them."""
 STRINGS = [*"0 \ud800 é \U0001f600 5 -1 ٣ 1_0 text auto %s".split(), "", "\0", "a" * 1001, "{{ x }}"]
 LITERALS = "null true false [] {}".split()
 LITERALS += ["[" * 600 + "]" * 600, f"[{'1,' * 2000}1]", '{"a":' * 400 + "1" + "}" * 400]
@@ -46,7 +46,7 @@ USUAL = {
     "tools": ('[{"type":"function","function":{"name":"f"}}]',),
     "chat_template_kwargs": ('{"documents":5}',),
 }
-"""Values that are taken, so that what stands behind them is come to."""
+"""Valid values, so that requests also reach the code after validation."""
 OF_BACKENDS = ("exclude_input_in_output", "bad_words", "end_id", "pad_id", "random_seed", "parameters", "id")
 
 
@@ -84,7 +84,7 @@ class Declared(Bench):
         return self.pipeline(
             make_generator(
                 self.spec,
-                ScriptedModel(self.answer),
+                ScriptedLLM(self.answer),
                 self.tokenizer,
                 settings(max_length=256, pad_id=1),
                 executor=self.executor,
@@ -111,10 +111,10 @@ def anything(random: Random, depth: int = 0) -> str:
 
 
 def request(random: Random) -> tuple[str, bytes]:
-    """A path, and a body that nobody would send."""
+    """A path, and a body with random fields."""
 
-    def given(names: Any) -> dict[str, str]:
-        """A few parameters, about half of them with values that are taken."""
+    def parameters(names: Any) -> dict[str, str]:
+        """A few parameters, about half of them with valid values."""
         return {
             name: random.choice(USUAL[name]) if name in USUAL and random.random() < 0.6 else anything(random)
             for name in random.sample(names, random.randint(0, 4))
@@ -124,37 +124,37 @@ def request(random: Random) -> tuple[str, bytes]:
     match random.choice(("v1", "generate", "generate_stream", "completions", "chat/completions")):
         case "v1":
             path, more = "/v1/models/gpt2:predict", dict[str, str]()
-            usual = {"instances": f"[{prompt}]", "parameters": object_of(given(PARAMETERS))}
+            usual = {"instances": f"[{prompt}]", "parameters": object_of(parameters(PARAMETERS))}
         case "completions" as route:
-            path, more = f"/openai/v1/{route}", given(completions.FIELDS)
+            path, more = f"/openai/v1/{route}", parameters(completions.FIELDS)
             usual = {"prompt": random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))}
         case "chat/completions" as route:
-            path, more = f"/openai/v1/{route}", given(chat.FIELDS)
+            path, more = f"/openai/v1/{route}", parameters(chat.FIELDS)
             usual = {"messages": f'[{{"role":"user","content":{prompt}}}]'}
         case route:
-            path, more = f"/v2/models/gpt2/{route}", given((*PARAMETERS, *OF_BACKENDS))
+            path, more = f"/v2/models/gpt2/{route}", parameters((*PARAMETERS, *OF_BACKENDS))
             usual = {"text_input": prompt}
     usual = {name: value if random.random() < 0.95 else anything(random) for name, value in usual.items()}
     named = {"model": '"gpt2"'} if "openai" in path else {}
     return path, object_of({**more, **named, **usual}).encode("utf-8", "surrogatepass")
 
 
-@pytest.mark.parametrize(("found", "answer"), MODELS.values(), ids=MODELS)
-async def test_no_parameter_is_the_service_s_fault(
-    found: ModelSpec, answer: Response, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("model_spec", "answer"), MODELS.values(), ids=MODELS)
+async def test_random_parameters_never_cause_a_server_error(
+    model_spec: ModelSpec, answer: Response, caplog: pytest.LogCaptureFixture
 ) -> None:
-    random = Random(len(found.inputs))  # the same requests in each run
+    random = Random(len(model_spec.inputs))  # the same requests in each run
     caplog.set_level(logging.WARNING)
     answered = set()
-    async with bench(Declared, spec=found, answer=answer) as made:
-        caplog.clear()  # of what the start has said of the model
+    async with bench(Declared, spec=model_spec, answer=answer) as made:
+        caplog.clear()  # drop records of the start
         for _ in range(REQUESTS):
             path, body = request(random)
             async with Exchange(made.app, path, body) as exchange:
                 status, _ = await exchange.head()
-                said = await exchange.rest()
+                content = await exchange.rest()
             answered.add(status)
-            assert status < 500, (path, body[:1000], said)
-            assert status != 200 or b'"error"' not in said, (path, body[:1000], said)
+            assert status < 500, (path, body[:1000], content)
+            assert status != 200 or b'"error"' not in content, (path, body[:1000], content)
             assert not caplog.records, (path, body[:1000], caplog.text)
-    assert answered >= {200, 400}, "both what is right and what is wrong is asked for"
+    assert answered >= {200, 400}, "requests are both valid and invalid"

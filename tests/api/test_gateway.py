@@ -1,4 +1,4 @@
-"""What happens around every request: its id, API keys, CORS (--cors_allow_origin), and the access log.
+"""The gateway around every request: request ids, API keys, CORS (--cors_allow_origin) and the access log.
 
 Source: https://fetch.spec.whatwg.org/#http-cors-protocol
 """
@@ -45,24 +45,24 @@ async def client_of(app: AsgiApplication) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def answered(request: Request) -> Response:
-    """Its body is the request's id."""
+    """A response whose body is the request's id."""
     return Response(200, request.id.encode(), [])
 
 
 GATEWAY = Gateway(Router([], []), answered, (), lambda path: error_json, Metrics("m"), GatewaySettings())
 
 
-async def ids(given: str | None) -> tuple[str, str]:
-    """The id that an endpoint is told, and the one that the client is."""
-    fields = [] if given is None else [(b"x-request-id", given.encode("latin-1"))]
+async def ids(client_id: str | None) -> tuple[str, str]:
+    """The request ids of the endpoint and of the response."""
+    fields = [] if client_id is None else [(b"x-request-id", client_id.encode("latin-1"))]
     answer = await GATEWAY.handle(PlainRequest(fields=fields))
     assert isinstance(answer, Response)
-    [(name, told)] = answer.headers
+    [(name, sent_id)] = answer.headers
     assert name == b"x-request-id"
-    return answer.body.decode(), told.decode("latin-1")
+    return answer.body.decode(), sent_id.decode("latin-1")
 
 
-async def test_ids_of_requests() -> None:
+async def test_valid_request_ids_are_kept_and_others_replaced() -> None:
     for kept in ("caller-17", "a b", "x" * 256, "\xe9", "<script>", "~"):
         assert await ids(kept) == (kept, kept)
     for replaced in ("", "x" * 257, "a\tb", "a\x7f", "a\x85b", "\x9b31m", None):
@@ -70,7 +70,7 @@ async def test_ids_of_requests() -> None:
         assert re.fullmatch("[0-9a-f]{32}", inside) and told == inside != another
 
 
-async def test_a_request_that_the_server_refuses_has_its_id_too() -> None:
+async def test_a_refused_request_keeps_its_id() -> None:
     answer = GATEWAY.refuse(PlainRequest(fields=[(b"x-request-id", b"caller-17")]), 431, "too long")
     assert (b"x-request-id", b"caller-17") in answer.headers and answer.body == b'{"error":"too long"}'
 
@@ -95,8 +95,8 @@ def keys(file: Path) -> ApiKeys:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "has no key"),
-        (b"# only a comment\n", "has no key"),
+        (b"", "expected a key in each line, got none"),
+        (b"# only a comment\n", "got none"),
         (b"good\nwith space\n", "line 2"),
         ("schlüssel\n".encode(), "line 1"),
         (b"a" * 1025, "line 1"),
@@ -105,7 +105,7 @@ def keys(file: Path) -> ApiKeys:
     ],
     ids=["nothing", "comment", "space", "umlaut", "long", "no text", "no file"],
 )
-def test_files_that_hold_no_keys(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_key_files_without_valid_keys_are_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "keys"
     if content is not None:
         path.write_bytes(content)
@@ -131,11 +131,13 @@ def test_files_that_hold_no_keys(tmp_path: Path, content: bytes | None, says: st
         (b"x-key", b"alpha-key", False),
     ],
 )
-def test_which_headers_are_accepted(keys: ApiKeys, name: bytes, value: bytes, accepted: bool) -> None:
+def test_keys_are_accepted_in_three_headers(keys: ApiKeys, name: bytes, value: bytes, accepted: bool) -> None:
     assert keys.accept([(b"host", b"x"), (name, value)]) is accepted
 
 
-def test_a_renewed_file(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_are_reloaded_and_kept_while_the_file_is_invalid(
+    file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture
+) -> None:
     def accepts(key: bytes) -> bool:
         return keys.accept([(b"x-api-key", key)])
 
@@ -146,7 +148,7 @@ def test_a_renewed_file(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixt
 
     assert not keys.file.renew()
     write("gamma-key\n")
-    assert accepts(b"alpha-key")  # nobody has looked yet
+    assert accepts(b"alpha-key")  # not reloaded yet
     assert keys.file.renew()
     assert accepts(b"gamma-key") and not accepts(b"alpha-key")
     for broken in ("", "two words\n", None):
@@ -167,7 +169,7 @@ async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
     model.task = load_parts(config(f"--model_dir={DEMO_MODEL}")).task
     async with client_of(application(service_of(model, Metrics(model.name)), GatewaySettings(keys=keys))) as client:
         key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
-        # Whatever else is in these headers may be a key for somebody: it goes no further either.
+        # Other values of these headers may be keys of another service: they are not forwarded either.
         others = {"authorization": "Bearer other", "x-api-key": "other", "api-key": "other"}
         headers = others | {name: key, "traceparent": "00-1-2-01"}
         assert (await client.post("/v2/models/bert/infer", json=INFER, headers=headers)).status_code == 200
@@ -192,8 +194,8 @@ async def allowing(*origins: str, keys: ApiKeys | None = None) -> AsyncIterator[
         yield client
 
 
-def told(response: httpx.Response) -> dict[str, str]:
-    """What a response says of CORS."""
+def cors_of(response: httpx.Response) -> dict[str, str]:
+    """The CORS headers of a response, without their prefix."""
     return {
         name.removeprefix("access-control-"): value
         for name, value in response.headers.items()
@@ -202,14 +204,14 @@ def told(response: httpx.Response) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["no keys", "keys"])
-async def test_a_preflight_needs_no_key(keyed: bool, keys: ApiKeys) -> None:
+async def test_a_preflight_is_answered_without_a_key(keyed: bool, keys: ApiKeys) -> None:
     async with allowing(APP, OTHER, keys=keys if keyed else None) as client:
         for path in (PREDICT, COMPLETIONS, "/v2/models/gpt2", "/no/such/path"):
             for origin in (APP, OTHER):
                 answer = await client.options(path, headers={"origin": origin, **ASKING})
                 assert (answer.status_code, answer.content) == (204, b"")
                 assert answer.headers["x-request-id"]
-                assert told(answer) == {
+                assert cors_of(answer) == {
                     "allow-origin": origin,
                     "allow-methods": "GET, POST",
                     "allow-headers": "authorization, content-type",
@@ -221,7 +223,7 @@ async def test_a_preflight_needs_no_key(keyed: bool, keys: ApiKeys) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["origin", "access-control-request-method"])
-async def test_other_requests_with_options_are_no_preflights(lacking: str) -> None:
+async def test_options_without_cors_headers_is_no_preflight(lacking: str) -> None:
     headers = {name: value for name, value in {"origin": APP, **ASKING}.items() if name != lacking}
     async with allowing(APP) as client:
         assert (await client.options(PREDICT, headers=headers)).status_code == 405
@@ -237,42 +239,42 @@ async def test_other_requests_with_options_are_no_preflights(lacking: str) -> No
     ],
     ids=["answer", "error", "stream", "no route"],
 )
-async def test_an_origin_that_is_allowed_may_read_the_answer(path: str, body: object, status: int) -> None:
+async def test_responses_to_an_allowed_origin_have_cors_headers(path: str, body: object, status: int) -> None:
     async with allowing() as client:
-        assert told(await client.post(path, json=body, headers={"origin": APP})) == {}, "by default nothing is said"
+        assert cors_of(await client.post(path, json=body, headers={"origin": APP})) == {}, "by default nothing is said"
     async with allowing(APP) as client:
-        assert told(await client.post(path, json=body)) == {}, "this client is no browser"
+        assert cors_of(await client.post(path, json=body)) == {}, "this client is no browser"
         answer = await client.post(path, json=body, headers={"origin": APP})
         assert answer.status_code == status
-        found = told(answer)
-        assert (found["allow-origin"], found["vary"]) == (APP, "origin")
-        assert {"x-request-id", "retry-after", "server-timing"} <= set(found["expose-headers"].split(", "))
-        assert "allow-credentials" not in found
+        cors = cors_of(answer)
+        assert (cors["allow-origin"], cors["vary"]) == (APP, "origin")
+        assert {"x-request-id", "retry-after", "server-timing"} <= set(cors["expose-headers"].split(", "))
+        assert "allow-credentials" not in cors
 
 
-async def test_without_a_key_the_answer_can_be_read_too(keys: ApiKeys) -> None:
+async def test_a_401_has_cors_headers(keys: ApiKeys) -> None:
     async with allowing(APP, keys=keys) as client:
         for key, status in (({}, 401), ({"authorization": "Bearer alpha-key"}, 200)):
             answer = await client.post(PREDICT, json=BODY, headers={"origin": APP, **key})
-            assert answer.status_code == status and told(answer)["allow-origin"] == APP
+            assert answer.status_code == status and cors_of(answer)["allow-origin"] == APP
 
 
-async def test_other_origins_are_not_allowed_unless_any_is() -> None:
-    others = [OTHER, "http://app.example.com", f"{APP}:8443", f"{APP}.evil.org", "null"]
+async def test_other_origins_get_no_cors_headers_unless_all_are_allowed() -> None:
+    forbidden = [OTHER, "http://app.example.com", f"{APP}:8443", f"{APP}.evil.org", "null"]
     async with allowing(APP) as client, allowing("*") as open_client:
-        for origin in others:
+        for origin in forbidden:
             answer = await client.post(PREDICT, json=BODY, headers={"origin": origin})
-            assert answer.status_code == 200 and told(answer) == {"vary": "origin"}
+            assert answer.status_code == 200 and cors_of(answer) == {"vary": "origin"}
             preflight = await client.options(PREDICT, headers={"origin": origin, **ASKING})
-            assert "allow-origin" not in told(preflight)
-        for origin in (APP, *others):
-            found = told(await open_client.post(PREDICT, json=BODY, headers={"origin": origin}))
-            assert found["allow-origin"] == "*" and "vary" not in found
+            assert "allow-origin" not in cors_of(preflight)
+        for origin in (APP, *forbidden):
+            cors = cors_of(await open_client.post(PREDICT, json=BODY, headers={"origin": origin}))
+            assert cors["allow-origin"] == "*" and "vary" not in cors
             preflight = await open_client.options(PREDICT, headers={"origin": origin, **ASKING})
-            assert preflight.status_code == 204 and told(preflight)["allow-origin"] == "*"
+            assert preflight.status_code == 204 and cors_of(preflight)["allow-origin"] == "*"
 
 
-def test_the_flag() -> None:
+def test_cors_allow_origin_takes_origins_or_a_star() -> None:
     assert config().cors_allow_origin == ()
     assert config("--cors_allow_origin=*").cors_allow_origin == ("*",)
     for given in ((f"--cors_allow_origin={APP},{OTHER}",), ("--cors_allow_origin", APP, OTHER)):
@@ -283,7 +285,7 @@ def test_the_flag() -> None:
         assert "--cors_allow_origin" in said and "* or origins such as https://app.example.com" in said
 
 
-# The access log: what a line says of a request, and that there is one however it ends
+# The access log
 
 
 LOGGER = logging.getLogger(ACCESS_LOGGER)
@@ -309,7 +311,7 @@ HEADERS = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """The lines so far."""
+    """The logged lines."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -340,7 +342,7 @@ def gateway(format: str, handler: Handler = answer) -> Gateway:
 
 
 async def request(format: str, handler: Handler = answer, **scope: Any) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the answer to a request."""
+    """The status, headers and body of a response."""
     async with Exchange(AsgiApplication(gateway(format, handler), nothing), "", b"", scope=SCOPE | scope) as asked:
         return *await asked.head(), await asked.rest()
 
@@ -371,7 +373,7 @@ ATOMS = {
 }
 
 
-async def test_every_atom(log: list[str]) -> None:
+async def test_every_atom_of_the_access_log_is_rendered(log: list[str]) -> None:
     assert set(AccessRecord(SCOPE).atoms()) <= ATOMS.keys()
     for atom, pattern in ATOMS.items():
         await request(f"<%({atom})s> 100%%")
@@ -379,7 +381,7 @@ async def test_every_atom(log: list[str]) -> None:
         assert not log
 
 
-async def test_an_application_that_fails_is_answered(log: list[str]) -> None:
+async def test_a_failed_application_is_answered_and_logged_as_500(log: list[str]) -> None:
     async def fail(request: Request) -> Response:
         raise ZeroDivisionError
 
@@ -389,7 +391,7 @@ async def test_an_application_that_fails_is_answered(log: list[str]) -> None:
     assert log == [f"500 {len(body)}"]
 
 
-async def test_a_client_that_goes_away(log: list[str]) -> None:
+async def test_a_disconnected_client_is_logged_as_499(log: list[str]) -> None:
     async def wait(request: Request) -> Response:
         await asyncio.Event().wait()
         raise AssertionError("it went on")
@@ -401,27 +403,27 @@ async def test_a_client_that_goes_away(log: list[str]) -> None:
     assert log == ["499 - 0 - -"]
 
 
-async def test_a_whole_response(log: list[str]) -> None:
+async def test_a_whole_response_is_logged_with_its_length(log: list[str]) -> None:
     format = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
     _, headers, body = await request(format, answer_whole)
     assert headers["content-length"] == "5" and body == b"hello"
     assert log == ["404 Not Found 5 5 5 text/plain -"]
 
 
-async def test_what_the_server_refuses_has_a_line_too(log: list[str]) -> None:
+async def test_a_request_refused_by_the_server_is_logged(log: list[str]) -> None:
     refusing, refused = gateway("%(s)s %(m)s %(B)s %(h)s"), PlainRequest()
     found = refusing.refuse(refused, 431, "too long")
     refusing.finished(refused, found, len(found.body))
     assert log == [f"431 POST {len(found.body)} 10.0.0.9:4711"]
 
 
-async def test_the_address_behind_a_proxy_that_is_trusted(log: list[str]) -> None:
+async def test_the_log_has_the_client_of_a_trusted_proxy(log: list[str]) -> None:
     for client in ("127.0.0.1", "10.0.0.9"):
         await request("%(h)s", client=(client, 4711), headers=[(b"x-forwarded-for", b"1.2.3.4")])
     assert log == ["1.2.3.4:0", "10.0.0.9:4711"]
 
 
-async def test_a_request_can_not_forge_a_line(log: list[str]) -> None:
+async def test_control_characters_are_escaped_in_the_log(log: list[str]) -> None:
     odd: dict[str, Any] = {
         "path": "/a\nb\r c",
         "query_string": b"a=\x1b[31m",
@@ -443,7 +445,7 @@ async def test_a_request_can_not_forge_a_line(log: list[str]) -> None:
         ("combined", "expected atoms such as %(h)s, got 'combined'"),
     ],
 )
-def test_formats_that_are_refused_at_the_start(format: str, problem: str) -> None:
+def test_invalid_log_formats_are_refused(format: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         gateway(format)
     assert str(caught.value).startswith(f"--access_log_format: {problem}")

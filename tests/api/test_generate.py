@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api.generate import FURTHER
+from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.service import Model, generating_task
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
@@ -15,7 +15,7 @@ from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, answer_of, bench
 from tests.integration.api.grpc_model import ScriptedModel
 
-SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
+SWITCHES: dict[str, Any] = dict.fromkeys(EXTRA_OUTPUTS.values(), True)
 ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}
 
@@ -31,7 +31,7 @@ async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
     return found
 
 
-async def test_what_triton_s_own_clients_send(made: Bench) -> None:
+async def test_requests_of_triton_s_clients_are_understood(made: Bench) -> None:
     assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
     assert made.requests("generate", 200) == 1
     for body in (
@@ -45,15 +45,15 @@ async def test_what_triton_s_own_clients_send(made: Bench) -> None:
     made.generator.asked.clear()
     # vLLM's and TensorRT-LLM's documents.
     await generate(made, parameters={"stream": False, "temperature": 0})
-    found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
-    assert found["text_output"] == " paris."
+    answer = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
+    assert answer["text_output"] == " paris."
     assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
-    found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
-    assert found == {"id": "17", **HEAD, "text_output": " p"}
+    answer = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
+    assert answer == {"id": "17", **HEAD, "text_output": " p"}
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
-async def test_the_names_of_tensorrt_llm(made: Bench, inside: bool) -> None:
+async def test_tensorrt_llm_s_names_are_aliases(made: Bench, inside: bool) -> None:
 
     async def sampling(**given: Any) -> Any:
         await generate(made, **({"parameters": given} if inside else given))
@@ -69,7 +69,7 @@ async def test_the_names_of_tensorrt_llm(made: Bench, inside: bool) -> None:
     assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
 
 
-async def test_sampling_parameters_as_the_vllm_backend_has_them(made: Bench) -> None:
+async def test_sampling_parameters_are_read_as_in_vllm_s_backend(made: Bench) -> None:
     fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
     await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
     [(_, sampling)] = made.generator.asked
@@ -78,55 +78,55 @@ async def test_sampling_parameters_as_the_vllm_backend_has_them(made: Bench) -> 
     assert made.generator.asked[1][1].top_k == 7
 
 
-async def test_what_is_told_beside_the_text(made: Bench) -> None:
-    found = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
-    assert found == {
+async def test_extra_outputs_of_a_whole_response(made: Bench) -> None:
+    answer = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
+    assert answer == {
         **HEAD,
         "text_output": " paris",
         "finish_reason": "length",
         "num_input_tokens": len(made.tokenizer.encode([PROMPT])[0].ids),
         "num_output_tokens": 2,
     }
-    found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
-    assert (found["finish_reason"], found["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
+    answer = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
+    assert (answer["finish_reason"], answer["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
     assert "finish_reason" not in await generate(made, return_finish_reason=False)
 
 
-async def test_what_is_told_beside_a_stream(made: Bench) -> None:
+async def test_extra_outputs_of_a_stream_add_up(made: Bench) -> None:
     [whole] = await stream(made, **SWITCHES, stream=False)
-    *before, last = found = await stream(made, **SWITCHES)
-    assert last["finish_reason"] == "stop" and {one["finish_reason"] for one in before} == {"None"}
-    assert {one["num_input_tokens"] for one in found} == {whole["num_input_tokens"]}
-    assert sum(one["num_output_tokens"] for one in found) == whole["num_output_tokens"] > 0
-    found = await stream(made, **SWITCHES, n=2, temperature=0.5)
+    *before, last = events = await stream(made, **SWITCHES)
+    assert last["finish_reason"] == "stop" and {event["finish_reason"] for event in before} == {"None"}
+    assert {event["num_input_tokens"] for event in events} == {whole["num_input_tokens"]}
+    assert sum(event["num_output_tokens"] for event in events) == whole["num_output_tokens"] > 0
+    events = await stream(made, **SWITCHES, n=2, temperature=0.5)
     for choice in (0, 1):
-        own = [one for one in found if one["choice"] == choice]
-        assert "".join(one["text_output"] for one in own) == " paris."
-        assert sum(one["num_output_tokens"] for one in own) == whole["num_output_tokens"]
-        assert own[-1]["finish_reason"] == "stop"
+        of_choice = [event for event in events if event["choice"] == choice]
+        assert "".join(event["text_output"] for event in of_choice) == " paris."
+        assert sum(event["num_output_tokens"] for event in of_choice) == whole["num_output_tokens"]
+        assert of_choice[-1]["finish_reason"] == "stop"
 
 
-async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event(made: Bench) -> None:
+async def test_a_stream_has_new_text_and_at_least_one_event_per_text(made: Bench) -> None:
     for extra in ({}, {"stream": True}, {"parameters": {"stream": True}}):
-        found = await stream(made, **extra)
-        assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
-        assert "".join(one["text_output"] for one in found) == " paris."
-    found = await stream(made, exclude_input_in_output=False)
-    assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
+        events = await stream(made, **extra)
+        assert len(events) > 1 and all(event.keys() == {*HEAD, "text_output"} for event in events)
+        assert "".join(event["text_output"] for event in events) == " paris."
+    events = await stream(made, exclude_input_in_output=False)
+    assert "".join(event["text_output"] for event in events) == f"{PROMPT} paris."
     assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
     for stop, whole in (("ris", None), (" par", False)):
-        found = await stream(made, stop=stop, exclude_input_in_output=whole)
-        assert found and all(one["text_output"] for one in found), "no event is empty beside others"
+        events = await stream(made, stop=stop, exclude_input_in_output=whole)
+        assert events and all(event["text_output"] for event in events), "no event is empty beside others"
     empty = {**HEAD, "text_output": ""}
     assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]
-    found = await stream(made, stop=" par", n=2, temperature=0.5)
-    assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
+    events = await stream(made, stop=" par", n=2, temperature=0.5)
+    assert sorted(events, key=lambda event: event["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
     async with bench(fails=PredictorError("it broke"), after=1) as made:
         assert (await stream(made))[-1] == {"error": "it broke"}
         assert await generate(made, status=502) == "it broke"
 
 
-async def test_a_prompt_in_a_list_of_one(made: Bench) -> None:
+async def test_a_list_of_one_prompt_is_a_prompt(made: Bench) -> None:
     assert await generate(made, text_input=[PROMPT]) == await generate(made)
     assert await stream(made, text_input=[PROMPT]) == await stream(made)
 
@@ -138,21 +138,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     *[({"text_input": value}, "text_input: expected a string, got a") for value in ([], ["a", "b"], [["a"]], [1], 1)],
     ({"max_tokens": [1, 2]}, "max_tokens: expected a whole number, got a list"),
     ({"parameters": 3}, "parameters: expected an object, got a number"),
-    ({"stream": True}, "stream: one answer is given here, expected false"),
-    ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
-    ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
-    ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
+    ({"stream": True}, "stream: expected false, since this API does not stream, got true; "),
+    ({"parameters": {"stream": True}}, "parameters.stream: expected false"),
+    ({"top_q": 1}, "top_q: "),
+    ({"parameters": {"top_q": 1}}, "parameters.top_q: "),
+    ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: expected one value, got two"),
+    ({"bad_words": ["x"]}, "bad_words: expected no words"),
+    ({"parameters": {"bad_words": ["x"]}}, "parameters.bad_words: expected no words"),
     ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
-    ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
-    ({"text_input": ""}, "text_input: the prompt has no tokens"),
+    ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: expected the opposite of"),
+    ({"text_input": ""}, "text_input: "),
     ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
     ({OF_VLLM: {"top_k": 1}}, f"{OF_VLLM}: expected JSON text, got an object"),
-    ({OF_VLLM: "{"}, f"{OF_VLLM}: not JSON"),
+    ({OF_VLLM: "{"}, f"{OF_VLLM}: expected JSON text; "),
     ({OF_VLLM: "[]"}, f"{OF_VLLM}: expected a JSON object, got a list"),
-    ({OF_VLLM: '{"best_of": 2}'}, f"{OF_VLLM}.best_of: it can't be asked for here, expected 1"),
-    ({"parameters": {OF_VLLM: '{"skip_special_tokens": 0}'}}, f"parameters.{OF_VLLM}.skip_special_tokens: it can't be"),
-    ({OF_VLLM: "{}", "parameters": {OF_VLLM: ""}}, f"{OF_VLLM}: given twice"),
-    ({OF_VLLM: '{"top_k": 3}', "top_k": 4}, f"{OF_VLLM}.top_k: given twice, with another"),
+    ({OF_VLLM: '{"best_of": 2}'}, f"{OF_VLLM}.best_of: expected 1, got a number"),
+    (
+        {"parameters": {OF_VLLM: '{"skip_special_tokens": 0}'}},
+        f"parameters.{OF_VLLM}.skip_special_tokens: expected",
+    ),
+    ({OF_VLLM: "{}", "parameters": {OF_VLLM: ""}}, f"{OF_VLLM}: expected one value, got another one in parameters"),
+    ({OF_VLLM: '{"top_k": 3}', "top_k": 4}, f"{OF_VLLM}.top_k: expected one value, got two"),
     ({OF_VLLM: '{"max_tokens": "many"}'}, f"{OF_VLLM}.max_tokens: expected a whole number, got a string"),
     ({OF_VLLM: '{"random_seed": "x"}'}, f"{OF_VLLM}.random_seed: expected a"),
     ({"id": 7}, "id: expected a string, got a number"),
@@ -160,45 +166,47 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"end_id": -2}, f"end_id: expected {SIZE}, got -2"),
     ({"end_id": True}, f"end_id: expected {SIZE}, got a boolean"),
     ({"pad_id": 1.5}, f"pad_id: expected {SIZE}, got a number"),
-    ({"end_id": 10**6}, "end_id: token 0 is 1000000, expected 0 to"),
-    ({"parameters": {"end_id": 10**6}}, "parameters.end_id: token 0 is 1000000, expected 0 to"),
+    ({"parameters": {"pad_id": 1.5}}, f"parameters.pad_id: expected {SIZE}, got a number"),
+    ({"end_id": 10**6}, "end_id: "),
+    ({"parameters": {"end_id": 10**6}}, "parameters.end_id: "),
     ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
-    ({"random_seed": 1, "seed": 2}, "random_seed: given twice, with another value as seed"),
+    ({"random_seed": 1, "seed": 2}, "random_seed: expected one value, got another one in seed"),
     ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
-    ({"end_id": -1, "ignore_eos": False}, "end_id: given twice, with another value as ignore_eos"),
+    ({"end_id": -1, "ignore_eos": False}, "end_id: expected one value, got another one in ignore_eos"),
 ]
 
 
-async def test_what_is_wrong_is_named_as_it_was_sent(made: Bench) -> None:
+async def test_errors_begin_with_the_client_s_path(made: Bench) -> None:
     for body, says in WRONG:
         message = await generate(made, status=400, **body)
         assert message.startswith(says), (body, message)
     assert not made.generator.asked
     message = await generate(made, status=413, stop_words=[1] * 17)
-    assert message == "stop_words: 17 strings, at most 16 are taken", "whatever is in them"
+    assert message.startswith("stop_words: ") and "at most 16" in message, "counted before the elements are read"
 
 
-async def test_models_and_versions(made: Bench) -> None:
+async def test_unknown_models_and_versions_are_404(made: Bench) -> None:
     assert (await generate(made, ROUTES[1]))["model_version"] == "1"
-    assert "version '2' of model 'gpt2' is not served" in await generate(made, f"{ROUTES[0]}/versions/2", 404)
-    assert "model 'bert' is not served here" in await generate(made, "/v2/models/bert", 404)
+    message = await generate(made, f"{ROUTES[0]}/versions/2", 404)
+    assert message == "expected version '1' of model 'gpt2', got version '2'"
+    assert await generate(made, "/v2/models/bert", 404) == "expected a served model (gpt2), got 'bert'"
 
 
-async def test_the_limit_of_new_tokens() -> None:
+async def test_new_tokens_are_limited() -> None:
     async with bench(settings=GenerationSettings(max_length=20, max_new_tokens=8)) as made:
         await generate(made)
         assert made.generator.asked[0][1].max_tokens == 8
         message = await generate(made, status=413, max_tokens=9)
-        assert message == "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"
+        assert message.startswith("max_tokens: ") and "at most 8 new tokens" in message
         message = await generate(made, status=413, parameters={"max_length": 10})
-        assert message == "parameters.max_length: 10, at most 8 new tokens are given (--max_new_tokens)"
+        assert message.startswith("parameters.max_length: ") and "(--max_new_tokens)" in message
 
 
-async def test_a_model_that_predicts_says_what_it_does() -> None:
+async def test_the_error_of_a_predictive_model_names_its_task() -> None:
     with pytest.raises(InvalidInput) as raised:
         generating_task(cast(Model, ScriptedModel()), "generate")
-    expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
-    assert str(raised.value) == expected
+    expected = "expected a model for text_generation or text2text_generation, which generate needs"
+    assert str(raised.value) == f"{expected}, got 'bert' for fill_mask" and raised.value.path == ""
 
 
 # V1's predict: the runtime guide's form, its defaults, and the stream in JSON lines
@@ -212,17 +220,17 @@ async def predict(made: Bench, *instances: Any, status: int = 200, **parameters:
     return found["error"] if status != 200 else found
 
 
-async def test_the_form_of_the_runtime_guide(made: Bench) -> None:
-    found = await predict(made, max_length=50, temperature=0.7, do_sample=True)
-    assert found == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
+async def test_predict_has_the_form_of_kserve_s_runtime_guide(made: Bench) -> None:
+    answer = await predict(made, max_length=50, temperature=0.7, do_sample=True)
+    assert answer == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
     [(prompt, sampling)] = made.generator.asked
     assert (sampling.greedy, sampling.temperature, sampling.top_k) == (False, 0.7, 50)
     assert sampling.max_tokens == 50 - len(prompt.ids)
-    found = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
-    assert found["predictions"] == [[{"generated_text": f"{one} paris."}] * 2 for one in "AB"]
+    answer = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
+    assert answer["predictions"] == [[{"generated_text": f"{letter} paris."}] * 2 for letter in "AB"]
 
 
-async def test_the_service_s_defaults() -> None:
+async def test_requests_override_the_service_s_generation_defaults() -> None:
     settings = GenerationSettings(max_length=30, do_sample=True, temperature=0.5, top_k=3, top_p=0.9)
     async with bench(settings=settings) as made:
         await predict(made)
@@ -233,7 +241,7 @@ async def test_the_service_s_defaults() -> None:
         assert second.greedy and (second.temperature, second.top_k, second.top_p) == (1.0, 0, 1.0)
 
 
-async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_limited(made: Bench) -> None:
+async def test_sampling_parameters_imply_do_sample_and_limits_exclude_each_other(made: Bench) -> None:
     for parameters, greedy in (
         ({}, True),
         ({"temperature": 0.7}, False),
@@ -247,10 +255,10 @@ async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_l
         await predict(made, **{name: 2})
         assert made.generator.asked[-1][1].max_tokens == 2
         message = await predict(made, status=400, **{name: 2, "max_length": 30})
-        assert message == f"parameters.max_length: can't be combined with {name}, which says what is new"
+        assert message.startswith("parameters.max_length: ") and name in message
 
 
-async def test_the_prompt_may_be_left_out() -> None:
+async def test_return_full_text_excludes_the_prompt() -> None:
     without = {"predictions": [[{"generated_text": " paris."}]]}
     async with bench() as made:
         assert await predict(made, return_full_text=False) == without
@@ -258,49 +266,50 @@ async def test_the_prompt_may_be_left_out() -> None:
         assert await predict(made) == without
     async with bench(task=Text2TextGeneration) as made:
         assert await predict(made) == without
-        assert "return_full_text: text2text_generation gives" in await predict(made, status=400, return_full_text=True)
+        message = await predict(made, status=400, return_full_text=True)
+        assert message.startswith("parameters.return_full_text: ") and "text2text_generation" in message
 
 
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"num_beams": 4}, "parameters.num_beams: unknown, expected one of output_format, max_length"),
-        ({"max_length": 2}, "parameters.max_length: 2 tokens are to be enough"),
-        ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: means the same as max_new_tokens"),
+        ({"num_beams": 4}, "parameters.num_beams: "),
+        ({"max_length": 2}, "parameters.max_length: "),
+        ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: "),
         ({"stream": 1}, "parameters.stream: expected true or false, got a number"),
         ({"stream": True, "top_k": "x"}, "parameters.top_k: expected"),
         ({"temperature": True}, "parameters.temperature: expected a number, got a boolean"),
-        ({"top_k": -2}, "parameters.top_k: -2 is too small, expected -1 or more"),
+        ({"top_k": -2}, "parameters.top_k: "),
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_named(made: Bench, parameters: dict[str, Any], says: str) -> None:
+async def test_errors_of_v1_name_the_parameter(made: Bench, parameters: dict[str, Any], says: str) -> None:
     assert (await predict(made, status=400, **parameters)).startswith(says)
 
 
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got'),
+        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got both'),
         ({"instances": [None] * 100}, 400, 'instances[0]: expected a string or {"text": string}, got null'),
-        # Lists that are too long whatever is in them are counted first.
-        ({"instances": [None] * 101}, 413, "instances: 101 in a request, at most 100 are taken"),
-        ({"instances": ["a"] * 9}, 413, "instances: 9 in a request, at most 8 are taken (--max_instances)"),
+        # Lists are counted before their elements are read.
+        ({"instances": [None] * 101}, 413, "instances: expected at most 100 in a request"),
+        ({"instances": ["a"] * 9}, 413, "instances: "),
         ({"instances": ["a"] * 8}, 200, ""),
     ],
     ids=["both", "no text", "too many", "too many texts", "so many"],
 )
-async def test_bodies(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
+async def test_instances_are_counted_in_one_field(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
     found = await answer_of(made, PATH, body, status)
     assert found.get("error", "").startswith(says), found
 
 
-async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
+async def test_an_unsupported_parameter_has_the_client_s_name_or_the_flag_s() -> None:
     async with bench(supported_fields=["greedy", "temperature"]) as made:
         message = await predict(made, status=400, min_new_tokens=3)
-        assert message.startswith("parameters.min_new_tokens: this model is a tokens model, which can't honour it")
+        assert message.startswith("parameters.min_new_tokens: ") and "tokens model" in message
         message = await predict(made, status=400, do_sample=True)
-        assert message.startswith("parameters.top_k (the service's --top_k): this model is")
+        assert "top_k" in message and "the service's --top_k" in message
         await predict(made, do_sample=True, top_k=0)
 
 
@@ -316,7 +325,7 @@ async def test_a_stream_is_a_line_per_piece(made: Bench) -> None:
     assert made.requests("v1", 200) == 1
 
 
-async def test_lines_say_which_text_they_belong_to(made: Bench) -> None:
+async def test_lines_have_the_index_of_their_text(made: Bench) -> None:
     found = await lines(made, "A", "B", num_return_sequences=2, do_sample=True)
     texts: dict[tuple[int, int], str] = {}
     for line in found:
@@ -327,7 +336,7 @@ async def test_lines_say_which_text_they_belong_to(made: Bench) -> None:
     assert texts == {(0, 0): "A paris.", (0, 1): "A paris.", (1, 0): "B paris.", (1, 1): "B paris."}
 
 
-async def test_errors_of_a_stream() -> None:
+async def test_an_error_in_a_stream_is_its_last_line() -> None:
     async with bench(fails=PredictorUnavailable("it is down")) as made:
         assert await predict(made, status=503, stream=True) == "it is down"
     async with bench(fails=PredictorError("it broke"), after=1) as made:
@@ -336,7 +345,7 @@ async def test_errors_of_a_stream() -> None:
         assert made.requests("v1", 502) == 1
 
 
-async def test_v2_gives_the_texts_as_a_tensor_and_no_stream(made: Bench) -> None:
+async def test_v2_returns_texts_as_a_tensor_and_refuses_streams(made: Bench) -> None:
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["A", "B"]}]
     for parameters, shape in (({}, [2]), ({"num_return_sequences": 2, "do_sample": True}, [2, 2])):
         [output] = (await answer_of(made, INFER, {"inputs": inputs, "parameters": parameters}))["outputs"]
@@ -344,4 +353,4 @@ async def test_v2_gives_the_texts_as_a_tensor_and_no_stream(made: Bench) -> None
         assert output["shape"] == shape
         assert output["data"] == ["A paris."] * each + ["B paris."] * each
     found = await answer_of(made, INFER, {"inputs": inputs, "parameters": {"stream": True}}, 400)
-    assert found["error"].startswith("parameters.stream: one answer is given here")
+    assert found["error"].startswith("parameters.stream: expected false, since this API does not stream")

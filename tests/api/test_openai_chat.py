@@ -36,7 +36,7 @@ def asked(made: Bench) -> str:
 
 
 def logprobs_of(chunks: list[Any]) -> list[Any]:
-    """Those of the first choices that have any."""
+    """The logprobs of the first choice in all chunks with any."""
     return [one for chunk in chunks if (one := chunk["choices"][0]["logprobs"])]
 
 
@@ -44,10 +44,10 @@ def deltas(chunks: list[Any], index: int = 0) -> list[Any]:
     return [one["delta"] for chunk in chunks for one in chunk["choices"] if one["index"] == index]
 
 
-async def test_the_shape_is_that_of_kserve_s_example() -> None:
+async def test_the_response_has_the_form_of_kserve_s_example() -> None:
     async with bench(text="Paris.") as made:
-        found = await chat(made)
-        created, used = found.pop("created"), found.pop("usage")
+        answer = await chat(made)
+        created, used = answer.pop("created"), answer.pop("usage")
         assert isinstance(created, int)
         [(sent, sampling)] = made.generator.asked
         assert sent.text == template_of(tokenizer_of()).render(MESSAGES) and not sent.special_tokens
@@ -55,7 +55,7 @@ async def test_the_shape_is_that_of_kserve_s_example() -> None:
         prompt, new = len(sent.ids), len(made.tokenizer.encode(["Paris."])[0].ids)
         assert used == {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         message = {"content": "Paris.", "role": "assistant", "refusal": None}
-        assert found == {
+        assert answer == {
             "id": "chatcmpl-7",
             "object": "chat.completion",
             "model": "gpt2",
@@ -78,7 +78,7 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("continuous", [False, None, True])
-async def test_the_usage_of_each_chunk(continuous: bool | None) -> None:
+async def test_usage_is_in_the_last_chunk_or_in_all(continuous: bool | None) -> None:
     async with bench(text="Paris is large.") as made:
         options = {"include_usage": True, "continuous_usage_stats": continuous}
         *chunks, last, done = await chat(made, stream=True, stream_options=options)
@@ -96,7 +96,7 @@ async def test_the_usage_of_each_chunk(continuous: bool | None) -> None:
             assert one["total_tokens"] == one["prompt_tokens"] + one["completion_tokens"]
 
 
-async def test_all_choices_have_a_role_of_their_own() -> None:
+async def test_each_choice_begins_with_a_role() -> None:
     async with bench(text="Paris.") as made:
         *chunks, _ = await chat(made, n=3, stream=True)
         for index in range(3):
@@ -106,7 +106,7 @@ async def test_all_choices_have_a_role_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "--max_new_tokens"])
-async def test_the_limit_of_new_tokens(name: str) -> None:
+async def test_new_tokens_are_limited(name: str) -> None:
     flag = name.startswith("--")
     async with bench(text="Paris is large.", settings=GenerationSettings(max_new_tokens=2 if flag else None)) as made:
         found = await chat(made, **({} if flag else {name: 2}))
@@ -117,14 +117,16 @@ async def test_the_limit_of_new_tokens(name: str) -> None:
 async def test_logprobs(stream: bool) -> None:
     async with bench(text="Paré.") as made:
         for top, fields in ((2, {"top_logprobs": 2}), (0, {})):
-            found = await chat(made, logprobs=True, stream=stream, **fields)
-            chunks = found[:-1] if stream else [found]
-            told = [one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
-            assert bytes(byte for one in told for byte in one["bytes"]).decode() == "Paré."
-            assert {one["logprob"] for one in told} == {-0.5}
-            assert all(one["refusal"] is None for one in logprobs_of(chunks))
-            assert all(len(one["top_logprobs"]) == top for one in told)
-            assert not top or all(one["top_logprobs"][0]["bytes"] == one["bytes"] for one in told)
+            answer = await chat(made, logprobs=True, stream=stream, **fields)
+            chunks = answer[:-1] if stream else [answer]
+            tokens = [
+                token for chunk in chunks for token in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+            ]
+            assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == "Paré."
+            assert {token["logprob"] for token in tokens} == {-0.5}
+            assert all(token["refusal"] is None for token in logprobs_of(chunks))
+            assert all(len(token["top_logprobs"]) == top for token in tokens)
+            assert not top or all(token["top_logprobs"][0]["bytes"] == token["bytes"] for token in tokens)
 
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -148,7 +150,7 @@ NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "to
     ],
     ids="parts developer name nulls empty_lists refusal refused no_refusal no_calls cache_control".split(),
 )
-async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None:
+async def test_messages_are_rendered_from_all_their_forms(message: dict[str, Any], rendered: str) -> None:
     seen = "{{ m.role }}{{ ' ' + m.name if m.name else '' }}: {{ m.content }}"
     unseen = "{{ '!' if 'tool_calls' in m or 'annotations' in m or 'refusal' in m else '' }}"
     async with bench(template=f"{{% set m = messages[0] %}}{seen}{unseen}") as made:
@@ -156,7 +158,7 @@ async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None
         assert asked(made) == rendered
 
 
-async def test_tools_are_rendered_and_calls_come_back() -> None:
+async def test_tools_are_rendered_and_calls_are_parsed() -> None:
     async with bench(text=f"Let me see.\n{CALL}") as made:
         [choice] = (await chat(made, tools=[{**one, **MARK} for one in TOOLS]))["choices"]
         assert "cache_control" not in asked(made)
@@ -168,7 +170,7 @@ async def test_tools_are_rendered_and_calls_come_back() -> None:
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
-async def test_calls_in_a_stream_come_whole() -> None:
+async def test_a_stream_has_complete_tool_calls() -> None:
     async with bench(text=f"{CALL}\n{CALL}") as made:
         *chunks, _ = await chat(made, tools=TOOLS, tool_choice="auto", stream=True)
         calls = [call for delta in deltas(chunks) for call in delta.get("tool_calls", ())]
@@ -180,13 +182,13 @@ async def test_calls_in_a_stream_come_whole() -> None:
 
 
 @either_way
-async def test_one_call_is_given_where_several_are_not_wanted(stream: bool) -> None:
+async def test_parallel_tool_calls_false_returns_one_call(stream: bool) -> None:
     async with bench(text=f"{CALL}{CALL}") as made:
-        found = await chat(made, tools=TOOLS, parallel_tool_calls=False, stream=stream)
+        answer = await chat(made, tools=TOOLS, parallel_tool_calls=False, stream=stream)
         if stream:
-            calls = [call for delta in deltas(found[:-1]) for call in delta.get("tool_calls", ())]
+            calls = [call for delta in deltas(answer[:-1]) for call in delta.get("tool_calls", ())]
         else:
-            calls = found["choices"][0]["message"]["tool_calls"]
+            calls = answer["choices"][0]["message"]["tool_calls"]
         assert len(calls) == 1
 
 
@@ -196,23 +198,23 @@ def history(arguments: Any, calls: int = 1) -> list[Any]:
     return [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call] * calls}, answer]
 
 
-async def test_calls_in_a_conversation() -> None:
+async def test_tool_calls_in_messages_are_parsed_within_the_limits() -> None:
     where = "messages[1].tool_calls[0].function.arguments"
     async with bench() as made:
         await chat(made, messages=history('{"city": "Paris"}'), tools=TOOLS)
         assert '{"name": "weather", "arguments": {"city": "Paris"}}' in asked(made) and "sunny" in asked(made)
         for text in ('["x', '["' + "x" * 70_000):
-            for arguments, got in ((text, "got a text that is not JSON"), (f'{text}"]', "got a list")):
+            for arguments, got in ((text, "invalid JSON"), (f'{text}"]', "a list")):
                 message, param = await refused(made, messages=history(arguments))
-                assert param == where and message == f"{where}: expected an object as JSON text, {got}"
+                assert param == where and message == f"{where}: expected an object as JSON text, got {got}"
         # They are JSON in a string, which the limits of the body don't count: a list of two bytes becomes one of 56.
         for calls in (1, 20):
             text = '{"a": [' + ",".join(["[]"] * (60_000 // calls)) + "]}"
-            message, _ = await refused(made, 413, messages=history(text, calls))
-            assert message.startswith("body: ") and "lists, objects and keys, at most" in message
-        message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
-        assert message.startswith("messages: the prompt has ")
-        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"
+            message, param = await refused(made, 413, messages=history(text, calls))
+            assert param is None and message.startswith("body: ") and "lists, objects and keys" in message
+        message, param = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
+        assert param == "messages" and "word word" not in message
+        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: expected at most 128 tools, got 129"
     async with bench(text=CALL) as made:  # without tools a call is text
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             said = (await chat(made, **fields))["choices"][0]["message"]
@@ -220,19 +222,19 @@ async def test_calls_in_a_conversation() -> None:
             assert "weather" not in asked(made)
 
 
-async def test_the_template_gets_more_variables() -> None:
+async def test_the_template_gets_variables_and_its_limits_are_errors() -> None:
     async with bench(template="{{ messages[0].content }}{% if shout %}!{% endif %}") as made:
         await chat(made, chat_template_kwargs={"shout": True})
         assert asked(made) == f"{MESSAGES[0]['content']}!"
         for name in ("messages", "self"):
-            message, _ = await refused(made, chat_template_kwargs={name: []})
-            assert message.startswith(f"chat_template_kwargs.{name}: is given by the request itself")
+            message, param = await refused(made, chat_template_kwargs={name: []})
+            assert param == f"chat_template_kwargs.{name}" and "the request itself sets it" in message
         message, param = await refused(made, tools=TOOLS)
-        assert message.startswith("tools: the chat template of 'gpt2' does not know tools") and param == "tools"
+        assert param == "tools" and "the chat template of 'gpt2' does not support them" in message
     async with bench(chats=False) as made:
         message, param = await refused(made)
-        assert message.startswith("model: 'gpt2' has no chat template") and "--chat_template" in message
-        assert param == "model"
+        assert param == "model" and "expected a model with a chat template, got 'gpt2'" in message
+        assert "--chat_template" in message
     async with bench(template="{{ raise_exception('roles must alternate') }}") as made:
         assert "roles must alternate" in (await refused(made))[0], "a client's mistake"
 
@@ -243,56 +245,56 @@ def tool(**function: Any) -> dict[str, Any]:
 
 METADATA: list[tuple[Any, str]] = [
     ("x", "expected an object of strings, got a string"),
-    ({"a": 1}, "the key 'a' has a number, expected a string"),
-    ({"a" * 65: "x"}, "a key has 65 characters, at most 64 are taken"),
-    ({"a": "x" * 513}, "the key 'a' has 513 characters, at most 512 are taken"),
-    (dict.fromkeys(map(str, range(17)), "x"), "17 keys, at most 16 are taken"),
+    ({"a": 1}, "expected a string for the key 'a', got a number"),
+    ({"a" * 65: "x"}, "expected keys of at most 64 characters, got 65"),
+    ({"a": "x" * 513}, "expected at most 512 characters for the key 'a', got 513"),
+    (dict.fromkeys(map(str, range(17)), "x"), "expected at most 16 keys, got 17"),
 ]
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: expected a list of messages, got an empty list"),
     ({"messages": None}, "messages: expected a list of messages, got nothing"),
     ({"messages": ["Hi"]}, "messages[0]: expected an object, got a string"),
     ({"messages": [{"content": "x"}]}, "messages[0].role: expected one of system"),
-    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: means the same as"),
-    ({"top_logprobs": 3}, 'top_logprobs: needs "logprobs": true'),
+    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: "),
+    ({"top_logprobs": 3}, "top_logprobs: expected 0 without logprobs, got 3"),
     ({"logprobs": 3}, "logprobs: expected true or false, got a number"),
-    ({"response_format": {"type": "json_object"}}, "response_format: the model gives text"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice: the model can't be made"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice: the model can't"),
-    ({"tool_choice": "auto"}, "tool_choice: there are no tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format: expected the type text, got 'json_object'"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice: expected none or auto, got 'required'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice: expected none or auto, got an object"),
+    ({"tool_choice": "auto"}, "tool_choice: expected no choice without tools"),
     ({"tools": 1}, "tools: expected a list, got a number"),
     ({"tools": [{"type": "x"}]}, "tools[0]: expected"),
     (tool(name=""), "tools[0].function: expected an object with a name"),
-    (tool(name="weather", strict=True), "tools[0].function.strict: the model can't be held"),
+    (tool(name="weather", strict=True), "tools[0].function.strict: expected false"),
     (tool(name="weather", parameters=[]), "tools[0].function.parameters: expected an object, got a list"),
     ({"chat_template_kwargs": 0}, "chat_template_kwargs: expected an object, got a number"),
-    ({"functions": []}, "functions: unknown, expected some of"),
-    ({"best_of": 1}, "best_of: unknown"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction: unknown, expected some of"),
+    ({"functions": []}, "functions: expected one of the fields of model, stream"),
+    ({"best_of": 1}, "best_of: expected one of the fields"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction: expected one of the fields"),
     *[({name: 7}, f"{name}: expected a string, got a number") for name in ("user", "safety_identifier")],
     *[({f"prompt_cache_{name}": ["k"]}, f"prompt_cache_{name}: expected a string") for name in ("key", "retention")],
     *[({"metadata": value}, f"metadata: {says}") for value, says in METADATA],
-    ({"store": 0}, "store: nothing is stored here, expected true or false, got a number"),
-    ({"service_tier": "flex"}, "service_tier: there is one here, expected auto or default, got 'flex'"),
-    ({"service_tier": 1}, "service_tier: there is one here, expected auto or default, got a number"),
-    ({"model": None}, "model: missing, expected the name of the model that is served: gpt2"),
+    ({"store": 0}, "store: expected true or false, got a number; the service stores nothing"),
+    ({"service_tier": "flex"}, "service_tier: expected auto or default, got 'flex'; the service has one tier"),
+    ({"service_tier": 1}, "service_tier: expected auto or default, got a number"),
+    ({"model": None}, "model: expected the name of a served model (gpt2), got nothing"),
     ({"model": 3}, "model: expected a string, got a number"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: nothing"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: expected"),
     *[
         ({"stream": True, "stream_options": {name: 1}}, f"stream_options.{name}: expected true or false, got a number")
         for name in ("include_usage", "continuous_usage_stats")
     ],
-    ({"modalities": ["text", "audio"]}, 'modalities: the model writes text alone, expected ["text"], got a list'),
-    ({"use_beam_search": True}, "use_beam_search: beams are not searched, expected false, got true"),
-    ({"length_penalty": 0.5}, "length_penalty: beams are not searched, expected 1.0, got a number"),
-    ({"length_penalty": True}, "length_penalty: beams are not searched, expected 1.0, got true"),
-    ({"skip_special_tokens": False}, "skip_special_tokens: special tokens are no part of a text, expected true"),
-    ({"add_generation_prompt": False}, "add_generation_prompt: the answer is a message of its own, expected true"),
-    ({"priority": 1}, "priority: requests have none here, expected 0, got a number"),
-    ({"priority": False}, "priority: requests have none here, expected 0, got false"),
-    ({"add_special_tokens": True}, "add_special_tokens: the chat template adds them, expected false, got true"),
-    ({"verbosity": "low"}, "verbosity: it can't be asked for here, expected medium, got 'low'"),
-    ({"reasoning_effort": "low"}, "reasoning_effort: it can't be asked for here; a chat template that knows it"),
+    ({"modalities": ["text", "audio"]}, 'modalities: expected ["text"], got a list; the model generates text only'),
+    ({"use_beam_search": True}, "use_beam_search: expected false, got true; the service has no beam search"),
+    ({"length_penalty": 0.5}, "length_penalty: expected 1.0, got a number"),
+    ({"length_penalty": True}, "length_penalty: expected 1.0, got true"),
+    ({"skip_special_tokens": False}, "skip_special_tokens: expected true, got false"),
+    ({"add_generation_prompt": False}, "add_generation_prompt: expected true, got false"),
+    ({"priority": 1}, "priority: expected 0, got a number"),
+    ({"priority": False}, "priority: expected 0, got false"),
+    ({"add_special_tokens": True}, "add_special_tokens: expected false, got true; the chat template adds them"),
+    ({"verbosity": "low"}, "verbosity: expected medium, got 'low'"),
+    ({"reasoning_effort": "low"}, "reasoning_effort: expected none, got 'low'; a chat template with such a setting"),
 ]
 IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "content: expected a string or a list of parts, got nothing"),
@@ -301,29 +303,29 @@ IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"content": ["x"]}, 'content[0]: expected a part {"type": "text", "text": string}, got a string'),
     ({"content": [{"type": "text"}]}, "content[0]: expected a part"),
     ({"content": 7}, "content: expected a string or a list of parts, got a number"),
-    ({"content": "x", "audio": {"id": "1"}}, "audio: not understood here"),
+    ({"content": "x", "audio": {"id": "1"}}, "audio: expected one of role, content"),
     ({"content": "x", "name": 7}, "name: expected a string, got a number"),
-    ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: beside a content, expected one of the two"),
+    ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: expected a content or a refusal, got both"),
     ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
-    ({"refusal": "y"}, "refusal: only a message of the assistant has one"),
+    ({"refusal": "y"}, "refusal: expected no refusal, got a string; only the assistant"),
     ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
     ({"content": "x", "cache_control": {"type": "x"}}, 'cache_control: expected {"type": "ephemeral"}, got an'),
-    ({"content": "x", "annotations": [{}]}, "annotations: they can't be told to the model, expected an empty"),
+    ({"content": "x", "annotations": [{}]}, "annotations: expected an empty list, got a list"),
     ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
-    ({"content": "x", "tool_calls": [{}]}, "tool_calls: only a message of the assistant has them"),
+    ({"content": "x", "tool_calls": [{}]}, "tool_calls: expected no calls, got a list; only the assistant"),
     ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object with the string name"),
 ]
 FIELDS += [({"messages": [{"role": "user", **one}]}, f"messages[0].{says}") for one, says in IN_MESSAGES]
 
 
-async def test_what_is_wrong_is_named(made: Bench) -> None:
+async def test_errors_name_the_field(made: Bench) -> None:
     for fields, says in FIELDS:
         message, param = await refused(made, **fields)
         assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
     assert made.generator.asked == []
 
 
-async def test_what_asks_for_nothing_is_taken() -> None:
+async def test_values_without_effect_are_accepted() -> None:
     async with bench(supported_fields=()) as made:
         for fields in (
             {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
@@ -369,29 +371,31 @@ WHOLE = "{{ messages | tojson }}{{ tools | tojson }}{{ style }}{{ vendor is defi
 
 
 def nulls(value: Any, schema: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places in ``value`` of all fields that it may have and does not, by its schema; and of an unknown one where
-    any are taken. A schema or arguments within it are the client's own."""
+    """The paths in ``value`` of all fields that its schema allows and it does not have, unknown ones included.
+
+    It skips JSON schemas and arguments, whose nulls are the client's.
+    """
     while "$ref" in schema:
         schema = SCHEMAS[schema["$ref"].rsplit("/", 1)[1]]
-    for one in schema.get("anyOf", ()):
-        yield from nulls(value, one, where)
+    for member in schema.get("anyOf", ()):
+        yield from nulls(value, member, where)
     if isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from nulls(one, schema.get("items", {}), (*where, index))
+        for index, member in enumerate(value):
+            yield from nulls(member, schema.get("items", {}), (*where, index))
     if not isinstance(value, dict) or "object" not in (schema.get("type") or ()) or where[-1:] == ("parameters",):
         return
     properties = schema.get("properties", {})
     unknown = ["vendor"] if schema.get("additionalProperties", True) else []
     yield from ((*where, name) for name in (*properties, *unknown) if name not in value)
-    for name, one in value.items():
-        yield from nulls(one, properties.get(name, {}), (*where, name))
+    for name, member in value.items():
+        yield from nulls(member, properties.get(name, {}), (*where, name))
 
 
-PLACES = list(nulls({"model": "gpt2", **FULL}, SCHEMAS["ChatRequest"]))
+PATHS = list(nulls({"model": "gpt2", **FULL}, SCHEMAS["ChatRequest"]))
 
 
-def test_the_places_of_nulls_are_all_there() -> None:
-    shown = {".".join(map(str, place)) for place in PLACES}
+def test_the_paths_of_nulls_cover_all_fields() -> None:
+    paths = {".".join(map(str, path)) for path in PATHS}
     assert {
         "tools.0.function.strict",
         "tools.0.vendor",
@@ -401,32 +405,32 @@ def test_the_places_of_nulls_are_all_there() -> None:
         "stream_options.include_usage",
         "chat_template_kwargs.vendor",
         "top_logprobs",
-    } <= shown
+    } <= paths
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
-async def test_null_is_not_given_wherever_it_is(place: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
+async def test_a_null_field_does_not_change_the_prompt(path: tuple[Any, ...]) -> None:
     async with bench(template=WHOLE) as made:
         await chat(made, **FULL)
         before = asked(made)
         fields: Any = copy.deepcopy(FULL)
         within = fields
-        for name in place[:-1]:
+        for name in path[:-1]:
             within = within[name]
-        within[place[-1]] = None
+        within[path[-1]] = None
         await chat(made, **fields)
         assert asked(made) == before
-        assert before.count("null") == 2, "those of a schema and of arguments are the client's"
+        assert before.count("null") == 2, "the nulls of the schema and of the arguments stay"
 
 
-async def test_a_tool_that_is_not_strict_is_rendered_as_without_the_word() -> None:
+async def test_strict_false_is_not_rendered() -> None:
     async with bench(template=WHOLE) as made:
         for tool in TOOLS[0]["function"], {**TOOLS[0]["function"], "strict": False}:  # type: ignore[dict-item]
             await chat(made, tools=[{"type": "function", "function": tool}])
         assert made.generator.asked[-1][0].text == made.generator.asked[-2][0].text
 
 
-async def test_depth_is_bounded() -> None:
+async def test_nesting_is_limited() -> None:
     def deep(levels: int) -> dict[str, Any]:
         value: dict[str, Any] = {}
         for _ in range(levels - 1):
@@ -445,5 +449,5 @@ async def test_depth_is_bounded() -> None:
                 if status == 200:
                     await chat(made, **fields)
                 else:
-                    message, _ = await refused(made, status, **fields)
-                    assert message.startswith(f"{where}: ") and "more than 64 deep" in message
+                    message, param = await refused(made, status, **fields)
+                    assert param == where and "64" in message

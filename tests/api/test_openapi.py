@@ -21,9 +21,9 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api import openapi, pages
-from hf_transformer.api.call import CLIENTS_OWN
+from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.api.gateway import Gateway
-from hf_transformer.api.generate import FURTHER
+from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
@@ -47,11 +47,11 @@ MODELS = {
     "text2text_generation": "t5_logits",
 }
 PREDICTOR_S = {"502", "504"}
-"""Statuses that only a request has that asks the predictor."""
+"""Statuses only of requests that reach the predictor."""
 TOO_SLOW = "408"
-"""Every POST can be answered so, by the server itself."""
+"""The status of a request whose body is too slow, sent by the server."""
 KEY = re.compile(r"[\w$./{}:+-]+")
-"""A key of the document; a comma in a description that is not quoted makes others of a part of it."""
+"""A valid key. A comma in an unquoted YAML description turns the rest of it into keys."""
 
 
 def build(task: str, *flags: str) -> AsgiApplication:
@@ -74,7 +74,7 @@ async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
 
 @cache
 def described(task: str, *flags: str) -> tuple[AsgiApplication, dict[str, Any]]:
-    """A service and its document, made once."""
+    """A service and its document, cached."""
     app = build(task, *flags)
     return app, asyncio.run(document_of(app))
 
@@ -83,7 +83,7 @@ every_task = pytest.mark.parametrize("task", MODELS)
 
 
 def every(value: Any, key: str) -> Iterator[Any]:
-    """What stands under a key, wherever in a document."""
+    """All values under a key, at any depth of a document."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name == key:
@@ -95,14 +95,14 @@ def every(value: Any, key: str) -> Iterator[Any]:
 
 
 def keys(value: Any) -> Iterator[str]:
-    """All keys, wherever in a document."""
+    """All keys at any depth of a document."""
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from keys(inner)
     yield from value if isinstance(value, dict) else ()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Path, method and operation."""
+    """The path, method and operation of each route."""
     for path, item in document["paths"].items():
         yield from ((path, method, operation) for method, operation in item.items() if method != "parameters")
 
@@ -125,12 +125,12 @@ def test_every_route_is_described_and_nothing_else(task: str, prefix: str) -> No
     assert {(path, method) for path, method, _ in operations(document)} == named
 
 
-def test_the_parser_in_python_reads_the_file_as_libyaml_does() -> None:
+def test_python_s_yaml_parser_agrees_with_libyaml() -> None:
     text = openapi.FILE.read_text("utf-8")
     assert yaml.load(text, yaml.SafeLoader) == yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def test_without_a_prefix_two_routes_have_the_fields_of_both_apis() -> None:
+def test_routes_shared_without_a_prefix_have_the_fields_of_both_apis() -> None:
     schemas = [described("fill_mask", f"--openai_route_prefix={one}")[1]["components"]["schemas"] for one in ("a", "")]
     usual, shared = [one["V1Model"]["properties"].keys() for one in schemas]
     assert usual == {"name", "ready", "error"}
@@ -140,7 +140,7 @@ def test_without_a_prefix_two_routes_have_the_fields_of_both_apis() -> None:
 
 @every_task
 def test_the_document_keeps_the_rules_of_openapi(task: str) -> None:
-    """Those that no validator of tests/clients knows."""
+    """Checks the rules that no validator of tests/clients knows."""
     _, document = described(task)
     assert document["info"]["title"] == "hf_transformer: m"
     assert document["info"]["version"] == __version__
@@ -179,12 +179,12 @@ def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
 
 
 @pytest.mark.parametrize(("kind", "suffix"), ALL_TASKS, ids=lambda value: getattr(value, "name", ""))
-def test_parameters_and_inputs_are_those_that_the_task_takes(kind: Any, suffix: str) -> None:
+def test_the_document_has_the_parameters_and_inputs_of_the_task(kind: Any, suffix: str) -> None:
     generates = kind.name in ("text_generation", "text2text_generation")
     module = generation_task if generates else importlib.import_module(f"hf_transformer.tasks.{kind.name}")
     schemas = described(kind.name)[1]["components"]["schemas"]
     [form] = schemas["Parameters"]["anyOf"]
-    known = set(module.PARAMETERS) | CLIENTS_OWN
+    known = set(module.PARAMETERS) | TRITON_PARAMETERS
     assert set(form["properties"]) == known
     form, *of_backends = schemas["V2Parameters"]["anyOf"]
     assert set(form["properties"]) == known | {"parameters"}
@@ -198,16 +198,16 @@ def _constants(schema: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
-def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
+def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     schemas = described(task)[1]["components"]["schemas"]
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
-    generate = {*more.split(), "end_id", "pad_id", "random_seed", *FURTHER.values(), *generation_task.PARAMETERS}
+    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *generation_task.PARAMETERS}
     for name, fields in {
         "EmbeddingsRequest": embeddings.FIELDS,
         "RerankRequest": rerank.FIELDS,
         "CompletionRequest": completions.FIELDS,
         "ChatRequest": chat.FIELDS,
-        "ChatMessage": chat.IN_MESSAGES,
+        "ChatMessage": chat.MESSAGE_FIELDS,
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name
@@ -221,14 +221,14 @@ async def test_examples_have_the_mask_token_of_the_model() -> None:
     assert examples["fill_mask"]["value"] == {"instances": ["The capital of france is <mask>."]}
 
 
-def test_values_of_parameters_are_described_too() -> None:
+def test_the_document_restricts_the_values_of_parameters() -> None:
     parameters = validator(described("sequence_classification")[1], {"$ref": "#/components/schemas/Parameters"})
     assert parameters.is_valid({"top_k": None, "output_format": "pipeline", "function_to_apply": "none"})
     for wrong in ({"top_k": 0}, {"function_to_apply": "relu"}, {"top_n": 1}, {"truncation": "yes"}):
         assert not parameters.is_valid(wrong)
 
 
-# The pages for a browser: they load nothing from elsewhere, and are off by default
+# Pages for a browser
 
 
 FLAGS = {DOCS: "--enable_docs_url=true", PLAYGROUND: "--enable_playground=true"}
@@ -245,7 +245,7 @@ def app_of(*flags: str) -> AsgiApplication:
 
 
 @pytest.mark.slow
-def test_nothing_is_loaded_for_pages_that_are_off() -> None:
+def test_disabled_pages_are_not_imported() -> None:
     program = (
         "import sys; from hf_transformer.app.application import build_app; from tests.configuring import config\n"
         f"build_app(config('--model_dir={DEMO_MODEL}', '--model_name=m'))\n"
@@ -255,7 +255,7 @@ def test_nothing_is_loaded_for_pages_that_are_off() -> None:
 
 
 @both
-async def test_a_page_is_served_if_it_is_wanted_and_loads_nothing_from_elsewhere(page: Page) -> None:
+async def test_a_page_is_served_if_enabled_and_loads_only_its_files(page: Page) -> None:
     app, without = app_of(FLAGS[page]), app_of(*(flag for other, flag in FLAGS.items() if other != page))
     shown = await get(app, page.path)
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
@@ -289,14 +289,14 @@ def test_the_playground_has_a_widget_for_every_task_and_no_script_or_style_in_it
     [("gzip", True), ("br, gzip;q=0.5", True), ("*", True), ("identity", False), ("gzip;q=0, *", False), ("", False)],
 )
 @pytest.mark.parametrize("path", ["/docs/swagger-ui.css", "/playground/style.css"])
-async def test_files_are_compressed_for_whom_takes_it(path: str, accepted: str, compressed: bool) -> None:
+async def test_files_are_compressed_for_clients_that_accept_gzip(path: str, accepted: str, compressed: bool) -> None:
     response = await get(app_of(*FLAGS.values()), path, accept_encoding=accepted)
     assert response.headers.get("content-encoding") == ("gzip" if compressed else None)
     assert response.headers["vary"] == "Accept-Encoding"
     assert "color" in response.text
 
 
-async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
+async def test_an_unchanged_file_is_304() -> None:
     app = app_of(*FLAGS.values())
     first = await get(app, "/playground/app.js")
     again = await get(app, "/playground/app.js", if_none_match=first.headers["etag"])
@@ -305,7 +305,7 @@ async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
     assert other.status_code == 200
 
 
-async def test_the_root_leads_browsers_to_the_playground_if_there_is_one() -> None:
+async def test_the_root_redirects_browsers_to_the_enabled_playground() -> None:
     app = app_of(*FLAGS.values())
     led = await get(app, "/", accept=BROWSER)
     assert (led.status_code, led.headers["location"], led.headers["vary"]) == (307, "playground", "Accept")
@@ -314,7 +314,7 @@ async def test_the_root_leads_browsers_to_the_playground_if_there_is_one() -> No
     assert (await get(app, "/", accept="*/*")).headers["vary"] == "Accept"
 
 
-async def test_the_playground_needs_no_key_and_the_model_does(tmp_path: Path) -> None:
+async def test_the_playground_needs_no_key_but_the_model_does(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("a-key\n")
     app = app_of(*FLAGS.values(), f"--api_keys_file={file}")

@@ -1,4 +1,4 @@
-"""Answers that are sent as they come: their place, status, clients that leave or do not read, and the end."""
+"""Streams: admission, status, clients that disconnect or do not read, and shutdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.generation.stream import QUEUED_PIECES
+from hf_transformer.generation.stream import MAX_QUEUED_PIECES
 from hf_transformer.types.tensors import TensorSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench, counted, events, post
 from tests.integration.hostile.wire import SECONDS
@@ -33,11 +33,11 @@ def body(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
-        (1, QUEUED_PIECES + 2),  # the queue, one that is being sent, one of each text that waits for room
-        (2, QUEUED_PIECES + 3),
+        (1, MAX_QUEUED_PIECES + 2),  # the queue, a piece being sent, and a piece of each text waiting for room
+        (2, MAX_QUEUED_PIECES + 3),
     ],
 )
-async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:
+async def test_a_slow_reader_slows_the_generation(texts: int, ahead: int) -> None:
     async with bench(text=LONG) as made:
         async with Exchange(made.app, PATH, body(n=texts), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
@@ -46,10 +46,10 @@ async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahea
             assert made.generator.given == ahead
             exchange.taken.set()
             assert events((await exchange.head(), await exchange.rest())[1])[-1] == "[DONE]"
-        assert made.generator.given > QUEUED_PIECES + 3
+        assert made.generator.given > MAX_QUEUED_PIECES + 3
 
 
-async def test_a_stream_without_a_piece_ends_with_a_real_status() -> None:
+async def test_a_stream_without_a_piece_ends_with_its_status() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         await until(lambda: made.generator.running == 1)
@@ -72,7 +72,7 @@ async def test_a_stream_is_observed_once_it_is_over() -> None:
         assert made.metric(count) == 1
 
 
-async def test_a_fault_of_the_service_is_logged_and_told(
+async def test_a_fault_of_the_service_is_logged_and_ends_the_stream(
     made: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = 0
@@ -93,7 +93,7 @@ async def test_a_fault_of_the_service_is_logged_and_told(
 
 
 @pytest.mark.parametrize(("end", "status"), [("left", 499), ("over", 503)])
-async def test_the_end_of_a_stream_whose_client_does_not_read_the_head(end: str, status: int) -> None:
+async def test_an_unread_stream_ends_with_its_client_or_the_service(end: str, status: int) -> None:
     async with bench(text=LONG) as made:
         async with Exchange(made.app, PATH, body(), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
@@ -109,7 +109,7 @@ async def test_the_end_of_a_stream_whose_client_does_not_read_the_head(end: str,
         assert made.requests("openai", status) == 1
 
 
-async def test_a_stream_goes_on_while_another_model_takes_the_place_of_its_own() -> None:
+async def test_a_stream_outlives_the_reload_of_its_model() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         gate.release()
@@ -126,10 +126,10 @@ async def test_a_stream_goes_on_while_another_model_takes_the_place_of_its_own()
         assert old.given > 1 and not new.asked
 
 
-# A stream may end at whatever moment: it is counted once, nothing goes on for it, and what was sent of it is whole.
+# A stream may end at any moment: it is counted once, its generation ends, and it sends only complete pieces.
 
 TURNS = 40
-"""Turns of the event loop, in more than which each of these streams is over."""
+"""Turns of the event loop after which each of these streams has ended."""
 REQUESTS: dict[str, tuple[str, Any]] = {
     "one text": (PATH, body(stream_options={"include_usage": True})),
     "two texts": (PATH, body(n=2)),
@@ -139,7 +139,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
 
 
 async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
-    """Ends a stream after so many turns. Gives what was sent of its body, None where not even a head was."""
+    """Ends a stream after some turns. Returns the sent part of its body, None without a head."""
     path, fields = REQUESTS[name]
     async with Exchange(made.app, path, fields) as exchange:
         for _ in range(turns):
@@ -157,7 +157,7 @@ async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_its_client_may_leave_at_any_moment(name: str) -> None:
+async def test_a_client_may_disconnect_at_any_moment(name: str) -> None:
     async with bench(text=" paris is.") as made:
         for turns in range(TURNS):
             await ended(made, name, "left", turns)
@@ -172,7 +172,7 @@ async def test_its_client_may_leave_at_any_moment(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_the_service_may_end_at_any_moment(name: str) -> None:
+async def test_the_service_may_shut_down_at_any_moment(name: str) -> None:
     seen: set[str] = set()
     for turns in range(TURNS):
         async with bench(text=" paris is.") as made:
@@ -187,7 +187,7 @@ async def test_the_service_may_end_at_any_moment(name: str) -> None:
     assert seen == {"200", "503"}
 
 
-# Over real connections: behind our own HTTP class, and as a plain ASGI application behind uvicorn's
+# Over real connections, behind our HTTP protocol class and behind uvicorn's
 
 
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -204,7 +204,7 @@ every_api = pytest.mark.parametrize(("path", "body"), STREAMS.values(), ids=STRE
 
 @asynccontextmanager
 async def plain(app: Any) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """A server that has nothing of ours but the application."""
+    """A uvicorn server with its own HTTP protocol class."""
     config = uvicorn.Config(app, http=HttpToolsProtocol, ws="none", lifespan="on", log_config=None)
     async with running(server := uvicorn.Server(config)) as port:
         yield server, port
@@ -212,7 +212,7 @@ async def plain(app: Any) -> AsyncIterator[tuple[uvicorn.Server, int]]:
 
 @asynccontextmanager
 async def client_of(serve: Any = serving, **options: Any) -> AsyncIterator[tuple[Bench, httpx.AsyncClient]]:
-    """A service with a scripted model, and a client of it without a pool: a stream that is left is closed."""
+    """A service with a scripted model, and a client without keep-alive, which closes abandoned streams."""
     limits = httpx.Limits(max_keepalive_connections=0)
     async with bench(**options) as made, serve(made.app) as (_, port):
         url = f"http://{HOST}:{port}"
@@ -221,12 +221,12 @@ async def client_of(serve: Any = serving, **options: Any) -> AsyncIterator[tuple
 
 
 def answered(made: Bench, status: int) -> bool:
-    """Whether one request was counted with this status, and none is in flight."""
+    """Whether exactly one request was counted with this status and none is in flight."""
     counts = [made.requests(api, status) for api in ("openai", "v1", "generate")]
     return sum(counts) == 1 and made.in_flight == 0
 
 
-async def test_endpoints_and_the_other_routes_behind_uvicorns_class(caplog: pytest.LogCaptureFixture) -> None:
+async def test_all_routes_work_behind_uvicorn_s_protocol(caplog: pytest.LogCaptureFixture) -> None:
     predict = "/v1/models/gpt2:predict"
     async with client_of(plain) as (_, client):
         answer = await client.post(predict, json={"instances": [PROMPT]}, headers={"x-request-id": "1"})
@@ -242,7 +242,7 @@ async def test_endpoints_and_the_other_routes_behind_uvicorns_class(caplog: pyte
 
 @every_api
 @pytest.mark.parametrize("serve", [serving, plain], ids=["our class", "uvicorn's"])
-async def test_a_piece_is_sent_before_the_next_one_is_made(
+async def test_a_piece_is_sent_before_the_next_is_generated(
     serve: Any, path: str, body: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = asyncio.Semaphore(2)
@@ -260,9 +260,9 @@ async def test_a_piece_is_sent_before_the_next_one_is_made(
 
 
 @every_api
-@pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "behind it"])
-async def test_a_client_that_leaves_ends_the_generation_at_once(path: str, body: Any, begun: bool) -> None:
-    """No token comes any more, and nothing is being sent: the connection alone tells."""
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "after it"])
+async def test_a_disconnect_ends_the_generation_at_once(path: str, body: Any, begun: bool) -> None:
+    """No token is generated and nothing is sent, so only the connection shows the disconnect."""
     async with client_of(gate=asyncio.Semaphore(2 * begun)) as (made, client):
 
         async def ask() -> None:

@@ -1,4 +1,4 @@
-"""How the tokenize and detokenize routes read requests and put answers together; tests/integration has the rest."""
+"""Requests and responses of the tokenize and detokenize routes; tests/integration has the routes themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.tokenize import SentText, check_ids, read_lists, read_tokenize, render
+from hf_transformer.api.tokenize import PreparedText, check_ids, read_lists, read_tokenize, render
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
@@ -31,13 +31,13 @@ def tokenizer() -> Tokenizer:
 
 def read(
     tokenizer: Tokenizer, *instances: Any, files: SentenceTransformers | None = None, **given: Any
-) -> tuple[list[SentText], Tokenization]:
+) -> tuple[list[PreparedText], Tokenization]:
     task = (TextEmbedding if files else FillMask)(TaskSettings({}, tokenizer, sentence_transformers=files))
     return read_tokenize(Query(instances, given), task)
 
 
-def rendered(tokenizer: Tokenizer, texts: Sequence[SentText]) -> Any:
-    encodings = [one for [one] in tokenizer.encode_windows([text.sent for text in texts], WHOLE)]
+def rendered(tokenizer: Tokenizer, texts: Sequence[PreparedText]) -> Any:
+    encodings = [one for [one] in tokenizer.encode_windows([text.prepared for text in texts], WHOLE)]
     return json.loads(render(texts, encodings, tokenizer.max_length))["predictions"]
 
 
@@ -51,7 +51,9 @@ def rendered(tokenizer: Tokenizer, texts: Sequence[SentText]) -> Any:
         ("a", {"prompt": "a"}, r"parameters\.prompt: unknown"),
     ],
 )
-def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, says: str) -> None:
+def test_invalid_tokenize_requests_name_the_field(
+    tokenizer: Tokenizer, instance: Any, parameters: Any, says: str
+) -> None:
     with pytest.raises(InvalidInput, match=says):
         read(tokenizer, "a", instance, **parameters)
 
@@ -66,38 +68,38 @@ def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, sa
         ([2, 3.0], r"instances\[3\]: token 1 is a number, expected a whole number"),
     ],
 )
-def test_wrong_ids(tokenizer: Tokenizer, instance: Any, says: str) -> None:
+def test_invalid_ids_are_named(tokenizer: Tokenizer, instance: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         texts = read_lists(Query([[2], {"token_ids": [tokenizer.vocab_size - 1]}, [], instance], {}))
         check_ids(texts, "instances", tokenizer)
 
 
-def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some vocabularies have numbers that are left out."""
+def test_unused_ids_of_a_vocabulary_are_refused(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some vocabularies have gaps."""
     monkeypatch.setattr(tokenizer, "id_to_token", {2: "[CLS]", 4: "[MASK]"}.get)
-    with pytest.raises(InvalidInput, match=r"instances\[0\]: token 2 is 3, which is no token's id"):
+    with pytest.raises(InvalidInput, match=r"^instances\[0\]\[2\]: expected the id of a token, got 3$"):
         check_ids([TokenIds((2, 4, 3))], "instances", tokenizer)
 
 
 @pytest.mark.parametrize("lower_case", [False, True])
 @pytest.mark.parametrize("text", ["Paris is the capital", TURKISH, ""])
 @pytest.mark.parametrize("prompt", ["Query: ", "\u0130\u0130 ", ""])
-def test_offsets_are_in_the_clients_own_text(tokenizer: Tokenizer, text: str, prompt: str, lower_case: bool) -> None:
-    """The prompt's tokens have none; the others have those that the text has without the prompt."""
+def test_offsets_are_in_the_client_s_text(tokenizer: Tokenizer, text: str, prompt: str, lower_case: bool) -> None:
+    """A prompt's tokens have the offset (0, 0); others have the offsets of the text without the prompt."""
     files = SentenceTransformers(prompts={"query": prompt}, default_prompt_name="query", lower_case=lower_case)
     texts, _ = read(tokenizer, text, files=files)
     whole = prompt + text
-    assert texts[0].sent == (whole.lower() if lower_case else whole)
-    [found], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [SentText(text, text)])
-    front = found["count"] - plain["count"]
-    assert found["ids"][1 + front :] == plain["ids"][1:]
-    assert found["offsets"][1 + front :] == plain["offsets"][1:]
-    assert found["offsets"][: 1 + front] == [[0, 0]] * (1 + front)
+    assert texts[0].prepared == (whole.lower() if lower_case else whole)
+    [with_prompt], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [PreparedText(text, text)])
+    front = with_prompt["count"] - plain["count"]
+    assert with_prompt["ids"][1 + front :] == plain["ids"][1:]
+    assert with_prompt["offsets"][1 + front :] == plain["offsets"][1:]
+    assert with_prompt["offsets"][: 1 + front] == [[0, 0]] * (1 + front)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("text", ["a b \u0130 c d", "a b c d"])
-def test_what_is_cut_off_behind_a_prompt(tokenizer: Tokenizer, text: str, name: str) -> None:
+def test_truncated_text_is_in_the_client_s_text(tokenizer: Tokenizer, text: str, name: str) -> None:
     texts, _ = read(tokenizer, text, files=SentenceTransformers(prompts=PROMPTS, lower_case=True), prompt_name=name)
     front = len(tokenizer.encode([PROMPTS[name].lower()])[0]) - 2
     [found] = rendered(tokenizer.with_max_length(2 + front + 2), texts)

@@ -72,10 +72,10 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
     ):
         assert said[name][0] == "answered" and said[name][1], said[name]
     for name, status, words in (
-        ("openai_agents_strict", "400", "strict: the model can't be held to a schema"),
-        ("openai_agents_responses", "404", "/openai/v1/chat/completions answers chats"),
-        ("huggingface_hub_root", "405", "/v2/models/NAME/infer give predictions"),
-        ("cohere_v2", "404", "/openai/v1/rerank gives the scores"),
+        ("openai_agents_strict", "400", "strict: expected false; the service can't enforce"),
+        ("openai_agents_responses", "404", "set the client to /openai/v1/chat/completions"),
+        ("huggingface_hub_root", "405", "/v2/models/NAME/infer return predictions"),
+        ("cohere_v2", "404", "/openai/v1/rerank returns the scores"),
     ):
         kind, message = said[name]
         assert kind != "answered" and status in message and words in message, said[name]

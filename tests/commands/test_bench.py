@@ -1,4 +1,4 @@
-"""The parts of hf-transformer bench: the load generator against scripted servers, requests, the sweep, the report."""
+"""hf-transformer bench: the load generator against scripted servers, requests, the sweep, the report."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hf_transformer.commands import cli
 from hf_transformer.commands.bench import report
 from hf_transformer.commands.bench.load import Figures, Target, send
 from hf_transformer.commands.bench.report import errors, html, speeds, times, tried, warning
-from hf_transformer.commands.bench.requests import made_up, read_lengths, read_texts
-from hf_transformer.commands.bench.sweep import Settings, Setup, shown, sweep, triton_means
+from hf_transformer.commands.bench.requests import random_texts, read_lengths, read_texts
+from hf_transformer.commands.bench.sweep import Settings, Setup, settings_text, sweep, triton_means
 from hf_transformer.errors import ConfigError, LoadError
-from tests.predictor.fault_server import Connection, nobody, scripted
+from tests.predictor.fault_server import Connection, scripted, unused_address
 
 Script = Callable[[Connection], Awaitable[None]]
 
 
 def always(*sent: bytes) -> Script:
-    """A server that answers each request with these bytes, in as many pieces."""
+    """A server that answers each request with these pieces of bytes."""
 
     async def answer(connection: Connection) -> None:
         while True:
@@ -36,7 +36,7 @@ def always(*sent: bytes) -> Script:
 
 
 async def loaded(script: Script, *, connections: int = 2, streamed: bool = False, warmup: float = 0.0) -> Figures:
-    """A run of 0.3 s against a server, of 1 ms where there is a warm-up."""
+    """A run against a server: 0.3 s, with a warm-up 1 ms."""
     async with scripted(script) as address:
         server = Target.at(address)
         requests = [server.request("/predict", {"text": text}) for text in "ab"]
@@ -52,17 +52,17 @@ async def test_requests_are_sent_in_turn_and_timed() -> None:
             seen[body] += 1
             await connection.answer("200 OK", b"{}", "Server-Timing: tokenize;dur=0.500, predict;dur=2.000")
 
-    found = await loaded(answer)
-    assert len(found.latencies) == sum(seen.values()) > 0
+    figures = await loaded(answer)
+    assert len(figures.latencies) == sum(seen.values()) > 0
     assert abs(seen[b'{"text":"a"}'] - seen[b'{"text":"b"}']) <= 1
-    assert not found.errors and found.throughput > 0
-    assert [found.means[name] for name in ("tokenize", "predict")] == pytest.approx([0.5, 2.0])
+    assert not figures.errors and figures.throughput > 0
+    assert [figures.means[name] for name in ("tokenize", "predict")] == pytest.approx([0.5, 2.0])
 
 
 async def test_a_warm_up_is_not_counted() -> None:
     refusing = always(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
-    found = await loaded(refusing, connections=1, warmup=0.2)
-    assert sum(found.errors.values()) <= 1
+    figures = await loaded(refusing, connections=1, warmup=0.2)
+    assert sum(figures.errors.values()) <= 1
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ async def test_failures_are_counted_by_reason(answer: bytes, says: str) -> None:
         await connection.request()
         await connection.send(answer)
 
-    found = await loaded(script)
-    assert not found.latencies
-    assert [why for why in found.errors if says in why], found.errors
+    figures = await loaded(script)
+    assert not figures.latencies
+    assert [reason for reason in figures.errors if says in reason], figures.errors
 
 
-async def test_nobody_listens() -> None:
-    server = Target.at(nobody())
-    found = await send(server, [server.request("/")], 1, 0.3)
-    assert found.errors and all(why.startswith("no answer: ") for why in found.errors)
+async def test_a_refused_connection_is_an_error() -> None:
+    server = Target.at(unused_address())
+    figures = await send(server, [server.request("/")], 1, 0.3)
+    assert figures.errors and all(reason.startswith("no answer: ") for reason in figures.errors)
 
 
 async def test_a_connection_that_the_server_closes_is_opened_again() -> None:
@@ -98,46 +98,46 @@ async def test_a_connection_that_the_server_closes_is_opened_again() -> None:
         await connection.request()
         await connection.answer("200 OK", b"{}", "Connection: close")
 
-    found = await loaded(answer)
-    assert len(found.latencies) > 2 and not found.errors
+    figures = await loaded(answer)
+    assert len(figures.latencies) > 2 and not figures.errors
 
 
-async def test_tokens_of_streams() -> None:
+async def test_a_stream_counts_tokens_and_gaps() -> None:
     events: list[Any] = [{"choices": [{"text": text}]} for text in ("a", "", "b")]
     events.append({"choices": [], "usage": {"completion_tokens": 3}})
     content = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + b"data: [DONE]\n\n"
-    # An event may be cut anywhere.
+    # Chunks may split an event anywhere.
     parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:30], content[30:]))
     answer = always(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + parts, b"0\r\n\r\n")
-    found = await loaded(answer, connections=1, streamed=True)
-    streams = len(found.latencies)
-    assert streams > 0 and not found.errors
-    assert (found.tokens, len(found.first), len(found.gaps)) == (3 * streams, streams, streams)
+    figures = await loaded(answer, connections=1, streamed=True)
+    streams = len(figures.latencies)
+    assert streams > 0 and not figures.errors
+    assert (figures.tokens, len(figures.first), len(figures.gaps)) == (3 * streams, streams, streams)
 
 
-async def test_an_error_within_a_stream() -> None:
+async def test_an_error_event_fails_the_stream() -> None:
     answer = always(b'HTTP/1.1 200 OK\r\nContent-Length: 28\r\n\r\ndata: {"error": "no room"}\n\n')
-    found = await loaded(answer, connections=1, streamed=True)
-    assert set(found.errors) == {"no room"} and not found.latencies
+    figures = await loaded(answer, connections=1, streamed=True)
+    assert set(figures.errors) == {"no room"} and not figures.latencies
 
 
-def test_lengths_of_made_up_texts() -> None:
-    assert {len(text.split()) for text in made_up(read_lengths("3,10-12"))} == {3, 10, 11, 12}
-    assert made_up(read_lengths("5")) == made_up(read_lengths("5"))
+def test_random_texts_repeat_and_have_the_lengths() -> None:
+    assert {len(text.split()) for text in random_texts(read_lengths("3,10-12"))} == {3, 10, 11, 12}
+    assert random_texts(read_lengths("5")) == random_texts(read_lengths("5"))
 
 
 @pytest.mark.parametrize("text", ["0", "8-4", "x", "3,,4"])
-def test_lengths_that_are_none(capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_bad_lengths_are_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", f"--words={text}"])
     assert "expected numbers or ranges of words" in capsys.readouterr().err
 
 
-def test_texts_of_a_file(tmp_path: Path) -> None:
+def test_a_file_has_texts_or_instances(tmp_path: Path) -> None:
     file = tmp_path / "texts"
     file.write_text('plain\n\n{"question": "q", "context": "c"}\n{no json\n"quoted"\n')
     assert read_texts(file) == ["plain", {"question": "q", "context": "c"}, "{no json", "quoted"]
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match="can't read the file"):
         read_texts(tmp_path / "none")
     file.write_text("\n")
     with pytest.raises(ConfigError, match="has no text"):
@@ -147,28 +147,28 @@ def test_texts_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({}, "as given"),
+        ({}, "as configured"),
         ({"--max_batch_tokens": 4096, "dynamic_batching": None}, "--max_batch_tokens=4096, no dynamic_batching"),
         ({"instance_group": [{"count": 2, "kind": "KIND_CPU"}]}, "instance_group [{count: 2, kind: KIND_CPU}]"),
         ({"dynamic_batching": {"preferred_batch_size": [4, 8]}}, "dynamic_batching {preferred_batch_size: [4, 8]}"),
     ],
 )
-def test_settings_are_shown_as_one_writes_them(settings: Settings, text: str) -> None:
-    assert shown(settings) == text
+def test_settings_have_the_syntax_of_their_files(settings: Settings, text: str) -> None:
+    assert settings_text(settings) == text
 
 
-def test_means_of_tritons_statistics() -> None:
+def test_triton_means_are_per_request() -> None:
     def counters(requests: int) -> dict[str, int]:
         stages = {"queue": requests * 2_000_000, "compute_input": 0, "compute_infer": 0, "compute_output": 0}
         return {**stages, "requests": requests, "runs": requests // 4, "rows": requests * 2}
 
-    found = triton_means(counters(8), counters(24))
-    assert (found["queue"], found["compute_infer"], found["rows per run"]) == (2.0, 0.0, 8.0)
+    means = triton_means(counters(8), counters(24))
+    assert (means["queue"], means["compute_infer"], means["rows per run"]) == (2.0, 0.0, 8.0)
     assert triton_means(counters(8), counters(8)) == {}
 
 
-class PretendedSetup:
-    """A service whose throughput follows from its settings; one of them does not run."""
+class FakeSetup:
+    """A service whose throughput depends on its settings; it does not start with --fails."""
 
     def __init__(self, gains: dict[str, float], settings: dict[str, list[Any]]) -> None:
         self.gains, self._settings = gains, settings
@@ -186,9 +186,9 @@ class PretendedSetup:
         return Target.at("127.0.0.1:1")
 
     def measure(self, server: Target, title: str) -> Figures:
-        found = Figures(last=1.0)
-        found.latencies.extend([0.001] * int(self.throughput))
-        return found
+        figures = Figures(last=1.0)
+        figures.latencies.extend([0.001] * int(self.throughput))
+        return figures
 
 
 @pytest.mark.parametrize(
@@ -202,23 +202,23 @@ class PretendedSetup:
     ],
 )
 def test_a_sweep_recommends_what_gains(gains: dict[str, float], verdict: str) -> None:
-    setup = PretendedSetup(gains, {"--a": [2, 3], "--fails": [1], "b": [None, {"c": 1}]})
-    told: list[float] = []
-    trials, found = sweep(cast(Setup, setup), setup.measure, lambda share, line: told.append(share))
-    assert re.match(verdict, found), found
-    # What gains is compared once more.
-    assert len(trials) == len(told) == (9 if verdict.startswith("Use") else 7) and told[-1] <= 1.0
+    setup = FakeSetup(gains, {"--a": [2, 3], "--fails": [1], "b": [None, {"c": 1}]})
+    shares: list[float] = []
+    trials, recommendation = sweep(cast(Setup, setup), setup.measure, lambda share, line: shares.append(share))
+    assert re.match(verdict, recommendation), recommendation
+    # A gain needs two more trials, for the second comparison.
+    assert len(trials) == len(shares) == (9 if verdict.startswith("Use") else 7) and shares[-1] <= 1.0
     [broken] = [figures for _, figures in trials if figures.errors]
     assert broken.errors == Counter(["it does not start"])
 
 
-def test_a_sweep_of_a_service_that_fails_as_it_is() -> None:
+def test_a_sweep_stops_if_the_current_settings_fail() -> None:
     failing = Figures(errors=Counter({"503": 3}))
     with pytest.raises(LoadError, match="already fail: 503"):
-        sweep(cast(Setup, PretendedSetup({}, {})), lambda server, title: failing, lambda share, line: None)
+        sweep(cast(Setup, FakeSetup({}, {})), lambda server, title: failing, lambda share, line: None)
 
 
-def test_the_page_is_whole_and_escapes_texts() -> None:
+def test_the_report_is_self_contained_and_escapes_texts() -> None:
     figures = Figures(1, last=1.0, timed=2, busy=0.9, triton={"queue": 0.1})
     figures.latencies.extend([0.002, 0.004])
     figures.stages.update({"tokenize": 1.0, "predict": 3.0})
@@ -235,19 +235,19 @@ def test_the_page_is_whole_and_escapes_texts() -> None:
     assert {"--bar:33%", "--bar:100%"} <= set(re.findall("--bar:[0-9]+%", text))
 
 
-def test_a_running_service_is_not_swept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_url_excludes_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--url=http://localhost:1", "--sweep"]) == 2
-    assert "the settings of a running service can't be changed from here" in capsys.readouterr().err
+    assert "can't change the settings of a running service" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a/path", "http://a:port"])
-def test_addresses_that_are_none(url: str) -> None:
+def test_a_bad_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="expected http://HOST:PORT"):
         Target.at(url)
 
 
-def test_a_service_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", f"--url=http://{nobody()}"]) == 1
+def test_a_service_that_does_not_answer_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", f"--url=http://{unused_address()}"]) == 1
     assert re.search(r"does not answer: .*\(see hf-transformer bench --help\)$", capsys.readouterr().err.strip())
 
 
@@ -256,4 +256,4 @@ def test_the_table_has_rates_and_percentiles() -> None:
     figures.latencies.extend([number / 1000 for number in range(1, 102)])
     _, head, [row] = speeds([figures], streamed=False)
     assert head == ["connections", "requests/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "errors"]
-    assert list(map(report.shown, row)) == ["4", "50.5", "51.0", "91.0", "100", "101", "0"]
+    assert list(map(report.cell_text, row)) == ["4", "50.5", "51.0", "91.0", "100", "101", "0"]

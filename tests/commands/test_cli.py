@@ -1,4 +1,4 @@
-"""The command line: subcommands, help, errors, exit codes, and what a terminal gets."""
+"""The command line: subcommands, help, errors, exit codes, terminal output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = {name: does for name, (_, does) in cli.COMMANDS.items()}
 
 
 class Recorder(ModuleType):
-    """A command's module that keeps what it was called with and ends as it is told."""
+    """A command's module that records its calls, and returns or raises ``outcome``."""
 
     def __init__(self, outcome: int | BaseException) -> None:
         super().__init__("recorder")
@@ -44,7 +44,7 @@ class Recorder(ModuleType):
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """Those of the tests' own process stay as they are."""
+    """Restores the signal handlers of the tests' process."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     former = [signal.getsignal(number) for number in numbers]
     yield
@@ -75,14 +75,16 @@ def python(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["help", "doctor"], "doctor", ["--help"]),
     ],
 )
-def test_subcommands(monkeypatch: pytest.MonkeyPatch, argv: list[str], command: str, rest: list[str]) -> None:
+def test_the_first_word_selects_the_command(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str], command: str, rest: list[str]
+) -> None:
     recorder = install(monkeypatch, 7, command)
     assert cli.main(argv) == 7
     assert recorder.calls == [(rest, os.environ)]
 
 
 def test_signals_are_handled_before_the_service_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As process 1 of a container it would not notice them."""
+    """Without a handler, process 1 of a container ignores them."""
 
     def importing(name: str) -> ModuleType:
         signal.raise_signal(signal.SIGTERM)
@@ -106,8 +108,7 @@ def test_signals_are_handled_before_the_service_is_imported(monkeypatch: pytest.
         (
             LoadError("no tokenizer"),
             1,
-            "hf-transformer: error: no tokenizer (hf-transformer doctor, with the same flags, checks all that the "
-            "service needs)\n",
+            "hf-transformer: error: no tokenizer (run hf-transformer doctor with the same flags to find the cause)\n",
         ),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -131,7 +132,7 @@ def test_unknown_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
         cli.main([])
 
 
-def test_an_unknown_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_subcommand_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sreve"]) == 2
     expected = (
         "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, bench, demo, help, "
@@ -141,13 +142,15 @@ def test_an_unknown_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"], ["version"]])
-def test_version(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     assert cli.main(argv) == 0
     assert capsys.readouterr().out == f"hf-transformer {__version__}\n"
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["serve", "--http_port=abc", "--help"], ["help"]])
-def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+def test_help_is_the_overview(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert cli.main(argv) == 0
     assert capsys.readouterr().out == overview(all_options(), COMMANDS, 100)
@@ -181,16 +184,16 @@ def test_the_whole_help_fits_the_terminal_and_names_everything(width: int) -> No
 
 
 @pytest.mark.parametrize("argv", [["--help=max-batch-tokens"], ["help", "max_batch_tokens"]])
-def test_help_about_one_flag(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+def test_help_about_a_flag_is_its_entry(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     assert cli.main(argv) == 0
     assert re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE) == ["max_batch_tokens"]
 
 
-def test_help_about_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_about_an_unknown_topic_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help=max_batch_token"]) == 2
-    said = capsys.readouterr().err
-    assert "one of model, answers, generation, predictor, server, limits, logging, accepted, all" in said
-    assert "did you mean max_batch_tokens?" in said
+    message = capsys.readouterr().err
+    assert "one of model, answers, generation, predictor, server, limits, logging, accepted, all" in message
+    assert "did you mean max_batch_tokens?" in message
 
 
 @pytest.mark.parametrize("command", ["bench", "export"])
@@ -233,11 +236,10 @@ def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
         (["sreve"], "stderr"),
     ],
 )
-def test_a_reader_that_leaves_gets_no_traceback(argv: list[str], stream: str) -> None:
-    """As ``head`` does."""
+def test_a_closed_pipe_causes_no_traceback(argv: list[str], stream: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    out, err = (write if stream == one else subprocess.PIPE for one in ("stdout", "stderr"))
+    out, err = (write if stream == name else subprocess.PIPE for name in ("stdout", "stderr"))
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "hf_transformer", *argv]
     with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stdout=out, stderr=err) as process:
@@ -252,7 +254,7 @@ def test_the_reference_page_is_current() -> None:
 
 
 def printed(environ: Mapping[str, str], *, live: bool) -> str:
-    """What a styled line, a progress line and a last line look like."""
+    """The output for a progress line and a styled line."""
     if not live:
         stream = io.StringIO()
         terminal = Terminal(environ, stream)
@@ -280,15 +282,15 @@ def printed(environ: Mapping[str, str], *, live: bool) -> str:
         pytest.param({}, False, "done\n", id="a file"),
     ],
 )
-def test_what_a_terminal_gets(environ: Mapping[str, str], live: bool, expected: str) -> None:
+def test_colours_and_progress_are_for_terminals(environ: Mapping[str, str], live: bool, expected: str) -> None:
     assert printed(environ, live=live) == expected
 
 
-def test_a_table_is_aligned() -> None:
+def test_a_table_aligns_numbers_to_the_right() -> None:
     text = table(["load", "p50"], [["1", "9.5"], ["32", "123.0"]], Terminal({}, io.StringIO()))
     assert text.splitlines() == ["load    p50", "1       9.5", "32    123.0"]
 
 
 @pytest.mark.parametrize(("done", "expected"), [(-1, "[....]"), (0.5, "[##..]"), (2, "[####]")])
-def test_bars(done: float, expected: str) -> None:
+def test_a_bar_is_clamped_to_its_width(done: float, expected: str) -> None:
     assert bar(done, 4) == expected

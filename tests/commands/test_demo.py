@@ -1,4 +1,4 @@
-"""The demo and its tritonserver, real ones: they get ready, say why they fail, and leave nothing behind."""
+"""The demo with a real tritonserver: both start, explain failures, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TritonPythonModel:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A model that doubles, and one that can't be loaded."""
+    """A repository with a model that doubles and a model that fails to load."""
     for name, code in {"double": DOUBLE, "broken": "raise RuntimeError('no weights here')"}.items():
         folder = tmp_path / "models" / name
         (folder / "1").mkdir(parents=True)
@@ -62,7 +62,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def double(triton: LocalTriton) -> object:
-    """What the model makes of 1 and 2."""
+    """The model's output for 1 and 2."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
     status, body = exchange(triton.http_port, "/v2/models/double/infer", json.dumps({"inputs": [tensor]}), seconds=30)
     assert status == 200, body
@@ -70,16 +70,16 @@ def double(triton: LocalTriton) -> object:
 
 
 def backend_folder(session: int) -> Path:
-    """The temporary folder, found as the stub's program lies in it."""
+    """The temporary folder, which holds the stub's program."""
     programs = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in session_members(session)]
     return next(Path(name).parents[2] for name in programs if name.endswith("stub"))
 
 
-def test_a_life_that_leaves_nothing(repository: Path) -> None:
-    """Serves the wanted model, hangs and goes on, is killed, restarts on its ports, and is ended while it hangs."""
+def test_triton_restarts_and_leaves_nothing(repository: Path) -> None:
+    """It serves, hangs, resumes, is killed, restarts on its ports, and stops while it hangs."""
     with LocalTriton(repository, environment=ENVIRONMENT, models=["double"]) as triton:
         assert double(triton) == [2.0, 4.0]
-        assert exchange(triton.http_port, "/v2/models/broken/ready")[0] == 400, "only the wanted model is loaded"
+        assert exchange(triton.http_port, "/v2/models/broken/ready")[0] == 400, "Triton loads the wanted model only"
         assert "nv_inference_count" in exchange(triton.metrics_port, "/metrics")[1]
         session, ports = triton.child.pid, (triton.http_port, triton.grpc_port, triton.metrics_port)
         assert len(session_members(session)) == 2, "Triton and the model's stub"
@@ -108,15 +108,15 @@ def test_a_life_that_leaves_nothing(repository: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_model_that_fails_to_load(repository: Path) -> None:
+def test_a_failed_load_quotes_the_log(repository: Path) -> None:
     triton = LocalTriton(repository, environment=ENVIRONMENT, models=["double", "broken"])
     with pytest.raises(LoadError, match=r"(?s)exit code 1.*RuntimeError: no weights here"):
         triton.start()
     assert not list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
 
 
-def test_taken_ports_are_left_for_others(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when another process binds a port between our look and Triton's bind."""
+def test_triton_retries_on_other_ports(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may bind a port between the search and Triton's bind."""
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -142,36 +142,36 @@ def test_triton_ends_when_its_parent_is_killed(repository: Path) -> None:
         parent.kill()
     assert poll(lambda: not session_members(int(session)), seconds=30), "Triton outlives its parent"
     assert not list(SHARED_MEMORY.glob(f"{prefix}*"))
-    for path in sorted(folder.rglob("*"), reverse=True):  # nobody was left to do this
+    for path in sorted(folder.rglob("*"), reverse=True):  # the killed parent could not
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
 
 
 def test_a_program_on_path_runs_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "tritonserver"
-    with pytest.raises(LoadError, match=r"there is no tritonserver.*pip install 'hf-transformer\[demo\]'"):
+    with pytest.raises(LoadError, match=r"found no tritonserver.*pip install 'hf-transformer\[demo\]'"):
         find_triton(None, {"PATH": str(tmp_path)})
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    found = find_triton(None, {"PATH": str(tmp_path), "PYTHONPATH": "/x"})
-    assert found.program == [str(program)] and found.stub is None
-    assert found.variables["PATH"] == str(tmp_path) and "PYTHONPATH" not in found.variables
+    triton = find_triton(None, {"PATH": str(tmp_path), "PYTHONPATH": "/x"})
+    assert triton.program == [str(program)] and triton.stub is None
+    assert triton.variables["PATH"] == str(tmp_path) and "PYTHONPATH" not in triton.variables
 
 
 def test_the_python_of_an_environment_comes_first() -> None:
-    found = find_triton(ENVIRONMENT, {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib"})
-    assert re.fullmatch("/.+/bin:/bin", found.variables["PATH"])
-    assert found.program[1].startswith("LD_LIBRARY_PATH=") and found.program[1].endswith(":/lib")
+    triton = find_triton(ENVIRONMENT, {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib"})
+    assert re.fullmatch("/.+/bin:/bin", triton.variables["PATH"])
+    assert triton.program[1].startswith("LD_LIBRARY_PATH=") and triton.program[1].endswith(":/lib")
 
 
-def test_unfit_environments(tmp_path: Path) -> None:
+def test_an_unfit_environment_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"not a virtual environment.*pip install"):
         find_triton(tmp_path / "missing", {})
     made = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
     with pytest.raises(LoadError, match=r"nvidia-pytriton is not installed in.*pip install"):
         find_triton(made, {})
-    # With numpy 2 Triton's Python models would answer with empty tensors and status 200.
+    # With numpy 2 Triton's Python models return empty tensors and status 200.
     packages = next((made / "lib").glob("python*/site-packages"))
     for folder, file, text in (
         ("pytriton", "__init__.py", ""),
@@ -183,7 +183,7 @@ def test_unfit_environments(tmp_path: Path) -> None:
         find_triton(made, {})
 
 
-# The demo as a user runs it, a subprocess.
+# The demo as a subprocess, as users run it.
 
 ANSWER = '{"predictions":["paris"]}'
 ANSWERS = {
@@ -198,11 +198,11 @@ ANSWERS = {
     "text_generation": '"The capital of france is paris."',
     "text2text_generation": '[{"generated_text":"paris"}]',
 }
-"""A part of what each task's demo answers."""
+"""A part of each demo's answer."""
 
 
 class Demo:
-    """A running demo; its temporary files are kept to one folder, so that what it leaves can be seen."""
+    """A running demo with its temporary files in one folder, so that tests see leftovers."""
 
     def __init__(self, folder: Path, *flags: str, cwd: Path = ROOT) -> None:
         self.folder = folder
@@ -221,7 +221,7 @@ class Demo:
         self.output = ""
 
     def read_until(self, text: str) -> None:
-        """Read its output up to a line that holds ``text``."""
+        """Read its output up to a line with ``text``."""
         assert self.process.stdout
         for line in self.process.stdout:
             self.output += line
@@ -230,14 +230,14 @@ class Demo:
         raise AssertionError(f"no {text!r} in:\n{self.output}")
 
     def end(self) -> int:
-        """Read the rest of its output; its exit code."""
+        """Read the rest of its output; return its exit code."""
         assert self.process.stdout
-        self.output += self.process.stdout.read()  # communicate() would miss what read_until has read ahead
+        self.output += self.process.stdout.read()  # communicate() would miss buffered lines
         return self.process.wait(60)
 
     @property
     def children(self) -> list[int]:
-        """Triton and the service, each the leader of a session."""
+        """The process ids of Triton and the service, which are session leaders."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in listed.split()]
 
@@ -273,7 +273,7 @@ ONCE = [
     *((task, PROTOCOLS[number % 2], True) for number, task in enumerate(ANSWERS)),
     *(("fill_mask", protocol, False) for protocol in PROTOCOLS),
 ]
-"""A task, a protocol, and whether it is asked of an installed package or of the checkout."""
+"""A task, a protocol, and whether the demo runs from an installed package or the checkout."""
 
 
 @pytest.mark.parametrize(("task", "protocol", "packed"), ONCE)
@@ -297,17 +297,17 @@ def test_every_task_has_an_example() -> None:
     assert EXAMPLES.keys() == ANSWERS.keys() == {task.name for task, _ in ALL_TASKS}
 
 
-def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
-    """Out of the checkout, over gRPC to Triton."""
+def test_serves_until_a_signal(tmp_path: Path) -> None:
+    """Runs from the checkout, with gRPC to Triton."""
     with demo(tmp_path, "--predictor-protocol=grpc-v2") as running:
         running.read_until("Serving until Ctrl-C")
         # The curl line works as printed.
         url, body = re.findall(r"^curl (\S+) -d '(.+)'$", running.output, re.MULTILINE)[0]
         with urllib.request.urlopen(url, body.encode(), timeout=30) as answer:
             assert answer.read().decode() == ANSWER
-        page = re.findall(r"in a browser, (http://\S+/),", running.output)[0]
-        browser_s = urllib.request.Request(page, headers={"Accept": "text/html"})
-        with urllib.request.urlopen(browser_s, timeout=30) as answer:
+        page = re.findall(r"in a browser at (http://\S+/),", running.output)[0]
+        browser_request = urllib.request.Request(page, headers={"Accept": "text/html"})
+        with urllib.request.urlopen(browser_request, timeout=30) as answer:
             assert answer.url == f"{page}playground"
         with urllib.request.urlopen(f"{page}docs", timeout=30) as answer:
             assert answer.status == 200
@@ -323,12 +323,12 @@ def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
         assert running.left_behind() == []
 
 
-def test_ended_before_the_answer_is_no_success(tmp_path: Path) -> None:
+def test_an_interruption_before_the_answer_exits_with_130(tmp_path: Path) -> None:
     with demo(tmp_path, "--once") as running:
         running.read_until("Starting Triton")
         running.process.send_signal(signal.SIGINT)
         assert running.end() == 130, running.output
-        assert "Stopped before there was an answer" in running.output
+        assert "Stopped before the answer" in running.output
         assert running.left_behind() == []
 
 
@@ -337,7 +337,7 @@ def test_ended_before_the_answer_is_no_success(tmp_path: Path) -> None:
     [("--model-repository=", "Triton"), ("--model_name=", "the service")],
     ids=["triton", "service"],
 )
-def test_says_which_process_died(tmp_path: Path, program: str, name: str) -> None:
+def test_a_dead_process_is_named(tmp_path: Path, program: str, name: str) -> None:
     with demo(tmp_path) as running:
         running.read_until("Serving until Ctrl-C")
         sessions = running.children
@@ -349,7 +349,7 @@ def test_says_which_process_died(tmp_path: Path, program: str, name: str) -> Non
         assert running.left_behind() == []
 
 
-def test_the_next_port_where_one_is_taken() -> None:
+def test_a_taken_port_gives_the_next() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -359,11 +359,11 @@ def test_the_next_port_where_one_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 65535))
         taken.listen()
-        with pytest.raises(LoadError, match="the ports from 65535 on are all taken"):
+        with pytest.raises(LoadError, match="all ports from 65535 to 65535 are taken"):
             free_port(65535)
 
 
-def test_flags() -> None:
+def test_flags_and_variables_are_read() -> None:
     environ = {ENVIRONMENT_VARIABLE: "/triton"}
     settings = parse(["--http-port", "0", "--predictor_protocol=grpc-v2", "--once"], environ)
     assert (settings.http_port, settings.predictor_protocol, settings.once) == (0, "grpc-v2", True)
@@ -376,7 +376,7 @@ def test_flags() -> None:
 
 
 @pytest.mark.parametrize("flag", "--http_port=x --http_port=65536 --predictor_protocol=v1 --task=x --other".split())
-def test_bad_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_flag_exits_with_2(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([flag], {})
     assert ended.value.code == 2

@@ -32,7 +32,7 @@ from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding
 from tests.configuring import config
 from tests.core.bench import text
-from tests.doctor.test_doctor import GOOD, pair_of
+from tests.doctor.test_doctor import GOOD, binding_of
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.scripted_predictor import ScriptedPredictor
 
@@ -155,20 +155,20 @@ FLAGS = ("--model_name=bert", "--pad_to_multiple_of=16")
 
 def test_the_longest_width_is_that_at_which_texts_are_cut() -> None:
     for flag, widths in ((), PaddingBuckets(16, 128)), (("--max_model_len=100",), PaddingBuckets(16, 100)):
-        pair = pair_of(GOOD, *FLAGS, *flag)
+        pair = binding_of(GOOD, *FLAGS, *flag)
         assert padding_policy(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths == widths
-    pair = pair_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")
+    pair = binding_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")
     assert padding_policy(pair.config, pair.tokenizer, pair.signature, pair.model_config).widths is None
     inputs = tuple(replace(one, shape=(24,)) for one in GOOD.inputs)
     outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
-    fixed = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
+    fixed = binding_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
     found = padding_policy(fixed.config, fixed.tokenizer, fixed.signature, fixed.model_config)
     assert (fixed.signature.length, found.widths) == (24, None), "a fixed length is what counts"
     assert EncodingBatchBuilder(fixed.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)
 
 
 def test_a_model_that_would_read_the_padding_is_refused() -> None:
-    pair = pair_of(GOOD, *FLAGS)
+    pair = binding_of(GOOD, *FLAGS)
     bare = replace(GOOD, inputs=tuple(one for one in GOOD.inputs if one.name != "attention_mask"))
     says = r"--pad_to_multiple_of=16: the model gets no attention_mask.* expected 1, or"
     with pytest.raises(ContractError, match=says):

@@ -99,7 +99,7 @@ class GeneratingLine(Line):
     async def start(self, request: Any, context: Context) -> Any:
         if request is None:
             raise InvalidInput.of("wrong in itself")
-        return SimpleNamespace(tell=lambda *told: setattr(self.bench, "told", told))
+        return SimpleNamespace(set_callbacks=lambda *told: setattr(self.bench, "told", told))
 
 
 class Bench:

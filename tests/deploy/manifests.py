@@ -1,9 +1,8 @@
-"""The manifests, and the schemas that they have to fit.
+"""The manifests, and the schemas that validate them.
 
-Kubernetes drops a field that it does not know without a word, so all schemas are strict here: where one lists the
-properties of an object, no others are allowed, and a misspelt field fails. The files beside this one are KServe's CRD
-InferenceService and Kubernetes 1.34 for the kinds used here, without descriptions. What the Prometheus Operator takes
-is written down here.
+Kubernetes drops unknown fields silently, so all schemas here are strict: an unlisted property, such as a misspelt
+field, fails. This folder has KServe's CRD InferenceService, and Kubernetes 1.34's schemas of the kinds in use, without
+descriptions. This module has the schema of the Prometheus Operator.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def closed(required: str, **properties: Any) -> dict[str, Any]:
 
 NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
 METADATA = closed("name", name=NAME, namespace=STRING, labels=STRINGS, annotations=STRINGS)
-"""A CRD leaves the metadata to Kubernetes; these are the fields of it that a manifest has use for."""
+"""Fields of metadata in the manifests; a CRD's schema leaves them to Kubernetes."""
 ENDPOINT = closed(
     "port path", port=STRING, path={"type": "string", "pattern": "^/"}, interval=SECONDS, scrapeTimeout=SECONDS
 )
@@ -51,7 +50,7 @@ SERVICE_MONITOR = closed(
 
 
 def strict(node: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a structural schema of Kubernetes, with unknown fields refused at every depth."""
+    """A JSON schema from a structural schema of Kubernetes that refuses unknown fields at every depth."""
     schema = {key: value for key, value in node.items() if not key.startswith("x-kubernetes-")}
     if node.get("x-kubernetes-int-or-string"):
         schema["type"] = ["integer", "string"]
@@ -67,7 +66,7 @@ def strict(node: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def validators() -> dict[str, Draft202012Validator]:
-    """One for each kind."""
+    """The validator of each kind."""
     document = json.loads(gzip.decompress((HERE / "kubernetes-schemas.json.gz").read_bytes()))
     required = ["apiVersion", "kind", "metadata", "spec"]
     schemas = {
@@ -75,7 +74,7 @@ def validators() -> dict[str, Draft202012Validator]:
         for kind, name in document["kinds"].items()
     }
     crd = json.loads(gzip.decompress((HERE / "kserve-inferenceservice-crd.json.gz").read_bytes()))
-    (version,) = (one for one in crd["spec"]["versions"] if one["name"] == "v1beta1")
+    (version,) = (entry for entry in crd["spec"]["versions"] if entry["name"] == "v1beta1")
     service = strict(version["schema"]["openAPIV3Schema"]) | {"required": required}
     service["properties"]["apiVersion"]["const"] = "serving.kserve.io/v1beta1"
     service["properties"]["metadata"] = METADATA
@@ -84,7 +83,7 @@ def validators() -> dict[str, Draft202012Validator]:
 
 
 def messages(document: dict[str, Any]) -> list[str]:
-    """What is wrong with a manifest."""
+    """The validation errors of a manifest."""
     validator = validators().get(document["kind"])
     if validator is None:
         return [f"$.kind: {document['kind']} is not known"]
@@ -104,7 +103,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def damaged(document: Any, path: Sequence[str | int], value: Any) -> Any:
-    """A copy with another value at a place, or without what is there where the value is None."""
+    """A copy with another value at ``path``; None removes the entry."""
     parent = document = copy.deepcopy(document)
     for step in path[:-1]:
         parent = parent[step]

@@ -1,4 +1,4 @@
-"""scripts/audit: what it makes of what pip-audit says."""
+"""scripts/audit: its report and exit code for output of pip-audit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def audit() -> Any:
     return module
 
 
-def said(*packages: dict[str, Any]) -> str:
+def output(*packages: dict[str, Any]) -> str:
     return json.dumps({"dependencies": list(packages), "fixes": []})
 
 
@@ -29,28 +29,28 @@ BROKEN = {"name": "old", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_vers
 OPEN = {"name": "older", "version": "0.1", "vulns": [{"id": "PYSEC-2", "fix_versions": [], "aliases": []}]}
 
 
-def test_what_is_found_is_named(audit: Any) -> None:
-    found, known, unknown = audit.report_of(said(SOUND, UNKNOWN, BROKEN, OPEN), "Found 2 known vulnerabilities")
-    assert found == ["old 1.0: PYSEC-1 (fixed in 1.1)", "older 0.1: PYSEC-2 (fixed in no release yet)"]
+def test_vulnerabilities_are_listed_with_fixed_versions(audit: Any) -> None:
+    findings, known, unknown = audit.report_of(output(SOUND, UNKNOWN, BROKEN, OPEN), "Found 2 known vulnerabilities")
+    assert findings == ["old 1.0: PYSEC-1 (fixed in 1.1)", "older 0.1: PYSEC-2 (fixed in no release yet)"]
     assert (known, unknown) == (3, 1)
-    assert audit.report_of(said(SOUND, UNKNOWN), "") == ([], 1, 1)
+    assert audit.report_of(output(SOUND, UNKNOWN), "") == ([], 1, 1)
 
 
-def test_a_service_that_says_nothing_is_not_taken_for_a_clean_bill(audit: Any) -> None:
+def test_a_service_without_data_is_unreachable(audit: Any) -> None:
     with pytest.raises(audit.Unreachable, match="none of 2 packages"):
-        audit.report_of(said(UNKNOWN, UNKNOWN), "")
+        audit.report_of(output(UNKNOWN, UNKNOWN), "")
     with pytest.raises(audit.Unreachable):
         audit.report_of("", "Traceback ...\nrequests.exceptions.ConnectionError: Failed to resolve")
 
 
-@pytest.mark.parametrize("said", ["No module named pip_audit", ""])
-def test_any_other_failure_is_one(audit: Any, said: str) -> None:
-    with pytest.raises(RuntimeError, match=said or "said nothing"):
-        audit.report_of("", said)
+@pytest.mark.parametrize("stderr", ["No module named pip_audit", ""])
+def test_other_failures_are_errors(audit: Any, stderr: str) -> None:
+    with pytest.raises(RuntimeError, match=stderr or "said nothing"):
+        audit.report_of("", stderr)
 
 
 @pytest.mark.parametrize(
-    ("found", "arguments", "code", "says"),
+    ("findings", "arguments", "code", "says"),
     [
         (None, [], 0, "NOT AUDITED: "),
         (None, ["--strict"], 1, "NOT AUDITED: "),
@@ -58,13 +58,13 @@ def test_any_other_failure_is_one(audit: Any, said: str) -> None:
     ],
     ids=["no service", "strict", "findings"],
 )
-def test_exit_codes(
-    audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, found: Any, arguments: list[str], code: int, says: str
+def test_findings_exit_with_1_and_a_missing_service_only_with_strict(
+    audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, findings: Any, arguments: list[str], code: int, says: str
 ) -> None:
     def answer(service: str) -> Any:
-        if found is None:
+        if findings is None:
             raise audit.Unreachable("no route")
-        return found
+        return findings
 
     monkeypatch.setattr(audit, "audit", answer)
     monkeypatch.setattr("sys.argv", ["audit", *arguments])

@@ -1,4 +1,4 @@
-"""The Dockerfile and the Compose file, read as text: there is no engine in the tests."""
+"""The Dockerfile and the Compose file, parsed as text: the tests have no container engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 2**20
 
 @dataclass
 class Stage:
-    """What follows one FROM: its base, its alias, and (instruction, value) pairs."""
+    """One FROM: its base, alias, and (instruction, value) pairs."""
 
     base: str
     alias: str
@@ -31,23 +31,23 @@ class Stage:
 
 
 def stages() -> list[Stage]:
-    """The stages in order, each base with the defaults of the ARGs before the first FROM filled in."""
+    """The stages in order, with defaults of global ARGs in their bases."""
     lines = [line.strip() for line in (DEPLOY / "Dockerfile").read_text().splitlines()]
     text = "\n".join(line for line in lines if line and not line.startswith("#"))  # also between continuation lines
     defaults: dict[str, str] = {}
-    found: list[Stage] = []
+    stages: list[Stage] = []
     for line in re.sub(r"\s*\\\n", " ", text).splitlines():
         name, _, value = line.partition(" ")
         if name == "FROM":
             base, _, alias = value.partition(" AS ")
-            found.append(Stage(re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], base), alias))
-        elif found:
-            found[-1].instructions.append((name.upper(), value))
+            stages.append(Stage(re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], base), alias))
+        elif stages:
+            stages[-1].instructions.append((name.upper(), value))
         else:
             assert name == "ARG", f"{name} before the first FROM"
             argument, _, default = value.partition("=")
             defaults[argument] = default
-    return found
+    return stages
 
 
 @pytest.fixture

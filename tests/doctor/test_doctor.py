@@ -1,4 +1,4 @@
-"""hf-transformer doctor without a predictor: what it prints, how checks follow each other, the advice, rare states."""
+"""hf-transformer doctor without a predictor: output, order of checks, advice, rare states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, Tensor, TensorSpec
-from tests.predictor.fault_server import nobody
+from tests.predictor.fault_server import unused_address
 from tests.triton_repository import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -39,11 +39,11 @@ NAMES = [check.name for check in command.CHECKS]
 FINE = Finding("ok", "127.0.0.1", name="address", seconds=0.00123)
 DOUBT = Finding("warning", "max_batch_size is 1", 'set "max_batch_size: 32" in its config.pbtxt', name="batch size")
 WRONG = Finding("failed", "Its input 'x' is FP32", "export it as INT64", name="contract")
-BLOCKED = Finding("skipped", "not made: contract comes first", name="inference", blocked=True)
-UNUSED = Finding("skipped", "not asked for", name="TLS")
+BLOCKED = Finding("skipped", "not run: it needs contract", name="inference", blocked=True)
+UNUSED = Finding("skipped", "not used", name="TLS")
 
 
-def test_help_and_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_checks_and_a_bad_flag_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Usage: hf-transformer doctor")
@@ -52,22 +52,22 @@ def test_help_and_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--workers: expected an integer" in capsys.readouterr().err
 
 
-def test_no_predictor(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--predictor_host={nobody()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
+def test_without_a_predictor_later_checks_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [f"--predictor_host={unused_address()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
     handlers = list(logging.getLogger("hf_transformer").handlers)
     assert command.run(flags, {}) == 2
     table = capsys.readouterr()
     assert "failed   connection" in table.out
-    assert "not made, since others come first: protocol, TLS, server," in " ".join(table.out.split())
+    assert "not run, because they need a check that failed: protocol, TLS, server," in " ".join(table.out.split())
     assert table.err == ""
     assert command.run([*flags, "--json", "--strict"], {}) == 2
     results = json.loads(capsys.readouterr().out)["results"]
-    assert list(dict.fromkeys(one["name"] for one in results)) == NAMES
-    bad = [(one["name"], one["status"]) for one in results if one["status"] not in ("ok", "skipped")]
+    assert list(dict.fromkeys(result["name"] for result in results)) == NAMES
+    bad = [(result["name"], result["status"]) for result in results if result["status"] not in ("ok", "skipped")]
     assert bad == [("model files", "warning"), ("connection", "failed")]
-    # What the service would log while it loads.
-    [found] = [one["found"] for one in results if one["status"] == "warning"]
-    assert found == "--return_offsets_mapping has no effect for fill_mask"
+    # The service logs the same while it loads.
+    [warning] = [result["found"] for result in results if result["status"] == "warning"]
+    assert warning == "--return_offsets_mapping has no effect for fill_mask"
     assert logging.getLogger("hf_transformer").handlers == handlers
 
 
@@ -79,17 +79,19 @@ def test_the_page_names_every_check() -> None:
 @pytest.mark.parametrize(
     ("results", "codes", "says"),
     [
-        pytest.param([FINE, UNUSED], (0, 0), "1 ok, 1 skipped", id="well"),
+        pytest.param([FINE, UNUSED], (0, 0), "1 ok, 1 skipped", id="no trouble"),
         pytest.param([FINE, DOUBT], (0, 1), "1 ok, 1 warning", id="a warning"),
         pytest.param([DOUBT, DOUBT, WRONG, UNUSED], (2, 2), "2 warnings, 1 failed, 1 skipped", id="a failure"),
     ],
 )
-def test_the_exit_code(results: list[Finding], codes: tuple[int, int], says: str) -> None:
+def test_the_exit_code_is_2_after_failures_and_1_after_warnings_with_strict(
+    results: list[Finding], codes: tuple[int, int], says: str
+) -> None:
     assert tuple(command.exit_code(results, strict=strict) for strict in (False, True)) == codes
     assert command.summary(results, codes[0]) == f"{says}; exit code {codes[0]}"
 
 
-def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_wrap_within_their_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     terminal = Terminal({}, io.StringIO())
     assert command.row(FINE, terminal) == "ok       address           127.0.0.1"
@@ -98,15 +100,15 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         '                           -> set "max_batch_size: 32" in its',
         "                              config.pbtxt",
     ]
-    assert command.rest([FINE, UNUSED], terminal) == ""
-    rest = command.rest([WRONG, BLOCKED, BLOCKED, UNUSED], terminal)
-    assert rest.splitlines() == [
-        "skipped  2 checks          not made, since others come first: inference,",
-        "                           inference",
+    assert command.blocked_row([FINE, UNUSED], terminal) == ""
+    row = command.blocked_row([WRONG, BLOCKED, BLOCKED, UNUSED], terminal)
+    assert row.splitlines() == [
+        "skipped  2 checks          not run, because they need a check that",
+        "                           failed: inference, inference",
     ]
 
 
-def test_colours_of_a_row() -> None:
+def test_a_row_has_the_colour_of_its_status() -> None:
     terminal = Terminal({}, io.StringIO())
     terminal.coloured = True
     status, change = command.row(DOUBT, terminal).splitlines()
@@ -114,7 +116,7 @@ def test_colours_of_a_row() -> None:
     assert change.lstrip().startswith("\x1b[1m-> set") and change.endswith("config.pbtxt\x1b[0m")
 
 
-def test_json() -> None:
+def test_json_has_all_fields_of_a_finding() -> None:
     assert json.loads(command.json_text("bert", [FINE], 0)) == {
         "version": __version__,
         "model": "bert",
@@ -124,7 +126,7 @@ def test_json() -> None:
 
 
 class Index(RestPredictor):
-    """A predictor with these models, of which none is ready. An error is raised."""
+    """A predictor with these models, none of them ready. It raises an error in ``index``."""
 
     index: Sequence[RepositoryEntry] | RequestError | None = None
 
@@ -152,36 +154,39 @@ def subject() -> Subject:
 
 
 def giving(*outcomes: Finding | Exception) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
-    """A check that finds this, or fails so."""
+    """A check that returns these findings, or raises the error."""
 
     async def run(subject: Subject) -> Sequence[Finding]:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-        return [one for one in outcomes if isinstance(one, Finding)]
+        return [outcome for outcome in outcomes if isinstance(outcome, Finding)]
 
     return run
 
 
-WELL = giving(Finding("ok", "fine"))
+PASSING = giving(Finding("ok", "fine"))
 BUG = giving(ZeroDivisionError())
 
 
-async def test_a_failed_check_blocks_what_needs_it(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_check_blocks_those_that_need_it(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     checks = [
         Check("a", giving(Finding("failed", "broken", "mend it"), Finding("failed", "broken twice", "mend it again"))),
         Check("b", BUG, ("a",)),
         Check("c", BUG, ("b",)),
         Check("d", giving(Finding("warning", "doubtful", "change it"))),
-        Check("e", WELL, ("d",)),
+        Check("e", PASSING, ("d",)),
         Check("f", giving(PredictorTimeout("too slow")), hint="wait"),
     ]
-    results = [(one.name, one.status, one.found, one.change, one.blocked) async for one in examine(subject, checks)]
+    results = [
+        (finding.name, finding.status, finding.found, finding.change, finding.blocked)
+        async for finding in examine(subject, checks)
+    ]
     assert results == [
         ("a", "failed", "broken", "mend it", False),
         ("a", "failed", "broken twice", "mend it again", False),
-        ("b", "skipped", "not made: a comes first", "", True),
-        ("c", "skipped", "not made: b comes first", "", True),
+        ("b", "skipped", "not run: it needs a", "", True),
+        ("c", "skipped", "not run: it needs b", "", True),
         ("d", "warning", "doubtful", "change it", False),
         ("e", "ok", "fine", "", False),
         ("f", "failed", "too slow", "wait", False),
@@ -189,11 +194,11 @@ async def test_a_failed_check_blocks_what_needs_it(subject: Subject, caplog: pyt
     assert caplog.records == []
 
 
-async def test_after_a_bug_in_a_check_others_are_made(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_a_check_does_not_stop_the_next(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        results = [one async for one in examine(subject, [Check("a", BUG), Check("b", WELL)])]
+        results = [one async for one in examine(subject, [Check("a", BUG), Check("b", PASSING)])]
     assert [one.status for one in results] == ["failed", "ok"]
-    assert results[0].found == "the check itself failed: ZeroDivisionError"
+    assert results[0].found == "the check has a bug: ZeroDivisionError"
     assert caplog.records[0].exc_info is not None
 
 
@@ -213,10 +218,10 @@ MANY = [entry("READY", name=f"model_{number:02}") for number in range(14)]
 
 
 @pytest.mark.parametrize(
-    ("index", "found", "change"),
+    ("index", "state", "change"),
     [
         ([entry("UNAVAILABLE", "no model.onnx")], "is UNAVAILABLE: no model.onnx", "config.pbtxt"),
-        ([entry("LOADING")], "is being loaded", "wait"),
+        ([entry("LOADING")], "is loading", "wait"),
         ([entry("UNAVAILABLE", "unloaded")], "but UNAVAILABLE", "--load-model=bert"),
         (MANY, "it has model_00, model_01,", "--model_name"),
         (None, "has no model 'bert'", "--model_name"),
@@ -224,21 +229,21 @@ MANY = [entry("READY", name=f"model_{number:02}") for number in range(14)]
     ],
     ids=["bad", "loading", "unloaded", "others", "no index", "gone"],
 )
-async def test_a_model_that_is_not_ready(
-    subject: Subject, index: Sequence[RepositoryEntry] | RequestError | None, found: str, change: str
+async def test_the_remedy_depends_on_the_state_of_a_model_that_is_not_ready(
+    subject: Subject, index: Sequence[RepositoryEntry] | RequestError | None, state: str, change: str
 ) -> None:
     assert isinstance(subject.admin, Index)
     subject.admin.index = index
     [finding] = await model.model(subject)
     assert finding.status == "failed"
-    assert found in finding.found and change in finding.change and "model_13" not in finding.found
+    assert state in finding.found and change in finding.change and "model_13" not in finding.found
 
 
-async def test_other_models_that_are_not_ready_and_no_configuration_endpoint(subject: Subject) -> None:
+async def test_unready_models_are_a_warning_and_a_missing_configuration_endpoint_is_ok(subject: Subject) -> None:
     [finding] = await model.server_ready(subject)
     assert finding.status == "warning" and "--strict-readiness=false" in finding.change
     [finding] = await model.description(subject)
-    assert finding.status == "ok" and "nothing -> nothing (metadata alone" in finding.found
+    assert finding.status == "ok" and "nothing -> nothing (from metadata" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -252,11 +257,11 @@ async def test_other_models_that_are_not_ready_and_no_configuration_endpoint(sub
     ],
     ids=["index", "probabilities", "tokens", "word", "other"],
 )
-def test_labels_of_an_answer(answer: Json, expected: Json) -> None:
+def test_an_answer_shows_the_names_of_labels(answer: Json, expected: Json) -> None:
     assert inference.with_labels(answer, ("bad", "good")) == expected
 
 
-# Advice, which needs files and the model's description only.
+# Advice needs the model's files and description only.
 
 IDS, MASK = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,))
 LOGITS = TensorSpec("logits", "FP32", (-1, 1024))
@@ -264,26 +269,27 @@ GOOD = ModelSpec("bert", "1", (IDS, MASK), (LOGITS,), 8, dynamic_batching=True)
 LARGER = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 1200)),))
 
 
-def pair_of(spec: ModelSpec, *flags: str, **model_config: Json) -> FittedBinding:
-    """The demo's files and a model, with other values in config.json."""
+def binding_of(spec: ModelSpec, *flags: str, **model_config: Json) -> FittedBinding:
+    """A binding of the demo's files to a model, with other values in config.json."""
     config, _ = parse_config([f"--model_dir={DEMO_MODEL}", "--predictor_host=triton:8000", *flags], {})
-    parts = load_parts(config)
-    task = FillMask(replace(parts.task.settings, model_config={**parts.task.settings.model_config, **model_config}))
+    loaded = load_parts(config)
+    settings = loaded.task.settings
+    task = FillMask(replace(settings, model_config={**settings.model_config, **model_config}))
     reader, signature = fit_task(config, task, spec)
-    return FittedBinding(config, parts.tokenizer, reader, spec, signature)
+    return FittedBinding(config, loaded.tokenizer, reader, spec, signature)
 
 
 def shaped(spec: ModelSpec, *leading: int, length: int = -1) -> ModelSpec:
-    """The spec with more axes in front, and this sequence length."""
-    inputs = tuple(replace(one, shape=(*leading, length)) for one in spec.inputs)
-    outputs = tuple(replace(one, shape=(*leading, length, 1024)) for one in spec.outputs)
+    """The spec with more leading axes, and this sequence length."""
+    inputs = tuple(replace(tensor, shape=(*leading, length)) for tensor in spec.inputs)
+    outputs = tuple(replace(tensor, shape=(*leading, length, 1024)) for tensor in spec.outputs)
     return replace(spec, inputs=inputs, outputs=outputs)
 
 
-def said(pair: ModelBinding, *statuses: str) -> dict[str, str]:
-    """What the checks find, by name, of those with one of these statuses."""
-    fitting = ((name, check(pair)) for name, check, kind in ADVICE if isinstance(pair, kind))
-    return {name: one.found for name, found in fitting for one in found if one.status in statuses}
+def texts_of(binding: ModelBinding, *statuses: str) -> dict[str, str]:
+    """The findings with one of these statuses, by the name of the check."""
+    checked = ((name, check(binding)) for name, check, kind in ADVICE if isinstance(binding, kind))
+    return {name: finding.found for name, findings in checked for finding in findings if finding.status in statuses}
 
 
 ONE = replace(GOOD, inputs=(IDS,), max_batch_size=1)
@@ -293,16 +299,16 @@ BLIND = shaped(replace(GOOD, inputs=(IDS,)), length=128)
 @pytest.mark.parametrize(
     ("spec", "vocab_size", "name", "says"),
     [
-        pytest.param(replace(shaped(GOOD, 4), max_batch_size=0), 1024, "batch size", "the dims say 4 rows", id="rows"),
+        pytest.param(replace(shaped(GOOD, 4), max_batch_size=0), 1024, "batch size", "dims fixes 4 rows", id="rows"),
         pytest.param(ONE, 1024, "batch size", "one text at a time", id="no mask is needed for one text"),
-        pytest.param(BLIND, 1024, "attention mask", "takes the padding for text", id="visible padding"),
+        pytest.param(BLIND, 1024, "attention mask", "reads the padding as text", id="visible padding"),
         pytest.param(LARGER, 1200, "vocabulary", "far fewer than config.json's vocab_size 1200", id="other tokenizer"),
     ],
 )
-def test_a_warning(spec: ModelSpec, vocab_size: int, name: str, says: str) -> None:
-    found = said(pair_of(spec, vocab_size=vocab_size), "warning")
-    assert list(found) == [name]
-    assert says in found[name]
+def test_advice_warns(spec: ModelSpec, vocab_size: int, name: str, says: str) -> None:
+    warnings = texts_of(binding_of(spec, vocab_size=vocab_size), "warning")
+    assert list(warnings) == [name]
+    assert says in warnings[name]
 
 
 LITTLE: dict[str, Json] = {"vocab_size": None, "pad_token_id": None, "max_position_embeddings": None}
@@ -311,88 +317,90 @@ LITTLE: dict[str, Json] = {"vocab_size": None, "pad_token_id": None, "max_positi
 @pytest.mark.parametrize(
     ("spec", "changes", "name", "says"),
     [
-        (GOOD, {}, "instances", "1 of the model, and up to 2 batches in flight"),
-        (replace(shaped(GOOD, -1), max_batch_size=None), {}, "batch size", "batches of up to 32 are sent"),
-        (replace(shaped(GOOD, -1), max_batch_size=None), {}, "dynamic batching", "the predictor does not tell"),
+        (GOOD, {}, "instances", "1 instance of the model, up to 2 batches in flight"),
+        (replace(shaped(GOOD, -1), max_batch_size=None), {}, "batch size", "batches have up to 32 texts"),
+        (replace(shaped(GOOD, -1), max_batch_size=None), {}, "dynamic batching", "the predictor does not report it"),
         (shaped(GOOD, length=512), {}, "text length", "128 tokens, padded to the 512 that the model always takes"),
         (GOOD, LITTLE, "vocabulary", "config.json names no vocab_size; the tokenizer has 1024 tokens"),
-        (GOOD, LITTLE, "padding token", "config.json names none; id 0 is used"),
-        (GOOD, LITTLE, "text length", "texts are cut at 128 tokens (config.json names no limit)"),
+        (GOOD, LITTLE, "padding token", "config.json names none; the service pads with id 0"),
+        (GOOD, LITTLE, "text length", "texts are truncated at 128 tokens (config.json names no limit)"),
     ],
 )
-def test_no_warning(spec: ModelSpec, changes: dict[str, Json], name: str, says: str) -> None:
-    pair = pair_of(spec, **changes)
-    assert said(pair, "warning") == {}
-    assert says in said(pair, "ok", "skipped")[name]
+def test_advice_has_no_warning(spec: ModelSpec, changes: dict[str, Json], name: str, says: str) -> None:
+    binding = binding_of(spec, **changes)
+    assert texts_of(binding, "warning") == {}
+    assert says in texts_of(binding, "ok", "skipped")[name]
 
 
-async def test_a_model_that_generates_and_is_decoupled() -> None:
-    pair = pair_of(GOOD)
-    other = ModelBinding(pair.config, pair.tokenizer, pair.task, replace(GOOD, decoupled=True, dynamic_batching=False))
-    assert list(said(other, "skipped")) == ["dynamic batching"]
-    assert said(other, "warning") == {}
-    subject = Subject(pair.config, [])
-    subject.pair = other
-    results = [
-        one async for one in examine(subject, [replace(one, needs=()) for one in command.CHECKS if one.predictive])
-    ]
-    assert [one.name for one in results] == [
+async def test_checks_of_predictive_models_skip_a_generative_one() -> None:
+    binding = binding_of(GOOD)
+    spec = replace(GOOD, decoupled=True, dynamic_batching=False)
+    generative = ModelBinding(binding.config, binding.tokenizer, binding.task, spec)
+    assert list(texts_of(generative, "skipped")) == ["dynamic batching"]
+    assert texts_of(generative, "warning") == {}
+    subject = Subject(binding.config, [])
+    subject.binding = generative
+    checks = [replace(check, needs=()) for check in command.CHECKS if check.predictive]
+    results = [finding async for finding in examine(subject, checks)]
+    assert [finding.name for finding in results] == [
         *("batch size", "attention mask", "text length", "other text", "shared memory"),
     ]
-    assert {one.found for one in results} == {"does not apply to generated text"}
+    assert {finding.found for finding in results} == {"does not apply to generated text"}
 
 
 async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     advice, slow = StartAdvice(), replace(GOOD, dynamic_batching=False)
     with caplog.at_level(logging.WARNING):
-        advice(pair_of(slow))
-        assert caplog.messages == []  # requests that wait come first
+        advice(binding_of(slow))
+        assert caplog.messages == []  # waiting requests go first
         await asyncio.sleep(0)
-        advice(pair_of(slow))
-        advice(pair_of(replace(slow, max_batch_size=2)))
+        advice(binding_of(slow))
+        advice(binding_of(replace(slow, max_batch_size=2)))
         await asyncio.sleep(0)
     assert [message.partition(" (")[0] for message in caplog.messages] == [
-        "model 'bert': dynamic batching: off: Triton merges no requests, so batches of several workers or services run "
-        "one after the other",
+        "model 'bert': dynamic batching: off: Triton does not merge requests, so batches of several workers or "
+        "services run one after another",
         "model 'bert': batch size: max_batch_size is 2, which is small",
     ]
 
 
 def test_the_batches_of_all_workers_keep_the_instances_busy() -> None:
     two, few = replace(GOOD, instances=2), "--max_batches_in_flight=1"
-    assert list(said(pair_of(two, few), "warning")) == ["instances"]
-    assert said(pair_of(two, few, "--workers=2"), "warning") == {}
+    assert list(texts_of(binding_of(two, few), "warning")) == ["instances"]
+    assert texts_of(binding_of(two, few, "--workers=2"), "warning") == {}
 
 
 class Elsewhere(Index):
-    """A predictor with another /dev/shm: what it writes into a region does not arrive."""
+    """A predictor with another /dev/shm: the service does not see its outputs."""
 
-    async def register_region(self, *given: Any) -> None:
+    async def register_region(self, *args: Any) -> None:
         pass
 
     async def unregister_region(self, name: str) -> None:
         pass
 
-    async def infer(self, *given: Any, **more: Any) -> Reply:
-        there = any(isinstance(one, Destination) for one in (*given, *more.values()))
-        return Reply({"logits": Tensor("logits", "FP32", np.full((1, 9, 1024), float(there), np.float32))})
+    async def infer(self, *args: Any, **kwargs: Any) -> Reply:
+        shared = any(isinstance(value, Destination) for value in (*args, *kwargs.values()))
+        return Reply({"logits": Tensor("logits", "FP32", np.full((1, 9, 1024), float(shared), np.float32))})
 
 
-async def test_outputs_that_do_not_arrive(subject: Subject) -> None:
-    subject.pair, subject.admin = pair_of(GOOD), Elsewhere(predictor_settings(subject.config))
+async def test_shared_memory_without_the_outputs_is_a_warning(subject: Subject) -> None:
+    subject.binding, subject.admin = binding_of(GOOD), Elsewhere(predictor_settings(subject.config))
     [finding] = await inference.shared_memory(subject)
-    assert finding.status == "warning" and "does not arrive here" in finding.found
+    assert finding.status == "warning" and "does not see the outputs" in finding.found
 
 
 @pytest.mark.parametrize(
-    ("days", "change"), [(13, "renew the predictor's certificate: it ends in 13 days"), (15, "")], ids=["soon", "later"]
+    ("days", "change"),
+    [(13, "renew the predictor's certificate: it expires in 13 days"), (15, "")],
+    ids=["soon", "later"],
 )
-async def test_the_end_of_a_certificate(
+async def test_a_certificate_that_expires_within_14_days_is_a_warning(
     subject: Subject, monkeypatch: pytest.MonkeyPatch, days: int, change: str
 ) -> None:
     until = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime(time.time() + days * 86400 + 60))
-    seen = network.Probe("understood", certificate={"notAfter": until}, version="TLSv1.3")
-    monkeypatch.setattr(network, "probe", lambda *given: seen)
+    result = network.Probe("understood", certificate={"notAfter": until}, version="TLSv1.3")
+    monkeypatch.setattr(network, "probe", lambda *args: result)
     subject.address = Address("localhost", 8000, True)
     [finding] = await network.tls(subject)
     assert (finding.status, finding.change) == ("warning" if change else "ok", change)

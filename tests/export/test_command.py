@@ -1,4 +1,4 @@
-"""The command's flags, docs/export.md, which names them, and what it says when it can't even begin."""
+"""The command's flags, their table in docs/export.md, and errors before the export begins."""
 
 from __future__ import annotations
 
@@ -16,62 +16,68 @@ from hf_transformer.commands.export import command
 from hf_transformer.commands.export.command import parse
 from hf_transformer.commands.export.config_pbtxt import TOP_K
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.model_files import find_model_files
 
 ROOT = Path(__file__).parents[2]
-GIVEN = ["--model_id=org/bert-base", "--output=models"]
+REQUIRED = ["--model_id=org/bert-base", "--output=models"]
 PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `--(\w+)` \| (.*?) \|", PAGE, re.MULTILINE))
-"""The page's table of flags: flag -> default."""
+"""The page's table: flag -> default."""
 
 
-def test_defaults() -> None:
-    found = parse(GIVEN, {"HF_TOKEN": "secret"})
-    assert (found.model_id, found.output, found.model_name) == ("org/bert-base", Path("models"), "bert-base")
+def test_defaults_are_those_in_the_page() -> None:
+    settings = parse(REQUIRED, {"HF_TOKEN": "secret"})
+    assert (settings.model_id, settings.output, settings.model_name) == ("org/bert-base", Path("models"), "bert-base")
     for name in ("format", "max_batch_size", "precision", "instances"):
-        assert ROWS[name] == str(getattr(found, name))
-    assert ROWS["dynamic_batching"] == "true" and found.dynamic_batching
-    assert (ROWS["top_k"], ROWS["tolerance"]) == (str(TOP_K), f"{found.tolerance}, fp16 0.05")
-    assert (found.inputs, found.reduce, found.top_k, found.force) == ((), False, None, False)
-    assert (found.backend, parse([*GIVEN, "--format=torchscript"], {}).backend) == ("onnxruntime", "pytorch")
-    assert found.token == "secret" and "secret" not in repr(found)
+        assert ROWS[name] == str(getattr(settings, name))
+    assert ROWS["dynamic_batching"] == "true" and settings.dynamic_batching
+    assert (ROWS["top_k"], ROWS["tolerance"]) == (str(TOP_K), f"{settings.tolerance}, fp16 0.05")
+    assert (settings.inputs, settings.reduce, settings.top_k, settings.force) == ((), False, None, False)
+    assert (settings.backend, parse([*REQUIRED, "--format=torchscript"], {}).backend) == ("onnxruntime", "pytorch")
+    assert settings.token == "secret" and "secret" not in repr(settings)
 
 
-def test_flags_in_both_spellings() -> None:
-    given = (
+def test_flags_take_underscores_or_hyphens() -> None:
+    flags = (
         "--model_name=capitals --format=torchscript --backend=python --inputs=input_ids,attention_mask "
         "--max_batch_size=8 --dynamic_batching=false --reduce --top_k=3 --tolerance=0.1 --trust_remote_code --token=t"
     ).split()
-    found = parse([*GIVEN, *given], {})
-    parts = [flag.partition("=") for flag in given]
-    assert found == parse([*GIVEN, *(name.replace("_", "-") + equals + value for name, equals, value in parts)], {})
-    assert (found.model_name, found.format, found.backend) == ("capitals", "torchscript", "python")
-    assert (found.inputs, found.max_batch_size, found.dynamic_batching) == (("input_ids", "attention_mask"), 8, False)
-    assert (found.top_k, found.tolerance, found.trust_remote_code, found.token) == (3, 0.1, True, "t")
+    settings = parse([*REQUIRED, *flags], {})
+    parts = [flag.partition("=") for flag in flags]
+    assert settings == parse(
+        [*REQUIRED, *(name.replace("_", "-") + equals + value for name, equals, value in parts)], {}
+    )
+    assert (settings.model_name, settings.format, settings.backend) == ("capitals", "torchscript", "python")
+    assert (settings.inputs, settings.max_batch_size, settings.dynamic_batching) == (
+        ("input_ids", "attention_mask"),
+        8,
+        False,
+    )
+    assert (settings.top_k, settings.tolerance, settings.trust_remote_code, settings.token) == (3, 0.1, True, "t")
 
 
 def test_a_local_folder_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "bert").mkdir()
-    found = parse(["--model_id=~/bert/", "--output=models"], {})
-    assert (found.model_id, found.model_name) == (str(tmp_path / "bert"), "bert")
+    settings = parse(["--model_id=~/bert/", "--output=models"], {})
+    assert (settings.model_id, settings.model_name) == (str(tmp_path / "bert"), "bert")
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--backend=pytorch"], "--backend=pytorch: does not run --format=onnx, expected onnxruntime or python"),
+        (["--backend=pytorch"], "--backend=pytorch: expected onnxruntime or python for --format=onnx"),
         (["--model_name=a b"], "--model_name=a b: expected a name without spaces"),
         (["--model_name=.."], "no dot first"),
-        (["--top_k=3"], "--top_k: belongs to --reduce"),
-        (["--backend=python", "--output=my models"], "--output=my models: a path with spaces"),
+        (["--top_k=3"], "--top_k: has no effect without --reduce"),
+        (["--backend=python", "--output=my models"], "--output=my models: expected a path without spaces"),
     ],
 )
-def test_what_does_not_go_together(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
+def test_contradictory_flags_exit_with_2(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse([*GIVEN, *flags], {})
+        parse([*REQUIRED, *flags], {})
     assert says in str(raised.value)
-    assert main(["export", *GIVEN, *flags]) == 2
+    assert main(["export", *REQUIRED, *flags]) == 2
     assert capsys.readouterr().err == f"hf-transformer: error: {raised.value} (see hf-transformer export --help)\n"
 
 
@@ -88,15 +94,15 @@ def test_what_does_not_go_together(capsys: pytest.CaptureFixture[str], flags: li
         (["--quantize"], "unrecognized arguments: --quantize"),
     ],
 )
-def test_bad_values(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
+def test_a_bad_value_exits_with_2(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
     with pytest.raises(SystemExit) as raised:
-        main(["export", *GIVEN, *flags])
+        main(["export", *REQUIRED, *flags])
     assert raised.value.code == 2
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("form", "names"), [("onnx", "torch, onnx, onnxruntime"), ("torchscript", "torch")])
-def test_missing_libraries(
+def test_missing_libraries_are_named_with_the_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, names: str
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
@@ -122,7 +128,7 @@ def test_errors_of_shared_code_name_its_own_flags(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_the_weights_themselves_are_not_replaced(
+def test_an_export_never_overwrites_its_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, force: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: sys)
@@ -132,16 +138,16 @@ def test_the_weights_themselves_are_not_replaced(
     for inside in (source, source / "deeper"):
         flags = [f"--model_id={inside}", f"--output={tmp_path}", "--model_name=bert", *force]
         assert main(["export", *flags]) == 2
-        assert "which would be gone" in capsys.readouterr().err
+        assert "would overwrite --model_id" in capsys.readouterr().err
     assert main(["export", f"--model_id={tmp_path}", f"--output={tmp_path}", "--model_name=bert"]) == 2
-    assert "exists already; --force replaces it" in capsys.readouterr().err
+    assert "exists; --force replaces it" in capsys.readouterr().err
 
 
-UNTIL_TOLD = """
+HALF_AN_EXPORT = """
 import signal, sys, time
 from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one under nohup this
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from hf_transformer.commands.export import command
 from hf_transformer.commands.export.repository import new_folder
 
@@ -164,8 +170,8 @@ sys.exit(main(["export", "--model_id=org/bert", "--output=" + sys.argv[1]]))
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE], ids=lambda number: number.name
 )
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """Python gives no SIGPIPE: there it is the reader that leaves, such as ``head``."""
-    program = [sys.executable, "-c", UNTIL_TOLD, str(tmp_path / "new" / "models")]
+    """Python ignores SIGPIPE, so the test closes the pipe instead, like ``head``."""
+    program = [sys.executable, "-c", HALF_AN_EXPORT, str(tmp_path / "new" / "models")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     with subprocess.Popen(program, stdout=pipe, stderr=pipe, text=True, env=environ) as process:

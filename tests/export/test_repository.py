@@ -1,4 +1,4 @@
-"""The model's folder is there whole or not at all, with the service's files and a config.pbtxt; how it is served."""
+"""The model's folder is complete or absent, and has config.pbtxt and the service's files; printed commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, S
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.deploy.manifests import messages
 from tests.triton_environment import ROOT
@@ -29,7 +29,7 @@ from tests.triton_repository import DEMO_MODEL, task_model_folder
 
 
 def settings(*flags: str) -> Namespace:
-    """Those of a model named bert."""
+    """Export settings for a model named bert."""
     return parse(["--model_id=hub/bert", "--output=model_repository", *flags], {})
 
 
@@ -39,14 +39,14 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A model's folder that is there already."""
+    """An existing model's folder."""
     target = tmp_path / "bert"
     (target / "1").mkdir(parents=True)
     (target / "config.pbtxt").write_text("old")
     return target
 
 
-def test_it_takes_its_name_at_the_end(tmp_path: Path) -> None:
+def test_the_folder_gets_its_name_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "new" / "repository" / "bert"
     with new_folder(target, force=False) as made:
         assert names(target.parent) == [], "Triton may look there at any time"
@@ -56,14 +56,16 @@ def test_it_takes_its_name_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [LoadError, KeyboardInterrupt])
-def test_nothing_stays_of_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failure_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), new_folder(tmp_path / "new" / "repository" / "bert", force=False) as made:
         (made / "model.onnx").write_bytes(b"half")
         raise error("no")
     assert names(tmp_path) == []
 
 
-def test_where_only_the_repository_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_temporary_folder_is_in_the_repository_if_nothing_else_is_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = tmp_path / "repository"
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with new_folder(repository / "bert", force=False) as made:
@@ -71,18 +73,18 @@ def test_where_only_the_repository_can_be_written(tmp_path: Path, monkeypatch: p
     assert names(repository) == ["bert"] and names(tmp_path) == ["repository"]
 
 
-def test_what_can_not_be_written_is_a_load_error(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="can't be written: No space left"), new_folder(tmp_path / "bert", force=False):
+def test_a_write_error_is_a_load_error(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"can't write .*: No space left"), new_folder(tmp_path / "bert", force=False):
         raise OSError(28, "No space left on device")
     assert names(tmp_path) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(LoadError, match=r"--output: .*/file/repository/bert can't be written: Not a directory"):
+    with pytest.raises(LoadError, match=r"--output: can't write .*/file/repository/bert: Not a directory"):
         with new_folder(tmp_path / "file" / "repository" / "bert", force=False):
             raise AssertionError("not reached")
     assert names(tmp_path) == ["file"]
 
 
-def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path: Path, old: Path) -> None:
+def test_the_old_folder_stays_until_the_new_one_is_complete(tmp_path: Path, old: Path) -> None:
     with new_folder(old, force=True) as made:
         (made / "config.pbtxt").write_text("new")
         assert (old / "config.pbtxt").read_text() == "old"
@@ -93,7 +95,7 @@ def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path: Path, old: Path)
     assert names(tmp_path) == ["bert"] and (old / "config.pbtxt").read_text() == "new"
 
 
-def test_a_signal_between_the_two_renames_brings_the_old_one_back(
+def test_a_signal_between_the_two_renames_restores_the_old_folder(
     tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = os.rename
@@ -109,15 +111,15 @@ def test_a_signal_between_the_two_renames_brings_the_old_one_back(
     assert names(tmp_path) == ["bert"] and (old / "config.pbtxt").read_text() == "old"
 
 
-def test_what_is_not_replaced(tmp_path: Path, old: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--output: .*/bert exists already; --force replaces it"):
+def test_only_a_model_folder_is_replaced_and_only_with_force(tmp_path: Path, old: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--output: .*/bert exists; --force replaces it"):
         require_free(old, force=False)
     require_free(old, force=True)
     (tmp_path / "documents").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("documents", "file", "link"):
-        with pytest.raises(ConfigError, match=f"/{name} has no config.pbtxt, so it is no model of Triton's"):
+        with pytest.raises(ConfigError, match=f"/{name} has no config.pbtxt, so it is not a Triton model"):
             require_free(tmp_path / name, force=True)
 
 
@@ -132,24 +134,24 @@ def listed(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_service_starts_from_it(tmp_path: Path) -> None:
+def test_the_folder_has_all_files_of_the_service(tmp_path: Path) -> None:
     files = filled(tmp_path / "bert", DEMO_MODEL)
     assert {"config.pbtxt", "config.json", "tokenizer.json"} <= listed(tmp_path / "bert")
     source = task_model_folder("minibert_mean")  # with the files of sentence-transformers
     filled(tmp_path / "minibert", source)
-    of_triton = {name for name in listed(source) if name.startswith(("1/", "configs/"))}
-    assert listed(source) - of_triton <= listed(tmp_path / "minibert")
+    triton_files = {name for name in listed(source) if name.startswith(("1/", "configs/"))}
+    assert listed(source) - triton_files <= listed(tmp_path / "minibert")
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config)
     require_loadable(tmp_path / "bert", tokenizer, settings())
     path = tmp_path / "bert" / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"].pop("capital")
     path.write_text(json.dumps(content))
-    with pytest.raises(LoadError, match="gives other tokens than that of hub/bert"):
+    with pytest.raises(LoadError, match="gives other tokens than the original of hub/bert"):
         require_loadable(tmp_path / "bert", tokenizer, settings())
 
 
-def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
+def test_weights_are_not_copied_and_code_only_if_trusted(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for path in DEMO_MODEL.glob("*.json"):
@@ -165,18 +167,18 @@ def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("folders", "says"),
     [
-        pytest.param(["1"], "Triton reads version 1 of bert, 1/model.onnx, in the onnxruntime backend", id="alone"),
+        pytest.param(["1"], "Triton runs version 1 of bert, 1/model.onnx, with the onnxruntime backend", id="alone"),
         pytest.param(["1", "1_Pooling", "0_Transformer", "configs"], "onnxruntime backend", id="no other version"),
         pytest.param(
             ["1", "1_Pooling", "2_Normalize", "10_Dense"],
-            "onnxruntime backend; 10_Dense, 2_Normalize: no version of it, by version_policy",
+            "onnxruntime backend; its version_policy ignores 10_Dense, 2_Normalize",
             id="modules",
         ),
-        pytest.param(["1_Pooling", "2"], "bert: Triton finds no 1/model.onnx, but 1_Pooling, 2", id="no model"),
-        pytest.param([], "bert: Triton finds no 1/model.onnx, but no version at all", id="nothing"),
+        pytest.param(["1_Pooling", "2"], "bert: expected 1/model.onnx, found the versions 1_Pooling, 2", id="no model"),
+        pytest.param([], r"bert: expected 1/model.onnx, found the versions \(none\)", id="nothing"),
     ],
 )
-def test_versions_as_triton_reads_them(tmp_path: Path, folders: list[str], says: str) -> None:
+def test_the_view_names_the_version_and_ignored_folders(tmp_path: Path, folders: list[str], says: str) -> None:
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "3.txt").write_text("no folder")
@@ -190,7 +192,7 @@ def test_versions_as_triton_reads_them(tmp_path: Path, folders: list[str], says:
             triton_view(folder, settings())
 
 
-# config.pbtxt, field by field, by the ModelConfig of Triton's model_config.proto.
+# config.pbtxt, parsed as ModelConfig of Triton's model_config.proto.
 
 ENCODER = [GraphTensor(name, (BATCH, SEQUENCE), "INT64") for name in ("input_ids", "attention_mask", "token_type_ids")]
 TOP_K = (BATCH, MASKS, 10)
@@ -203,9 +205,9 @@ GRAPHS = {
         [GraphTensor("logits", (BATCH, DECODED, 600))],
     ),
 }
-"""Inputs and outputs of a task's graph."""
+"""Inputs and outputs of graphs."""
 COMMENTED = re.compile(r"^( *)#   (.*)$", re.MULTILINE)
-"""Settings that are written down and switched off; sentences have one space behind the #."""
+"""Commented settings, with three spaces after the #; sentences have one."""
 PARSER = """
 import json, sys
 from google.protobuf import json_format, text_format
@@ -220,15 +222,15 @@ def parse(path):
 
 print(json.dumps([parse(path) for path in sys.argv[1:]]))
 """
-"""A program, because tritonclient's copy of the protocol can't share a process with the service's."""
+"""It runs as a program, because tritonclient's protocol modules clash with the service's in one process."""
 
 
 def parsed(paths: Iterable[Path]) -> list[Any]:
-    """Each file as a dict of what it sets, or the parser's complaint."""
+    """For each file a dict of its fields, or the parser's message."""
     command = [sys.executable, "-c", PARSER, *map(str, paths)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    found: list[Any] = json.loads(result.stdout)
-    return found
+    configs: list[Any] = json.loads(result.stdout)
+    return configs
 
 
 def parsed_texts(folder: Path, *texts: str) -> list[Any]:
@@ -248,10 +250,10 @@ def parsed_texts(folder: Path, *texts: str) -> list[Any]:
         ("torchscript", "python", "model.py"),
     ],
 )
-def test_every_field(tmp_path: Path, form: str, backend: str, file: str) -> None:
-    given = settings(f"--format={form}", f"--backend={backend}", "--max_batch_size=7", "--instances=3")
-    found = parsed_texts(tmp_path, *(config_pbtxt(*graph, given, "fill_mask") for graph in GRAPHS.values()))
-    for config, (inputs, outputs) in zip(found, GRAPHS.values(), strict=True):
+def test_config_pbtxt_has_exactly_these_fields(tmp_path: Path, form: str, backend: str, file: str) -> None:
+    options = settings(f"--format={form}", f"--backend={backend}", "--max_batch_size=7", "--instances=3")
+    configs = parsed_texts(tmp_path, *(config_pbtxt(*graph, options, "fill_mask") for graph in GRAPHS.values()))
+    for config, (inputs, outputs) in zip(configs, GRAPHS.values(), strict=True):
         tensors = [
             [
                 {
@@ -259,9 +261,9 @@ def test_every_field(tmp_path: Path, form: str, backend: str, file: str) -> None
                     "data_type": f"TYPE_{tensor.datatype}",
                     "dims": [str(-1 if isinstance(axis, str) else axis) for axis in tensor.axes[1:]],
                 }
-                for number, tensor in enumerate(one)
+                for number, tensor in enumerate(side)
             ]
-            for one in (inputs, outputs)
+            for side in (inputs, outputs)
         ]
         assert config == {
             "name": "bert",
@@ -280,19 +282,19 @@ def test_every_field(tmp_path: Path, form: str, backend: str, file: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "torchscript"])
 @pytest.mark.parametrize("batching", [True, False])
-def test_what_is_commented_fits_too(tmp_path: Path, form: str, batching: bool) -> None:
-    given = settings(f"--format={form}", f"--dynamic_batching={batching}")
-    text = config_pbtxt(*GRAPHS["fill_mask"], given, "fill_mask")
+def test_commented_settings_are_valid(tmp_path: Path, form: str, batching: bool) -> None:
+    options = settings(f"--format={form}", f"--dynamic_batching={batching}")
+    text = config_pbtxt(*GRAPHS["fill_mask"], options, "fill_mask")
     plain, switched_on = parsed_texts(tmp_path, text, COMMENTED.sub(r"\1\2", text))
     assert "model_warmup" not in plain and ("dynamic_batching" in plain) is batching
     (warmup,) = switched_on["model_warmup"]
     assert set(warmup["inputs"]) == {tensor["name"] for tensor in plain["input"]} and warmup["batch_size"] == 1
-    assert {tuple(one["dims"]) for one in warmup["inputs"].values()} == {("16",)}
+    assert {tuple(tensor["dims"]) for tensor in warmup["inputs"].values()} == {("16",)}
     assert ("default_queue_policy" in switched_on["dynamic_batching"]) is batching
 
 
 @pytest.mark.slow
-def test_every_config_in_the_repository() -> None:
+def test_every_config_in_the_repository_is_valid() -> None:
     paths = sorted(path for folder in ("deploy", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.pbtxt"))
     assert len(paths) > 20
     for path, config in zip(paths, parsed(paths), strict=True):
@@ -300,11 +302,11 @@ def test_every_config_in_the_repository() -> None:
         assert config["input"] and config["output"], path
 
 
-# What export prints at its end.
+# Commands and manifest at the end of an export.
 
 
 def document_of(*flags: str) -> Any:
-    """The manifest, which must be what KServe's own schema allows, and no field more."""
+    """The manifest, after a check against KServe's schema."""
     document = yaml.safe_load(manifest(settings(*flags), "fill_mask"))
     assert messages(document) == []
     return document
@@ -314,7 +316,7 @@ def document_of(*flags: str) -> Any:
     ("name", "kubernetes"),
     [("Bert_base.v2", "bert-base-v2"), ("4bit__model-", "model-4bit-model"), ("模型", "model"), ("{a}:b", "a-b")],
 )
-def test_the_manifest(name: str, kubernetes: str) -> None:
+def test_the_manifest_serves_the_exported_model(name: str, kubernetes: str) -> None:
     document = document_of(f"--model_name={name}", "--task=fill-mask")
     assert document["metadata"]["name"] == kubernetes
     predictor, (container,) = document["spec"]["predictor"]["model"], document["spec"]["transformer"]["containers"]
@@ -326,15 +328,15 @@ def test_the_manifest(name: str, kubernetes: str) -> None:
     assert config.enable_predictor_health_check
 
 
-def test_the_storage_is_named_where_the_output_is_a_dot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_storage_has_a_name_for_a_relative_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert document_of("--output=.")["spec"]["predictor"]["model"]["storageUri"] == f"pvc://models/{tmp_path.name}"
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_the_commands_start_triton_and_the_service(tmp_path: Path) -> None:
     folder = tmp_path / "my models" / "bert"
     note, *lines = commands(folder, settings(), "fill_mask").splitlines()
-    assert note.lstrip().startswith("# Triton 26.04 and newer: add --allow-client-shm=true")
+    assert note.lstrip().startswith("# With Triton 26.04 and newer add --allow-client-shm=true")
     server, service = map(shlex.split, lines)
     assert server == ["tritonserver", f"--model-repository={folder.parent}"]
     assert service[0] == "hf-transformer"
@@ -345,8 +347,8 @@ def test_the_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxruntime"), ("torchscript", "torch")])
-def test_what_the_python_backend_needs(form: str, needs: str) -> None:
-    given = settings(f"--format={form}", "--backend=python")
-    printed = commands(Path("models/bert"), given, "fill_mask")
+def test_the_python_backend_names_its_library(form: str, needs: str) -> None:
+    options = settings(f"--format={form}", "--backend=python")
+    printed = commands(Path("models/bert"), options, "fill_mask")
     assert printed.startswith(f"  # Triton's Python needs {needs} and numpy<2.\n")
-    assert f"has no {needs} in its Python" in manifest(given, "fill_mask")
+    assert f"lacks Python's {needs}" in manifest(options, "fill_mask")

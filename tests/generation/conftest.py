@@ -1,4 +1,4 @@
-"""What the tests of generation share."""
+"""Fixtures of the generation tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from tests.generation.scripted import Bench
+from tests.generation.scripted import PipelineHarness
 from tests.generation.tokenizers import ALL, load
 
 
@@ -29,5 +29,5 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
-    return Bench(gpt2, executor)
+def harness(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> PipelineHarness:
+    return PipelineHarness(gpt2, executor)

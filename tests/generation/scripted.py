@@ -1,4 +1,4 @@
-"""A generator that gives what a test has written down, and counts its running sequences."""
+"""A scripted generator, and pipelines around it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 from hf_transformer.core.limits import AdmissionTicket, Limits
@@ -28,12 +29,18 @@ Script = Callable[[Prompt, Sampling], Iterable[Step | RequestError]]
 
 
 def steps(ids: Sequence[int], finish: FinishReason = "stop") -> list[Step]:
-    """A step for each id, and one for the end."""
+    """One step per id, and the last step."""
     return [*(Step(ids=(number,)) for number in ids), Step(finish=finish)]
 
 
 class ScriptedGenerator(Generator):
-    """Gives the steps of a script; ``Step`` by step, or an error in its place. ``wait`` is awaited before each."""
+    """Yields the steps of a script, and raises its errors. Awaits ``wait`` before each.
+
+    Attributes:
+        asked: prompt and sampling of each call.
+        given: number of steps yielded so far.
+        running: number of open sequences.
+    """
 
     interface = "tokens"
 
@@ -74,17 +81,17 @@ def pipeline_of(
     decoder_start_ids: tuple[int, ...] = (),
     **options: Any,
 ) -> GenerationPipeline:
-    """A pipeline with small limits; ``options`` are its own."""
-    given = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
-    chosen = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
+    """A pipeline with small limits; ``options`` override its arguments."""
+    generator_settings = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
+    arguments = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
     task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
-    return GenerationPipeline(task, tokenizer, generator, given, executor=executor, **chosen)
+    return GenerationPipeline(task, tokenizer, generator, generator_settings, executor=executor, **arguments)
 
 
-def context(*, place: AdmissionTicket | None = None, **options: Any) -> Context:
-    made = Context(request_id="r", headers={}, **options)
-    made.ticket = place
-    return made
+def context(*, ticket: AdmissionTicket | None = None, **options: Any) -> Context:
+    context = Context(request_id="r", headers={}, **options)
+    context.ticket = ticket
+    return context
 
 
 def asking(*prompts: Any, **options: Any) -> GenerationRequest:
@@ -97,12 +104,22 @@ def ids_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode([text])[0].ids)
 
 
+def text_of(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def chunks(text: str, cuts: Iterable[int]) -> list[str]:
+    """Splits a text at any numbers, taken modulo its length."""
+    ends = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
 def endless(**options: Any) -> ScriptedGenerator:
     return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)
 
 
-class Bench:
-    """Pipelines of scripted generators, and what their callbacks were called with."""
+class PipelineHarness:
+    """Pipelines of scripted generators; ``called`` records their callbacks."""
 
     def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer
@@ -121,7 +138,7 @@ class Bench:
     async def read(
         self, generator: ScriptedGenerator, request: GenerationRequest, deadline: float | None = None, **options: Any
     ) -> list[Piece]:
-        """All pieces of a request."""
+        """Reads all pieces of a request."""
         async with await self.pipeline(generator, **options).start(request, context(deadline=deadline)) as generation:
             return [piece async for piece in generation]
 
@@ -130,9 +147,8 @@ class Bench:
         self, generator: ScriptedGenerator, choices: int = 1, deadline: float | None = None, **options: Any
     ) -> AsyncGenerator[Generation, None]:
         running = await self.pipeline(generator, **options).start(asking(n=choices), context(deadline=deadline))
-        running.tell(
-            lambda context: self.called.append(context.request_id),
-            lambda error: self.called.append(type(error)),
+        running.set_callbacks(
+            lambda context: self.called.append(context.request_id), lambda error: self.called.append(type(error))
         )
         async with running:
             yield running

@@ -1,4 +1,4 @@
-"""A generative model that follows a script, for what is between a generator and any predictor."""
+"""A predictor with scripted responses of a generative model, and builders of model descriptions and responses."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def spec(name: str, datatype: str = "INT32", *shape: int, optional: bool = False
     return TensorSpec(name, datatype, shape or (1,), optional)
 
 
-class ScriptedModel(ScriptedPredictor):
-    """Every call is answered with ``responses``, one after the other, an unary one with the first.
+class ScriptedLLM(ScriptedPredictor):
+    """Streams ``responses`` in every call; a unary call gets the first.
 
-    ``inputs`` has what the last call sent, ``wanted`` the names of the outputs that it asked for. ``left`` says how
-    many responses nobody had asked for when the last stream was closed, ``released`` how many replies were given back.
+    Attributes:
+        inputs, wanted, headers: input tensors, output names and headers of the last call.
+        left: number of responses that the last stream had left when it was closed.
+        released: number of released replies.
     """
 
     def __init__(self, *responses: Response, json: bool = False) -> None:
@@ -54,21 +56,21 @@ class ScriptedModel(ScriptedPredictor):
         self.streams_json = json
 
     def sent(self) -> dict[str, Any]:
-        """The values of all inputs of the last call."""
+        """Values of all inputs of the last call."""
         return {name: tensor.data.tolist() for name, tensor in self.inputs.items()}
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Response, None]:
         self._note(call)
-        given = 0
+        sent = 0
         try:
             for response in self.responses:
-                given += 1
+                sent += 1
                 yield response
         finally:
-            self.left = len(self.responses) - given
+            self.left = len(self.responses) - sent
 
     async def infer(self, call: ModelCall) -> Reply:
-        assert call.cancellable, "a generation whose client has left is to end at the predictor"
+        assert call.cancellable, "cancelling a generation cancels its call"
         self._note(call)
 
         def release() -> None:
@@ -83,33 +85,33 @@ class ScriptedModel(ScriptedPredictor):
 
 
 def tensor(name: str, datatype: str, *values: Any) -> Tensor:
-    """A tensor of one axis; none that numpy has of BYTES."""
+    """A tensor of one axis; its dtype is object for BYTES."""
     return Tensor(name, datatype, np.array(values, NUMPY_DTYPES.get(datatype, np.dtype(np.object_))))
 
 
 def ids(*row: int, length: int | None = None, scores: Sequence[float] | None = None) -> Response:
     """A token model's response, with batch and beam axes."""
-    found = {"output_ids": Tensor("output_ids", "INT32", np.array([[row]], np.int32))}
+    response = {"output_ids": Tensor("output_ids", "INT32", np.array([[row]], np.int32))}
     if length is not None:
-        found["sequence_length"] = Tensor("sequence_length", "INT32", np.array([[length]], np.int32))
+        response["sequence_length"] = Tensor("sequence_length", "INT32", np.array([[length]], np.int32))
     if scores is not None:
-        found["output_log_probs"] = Tensor("output_log_probs", "FP32", np.array([[scores]], np.float32))
-    return found
+        response["output_log_probs"] = Tensor("output_log_probs", "FP32", np.array([[scores]], np.float32))
+    return response
 
 
 def text(value: str | bytes, **more: str) -> Response:
     """A text model's response."""
-    found = {"text_output": value if isinstance(value, bytes) else value.encode()}
-    found |= {name: said.encode() for name, said in more.items()}
-    return {name: tensor(name, "BYTES", said) for name, said in found.items()}
+    values = {"text_output": value if isinstance(value, bytes) else value.encode()}
+    values |= {name: text.encode() for name, text in more.items()}
+    return {name: tensor(name, "BYTES", data) for name, data in values.items()}
 
 
 async def steps(generator: Generator, prompt: Prompt, sampling: Sampling, most: int | None = None) -> list[Step]:
-    """The steps of one continuation, or the first ``most``."""
-    found: list[Step] = []
+    """Steps of one continuation, or the first ``most``."""
+    steps: list[Step] = []
     async with aclosing(generator.generate(prompt, sampling, Context("r", {"x-request-id": "r"}))) as generated:
         async for step in generated:
-            found.append(step)
-            if len(found) == most:
+            steps.append(step)
+            if len(steps) == most:
                 break
-    return found
+    return steps

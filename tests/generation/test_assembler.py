@@ -1,9 +1,8 @@
-"""The text of one sequence: steps become pieces, and stop strings end it wherever the text is cut."""
+"""SequenceAssembler: steps become pieces, and stop strings end a text, however it is split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hf_transformer.generation.stops import StopSearch, StreamReplacer
 from hf_transformer.generation.stream import SequenceAssembler
 from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenScore
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from tests.generation.scripted import ids_of, steps
+from tests.generation.scripted import chunks, ids_of, steps, text_of
 from tests.generation.tokenizers import ALL, load
 from tests.tiny_tokenizers.folders import of_bytes
 
@@ -35,15 +34,11 @@ def assemble(tokenizer: Tokenizer, steps: Iterable[Step], **sampling: Any) -> li
     return pieces
 
 
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
-
-
 def scored(ids: Iterable[int]) -> list[Step]:
     return [Step(ids=(number,), scores=(TokenScore(number, -0.5, ((number, -0.5),)),)) for number in ids]
 
 
-def test_a_piece_has_its_place_and_counts_its_tokens(gpt2: Tokenizer) -> None:
+def test_pieces_have_prompt_and_choice_numbers_and_count_tokens(gpt2: Tokenizer) -> None:
     ids = ids_of(gpt2, " é日.")
     pieces = assemble(gpt2, steps(ids, "length"))
     assert {(piece.prompt, piece.choice) for piece in pieces} == {(2, 1)}
@@ -59,7 +54,7 @@ def test_a_stop_string_ends_the_text_within_a_step(gpt2: Tokenizer) -> None:
     assert (piece.text, piece.finish, piece.count) == (" one", "stop", len(ids))
 
 
-def test_text_that_was_held_back_comes_with_the_end(gpt2: Tokenizer) -> None:
+def test_held_back_text_comes_with_the_last_piece(gpt2: Tokenizer) -> None:
     pieces = assemble(gpt2, steps(ids_of(gpt2, " one. two")), stop=(" two three",))
     assert text_of(pieces) == " one. two" and pieces[-1].text == " two"
     half = gpt2.token_to_id("Ã")
@@ -70,7 +65,7 @@ def test_text_that_was_held_back_comes_with_the_end(gpt2: Tokenizer) -> None:
     assert (piece.text, piece.finish, piece.count) == ("", "stop", 0)
 
 
-def test_stop_strings_count_after_the_least_tokens_only(gpt2: Tokenizer) -> None:
+def test_stop_strings_count_only_after_min_tokens(gpt2: Tokenizer) -> None:
     ids = ids_of(gpt2, "\n\n\n\na\nb")
     assert gpt2.decode(ids[:2]) == "\n\n"
     for given in (steps(ids), [Step(ids=ids, finish="length")]):
@@ -78,7 +73,7 @@ def test_stop_strings_count_after_the_least_tokens_only(gpt2: Tokenizer) -> None
         assert text_of(assemble(gpt2, given, stop=("\n",), min_tokens=2)) == "\n\n"
 
 
-def test_tokens_are_shown_with_their_text(gpt2: Tokenizer) -> None:
+def test_tokens_come_with_their_text(gpt2: Tokenizer) -> None:
     ids = ids_of(gpt2, " é日 x")
     pieces = assemble(gpt2, [*scored(ids), Step(finish="stop")], logprobs=1)
     shown = [token for piece in pieces for token in piece.tokens]
@@ -89,15 +84,15 @@ def test_tokens_are_shown_with_their_text(gpt2: Tokenizer) -> None:
 
 
 def offsets(tokenizer: Tokenizer, ids: Iterable[int], **sampling: Any) -> tuple[str, list[int]]:
-    """A text, and the offsets of its tokens, which do not depend on the steps."""
-    one_by_one = scored(ids)
-    whole = Step(ids=[one.ids[0] for one in one_by_one], scores=[one.scores[0] for one in one_by_one], finish="length")
-    found = []
-    for given in ([*one_by_one, Step(finish="length")], [whole]):
-        pieces = assemble(tokenizer, given, logprobs=1, **sampling)
-        found.append((text_of(pieces), [token.offset for piece in pieces for token in piece.tokens]))
-    assert found[0] == found[1]
-    return found[0]
+    """A text, and the offsets of its tokens. Asserts that both are equal for one token per step and for one step."""
+    single = scored(ids)
+    whole = Step(ids=[step.ids[0] for step in single], scores=[step.scores[0] for step in single], finish="length")
+    results = []
+    for generated in ([*single, Step(finish="length")], [whole]):
+        pieces = assemble(tokenizer, generated, logprobs=1, **sampling)
+        results.append((text_of(pieces), [token.offset for piece in pieces for token in piece.tokens]))
+    assert results[0] == results[1]
+    return results[0]
 
 
 CLEANS = {
@@ -109,14 +104,17 @@ MADE = {**ALL, "cleaned": of_bytes(CLEANS, "gpt2")}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_token_stands_where_its_character_does(name: str, tmp_path: Path) -> None:
+def test_the_offset_of_a_token_is_the_offset_of_its_character(name: str, tmp_path: Path) -> None:
     tokenizer = load(MADE[name](tmp_path / name))
-    show, ids = Vocabulary(tokenizer).show, ids_of(tokenizer, "naïve 日本 🇴. x")[1 if name == "llama" else 0 :]
-    text, found = offsets(tokenizer, ids)
-    raw = [show(number)[1] for number in ids]
-    starts = [b"".join(raw[:place]).decode(errors="ignore") for place in range(len(raw))]
-    assert b"".join(raw).decode() == text and len(set(found)) < len(found)
-    assert found == [len(start) for start in starts]
+    text_and_bytes, ids = (
+        Vocabulary(tokenizer).text_and_bytes,
+        ids_of(tokenizer, "naïve 日本 🇴. x")[1 if name == "llama" else 0 :],
+    )
+    text, starts = offsets(tokenizer, ids)
+    raw = [text_and_bytes(token)[1] for token in ids]
+    before = [b"".join(raw[:index]).decode(errors="ignore") for index in range(len(raw))]
+    assert b"".join(raw).decode() == text and len(set(starts)) < len(starts)
+    assert starts == [len(text) for text in before]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,7 @@ def test_a_token_stands_where_its_character_does(name: str, tmp_path: Path) -> N
         ("cleaned", ["a", "Ġ", "'", "Ġ"], "a'", [0, 1, 2, 2]),
     ],
 )
-def test_offsets_of_broken_characters_and_of_spaces_that_go(
+def test_offsets_count_replacement_characters_and_not_removed_spaces(
     name: str, tokens: list[str], text: str, expected: list[int], tmp_path: Path
 ) -> None:
     tokenizer = load(MADE[name](tmp_path / name))
@@ -140,7 +138,7 @@ def test_offsets_of_broken_characters_and_of_spaces_that_go(
     assert offsets(tokenizer, ids) == (text, expected)
 
 
-def test_a_text_that_was_stopped_has_no_token_behind_it(gpt2: Tokenizer) -> None:
+def test_a_stopped_text_has_no_tokens_after_its_end(gpt2: Tokenizer) -> None:
     assert offsets(gpt2, ids_of(gpt2, "é🇴. x"), stop=(". ",)) == ("é🇴", [0, 1, 1, 1, 1])
 
 
@@ -150,13 +148,8 @@ letters = st.text("ab.", max_size=30)
 stops = st.lists(st.text("ab.", min_size=1, max_size=5), max_size=4)
 
 
-def pieces_of(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in pairwise(places)]
-
-
 def naive(text: str, wanted: list[str]) -> tuple[str, bool]:
-    """Reads a character at a time, and looks through all that was read for the longest stop string at its end."""
+    """Reference: after each character, checks the text so far for the longest stop string at its end."""
     for end in range(1, len(text) + 1):
         for stop in sorted(wanted, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -167,31 +160,33 @@ def naive(text: str, wanted: list[str]) -> tuple[str, bool]:
 @hypothesis.given(text=letters, wanted=stops, cuts=st.lists(st.integers(0, 100), max_size=20))
 @hypothesis.example(text="a.b", wanted=["b", "a"], cuts=[])
 @hypothesis.example(text="..ab.", wanted=["b", "ab"], cuts=[3])
-def test_pieces_end_where_the_whole_text_does(text: str, wanted: list[str], cuts: list[int]) -> None:
-    search, given_out, stopped = StopSearch(wanted), "", False
-    for piece in pieces_of(text, cuts):
+def test_a_streamed_text_ends_at_the_same_stop_string_as_the_whole_text(
+    text: str, wanted: list[str], cuts: list[int]
+) -> None:
+    search, released, stopped = StopSearch(wanted), "", False
+    for piece in chunks(text, cuts):
         more, stopped = search.push(piece)
-        given_out += more
+        released += more
         if stopped:
             break
     if not stopped:
-        given_out += search.held
-    assert (given_out, stopped) == naive(text, wanted)
+        released += search.held
+    assert (released, stopped) == naive(text, wanted)
 
 
 @hypothesis.given(text=letters, wanted=stops)
-def test_nothing_is_held_back_that_can_not_become_a_stop(text: str, wanted: list[str]) -> None:
-    search, given_out = StopSearch(wanted), ""
+def test_only_prefixes_of_stop_strings_are_held_back(text: str, wanted: list[str]) -> None:
+    search, released = StopSearch(wanted), ""
     for end, character in enumerate(text, 1):
         more, stopped = search.push(character)
-        given_out += more
+        released += more
         if stopped:
             return
-        held = text[len(given_out) : end]
+        held = text[len(released) : end]
         assert not held or any(stop.startswith(held) and stop != held for stop in wanted)
 
 
 @hypothesis.given(st.text("ab ", max_size=40), st.text("ab ", min_size=1, max_size=4), st.lists(st.integers(0, 100)))
-def test_replacing_in_pieces_is_replacing_in_the_whole(text: str, old: str, cuts: list[int]) -> None:
+def test_replacing_in_a_stream_equals_str_replace(text: str, old: str, cuts: list[int]) -> None:
     replacing = StreamReplacer(old, "X")
-    assert "".join([*map(replacing.push, pieces_of(text, cuts)), replacing.held]) == text.replace(old, "X")
+    assert "".join([*map(replacing.push, chunks(text, cuts)), replacing.held]) == text.replace(old, "X")

@@ -1,4 +1,4 @@
-"""From a model's files, the flags and the predictor's description to a generator."""
+"""Construction of generators from the model's files, the flags and the predictor's description."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.tokenizer.files import ModelFiles
+from hf_transformer.tokenizer.model_files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
-from tests.generation.scripted_models import ScriptedModel, model, settings, spec
+from tests.generation.scripted_models import ScriptedLLM, model, settings, spec
 from tests.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
@@ -58,14 +58,14 @@ SEQ2SEQ = {"is_encoder_decoder": True}
     ],
     ids=["config", "several ends", "no end", "nothing", "no padding", "decoder", "its bos", "a forced one"],
 )
-def test_the_ids_in_the_models_files(
+def test_generation_config_overrides_the_token_ids_of_config(
     tmp_path: Path, model: Any, generation: Any, eos: set[int], pad: int, start: tuple[int, ...]
 ) -> None:
     found = read(tmp_path, model, generation)
     assert (set(found.eos_ids), found.pad_id, found.decoder_start_ids) == (eos, pad, start)
 
 
-def test_an_invalid_id_ends_the_start(tmp_path: Path) -> None:
+def test_an_invalid_token_id_is_a_load_error(tmp_path: Path) -> None:
     for name, value in (("eos_token_id", "</s>"), ("pad_token_id", 2**31)):
         with pytest.raises(LoadError, match=f"{name} in generation_config.json or .*: expected token ids, got"):
             read(tmp_path, {}, {name: value})
@@ -73,7 +73,7 @@ def test_an_invalid_id_ends_the_start(tmp_path: Path) -> None:
         read(tmp_path, SEQ2SEQ, {})
 
 
-def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
+def test_the_architecture_selects_the_task(tmp_path: Path) -> None:
     flags = ["--temperature=0.5", "--max_new_tokens=9", "--chat_template={{ messages[0].content }}?"]
     parts = load_parts(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
     assert parts.task.name == "text_generation" and parts.generation is not None
@@ -101,7 +101,7 @@ IMAGES = model((spec("image", "UINT8", -1, -1, 3),), (spec("label", "BYTES"),), 
 
 
 @pytest.mark.parametrize(
-    ("found", "more", "interface"),
+    ("spec", "more", "interface"),
     [
         (TOKENS, {}, "tokens"),
         (VLLM, {}, "text"),
@@ -114,27 +114,28 @@ IMAGES = model((spec("image", "UINT8", -1, -1, 3),), (spec("label", "BYTES"),), 
     ],
     ids=["TensorRT-LLM", "vLLM", "tutorial", "logits", "positional", "tokens and text", "by the flag", "other names"],
 )
-def test_the_kind_of_a_model(found: ModelSpec, more: dict[str, Any], interface: str) -> None:
-    assert choose_interface(found, settings(**more)) == interface
+def test_tensors_and_flags_select_the_interface(spec: ModelSpec, more: dict[str, Any], interface: str) -> None:
+    assert choose_interface(spec, settings(**more)) == interface
 
 
 @pytest.mark.parametrize(
-    "found", [IMAGES, model((), ()), model((TEXT,), (spec("score", "FP32"),)), NAMED], ids=["1", "2", "3", "4"]
+    "spec", [IMAGES, model((), ()), model((TEXT,), (spec("score", "FP32"),)), NAMED], ids=["1", "2", "3", "4"]
 )
-def test_models_of_no_kind(found: ModelSpec) -> None:
-    with pytest.raises(ContractError, match=r"are of no kind of generative model.*--generation_interface") as caught:
-        choose_interface(found, settings())
-    for one in (*found.inputs, *found.outputs):
-        assert f"{one.name} ({one.datatype})" in str(caught.value)
+def test_a_model_that_fits_no_interface_is_refused_with_its_tensors(spec: ModelSpec) -> None:
+    with pytest.raises(ContractError, match=r"fit no interface of generative models.*--generation_interface") as caught:
+        choose_interface(spec, settings())
+    for tensor in (*spec.inputs, *spec.outputs):
+        assert f"{tensor.name} ({tensor.datatype})" in str(caught.value)
 
 
-@pytest.mark.parametrize(("found", "kind"), [(TOKENS, "tokens"), (VLLM, "text")], ids=["tokens", "text"])
-def test_only_logits_models_are_padded(
-    found: ModelSpec, kind: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
+@pytest.mark.parametrize(("spec", "kind"), [(TOKENS, "tokens"), (VLLM, "text")], ids=["tokens", "text"])
+def test_pad_to_multiple_of_is_refused_for_token_and_text_models(
+    spec: ModelSpec, kind: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
 ) -> None:
-    given = settings(pad_to_multiple_of=8)
-    with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a model of {kind} gets .* expected 1, or"):
-        make_generator(found, ScriptedModel(), gpt2, given, executor=executor, metrics=Metrics("m"))
+    with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a {kind} model takes unpadded .* expected 1, or"):
+        make_generator(
+            spec, ScriptedLLM(), gpt2, settings(pad_to_multiple_of=8), executor=executor, metrics=Metrics("m")
+        )
 
 
 # The flags
@@ -148,7 +149,7 @@ CACHED = replace(
     inputs=(*INPUTS, *(TensorSpec(f"past_key_values.{part}", "FP32", (12, -1, 64)) for part in PARTS)),
     outputs=(*PLAIN.outputs, *(TensorSpec(f"present.{part}", "FP32", (12, -1, 64)) for part in PARTS)),
 )
-"""GPT-2 as optimum exports it, in the size in which it was published."""
+"""GPT-2 as optimum exports it, in its original size."""
 
 
 def options(*flags: str) -> Config:
@@ -169,28 +170,31 @@ def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpe
 
 
 def drawing(*names: str) -> ModelSpec:
-    """A text model that takes these inputs too."""
+    """A text model with these additional inputs."""
     inputs = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
     return replace(TUTORIAL, inputs=(TEXT, *inputs))
 
 
 async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipeline]:
-    """The pipelines of one model after the other, as it is replaced."""
-    settings, found = options(*flags), []
+    """Builds a pipeline for each of a model's versions."""
+    settings, pipelines = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_parts(settings), ScriptedLLM(), Metrics("m"), executor)
         for spec in specs:
-            made = build(spec)
-            assert isinstance(made, GenerationPipeline)
-            found.append(made)
-    return found
+            pipeline = build(spec)
+            assert isinstance(pipeline, GenerationPipeline)
+            pipelines.append(pipeline)
+    return pipelines
 
 
-async def test_a_model_that_takes_the_place_of_another_one_shares_its_limits() -> None:
-    old, new = [one._generator for one in await built((), CACHED, PLAIN)]
+async def test_a_replacement_model_shares_concurrency_limit_and_cache_budget() -> None:
+    old, new = [pipeline._generator for pipeline in await built((), CACHED, PLAIN)]
     assert isinstance(old, LogitsGenerator) and isinstance(new, LogitsGenerator)
-    assert old._settings.places is new._settings.places and old._settings.places.count == 1
-    assert old._settings.caches is new._settings.caches
+    assert (
+        old._settings.concurrency_limit is new._settings.concurrency_limit
+        and old._settings.concurrency_limit.count == 1
+    )
+    assert old._settings.cache_budget is new._settings.cache_budget
 
 
 TOP_K = (
@@ -200,7 +204,7 @@ TOP_K = (
 
 
 @pytest.mark.parametrize(
-    ("found", "flags", "problems"),
+    ("spec", "flags", "problems"),
     [
         (TUTORIAL, ("--do_sample=true",), [TOP_K]),
         (TUTORIAL, ("--do_sample=true", "--top_p=0.9", "--temperature=2"), ["temperature=2", "top_k=50", "top_p=0.9"]),
@@ -213,12 +217,12 @@ TOP_K = (
         (PLAIN, ("--do_sample=true", "--temperature=0.7"), []),
     ],
 )
-async def test_defaults_of_sampling_have_to_be_ones_that_the_model_honours(
-    found: ModelSpec, flags: tuple[str, ...], problems: list[str]
+async def test_default_sampling_that_the_model_does_not_support_is_refused(
+    spec: ModelSpec, flags: tuple[str, ...], problems: list[str]
 ) -> None:
     if not problems:
-        assert await built(flags, found)
+        assert await built(flags, spec)
         return
     with pytest.raises(ContractError) as caught:
-        await built(flags, found)
+        await built(flags, spec)
     assert all(part in problem for part, problem in zip(problems, caught.value.problems, strict=True))

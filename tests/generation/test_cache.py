@@ -1,4 +1,4 @@
-"""Key-value caches: the part that is kept of a step, the input of the next one, and the budget."""
+"""Key-value caches: copies of new tokens, inputs of the next step, and the budget."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def ramp(*shape: int, start: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np
     return np.arange(start, start + int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
-def test_new_tokens_are_copied_behind_the_others() -> None:
+def test_new_tokens_are_copied_after_the_cached_ones() -> None:
     cache = Cache((KEY, VALUE, SOURCE), 8, 2)
     buffers = {"present.key": ramp(2, 3, 3), "present.value": ramp(3, 4), "present.source": ramp(2, 2, 3)}
-    cache.add(buffers, 3)
+    cache.append(buffers, 3)
     kept = {name: data.copy() for name, data in buffers.items()}
     for data in buffers.values():
         data[...] = -1
-    cache.add({"present.key": ramp(2, 1, 3, start=100), "present.value": ramp(1, 4, start=100)}, 1)
+    cache.append({"present.key": ramp(2, 1, 3, start=100), "present.value": ramp(1, 4, start=100)}, 1)
     assert cache.length == 4
     [key] = past_input(KEY, [cache], 4)
     assert np.array_equal(key[:, :3], kept["present.key"]) and np.array_equal(key[:, 3:], ramp(2, 1, 3, start=100))
@@ -39,7 +39,7 @@ def test_a_batch_is_padded_with_zeros() -> None:
     caches = [Cache((KEY, SOURCE), 8, length) for length in (1, 3)]
     for cache, length in zip(caches, (4, 2), strict=True):
         source = cache.data["present.source"].shape[1]
-        cache.add({"present.key": ramp(2, length, 3), "present.source": ramp(2, source, 3)}, length)
+        cache.append({"present.key": ramp(2, length, 3), "present.source": ramp(2, source, 3)}, length)
     first, second = past_input(KEY, caches, 4)
     assert np.array_equal(first, ramp(2, 4, 3))
     assert not second[:, :2].any() and np.array_equal(second[:, 2:], ramp(2, 2, 3))
@@ -53,7 +53,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_those_that_do_not_fit_wait_in_order() -> None:
+async def test_sequences_wait_for_memory_in_order_of_arrival() -> None:
     budget, begun = CacheBudget(100), list[str]()
 
     async def take(name: str, size: int) -> None:
@@ -72,7 +72,7 @@ async def test_those_that_do_not_fit_wait_in_order() -> None:
 
 
 @pytest.mark.parametrize("first", ["its turn", "the cancellation"])
-async def test_a_cancellation_in_the_moment_of_its_turn_takes_nothing(first: str) -> None:
+async def test_a_waiter_cancelled_as_it_is_served_takes_nothing(first: str) -> None:
     budget = CacheBudget(100)
     await budget.take(60)
     waiting, next_one = asyncio.create_task(budget.take(90)), asyncio.create_task(budget.take(20))
@@ -87,7 +87,7 @@ async def test_a_cancellation_in_the_moment_of_its_turn_takes_nothing(first: str
     assert waiting.cancelled() and next_one.done() and budget.held == 20
 
 
-async def test_all_have_their_turn_and_the_limit_holds() -> None:
+async def test_all_waiters_are_served_within_the_budget() -> None:
     budget, chance, done = CacheBudget(1000), random.Random(5), list[int]()
 
     async def sequence(number: int) -> None:
@@ -102,8 +102,8 @@ async def test_all_have_their_turn_and_the_limit_holds() -> None:
             budget.give_back(size)
 
     tasks = [asyncio.create_task(sequence(number)) for number in range(300)]
-    while pending := [one for one in tasks if not one.done()]:
+    while pending := [task for task in tasks if not task.done()]:
         if chance.random() < 0.1:
             chance.choice(pending).cancel()
         await asyncio.sleep(0)
-    assert len(done) == sum(not one.cancelled() for one in tasks) and budget.held == 0
+    assert len(done) == sum(not task.cancelled() for task in tasks) and budget.held == 0

@@ -1,4 +1,4 @@
-"""Chat templates give what transformers gives, and nobody's harm is done by them."""
+"""Chat templates render as in transformers, and hostile templates do no harm."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def theirs() -> Any:
 
 
 def read(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As the API reads them: without fields that are null."""
-    return [{name: value for name, value in one.items() if value is not None} for one in messages]
+    """Messages as the API reads them, without null fields."""
+    return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
 @pytest.mark.parametrize("chat", [*CHATS])
 @pytest.mark.parametrize("name", [*TEMPLATES])
-def test_the_prompt_is_that_of_transformers(theirs: Any, name: str, chat: str) -> None:
-    text, given = TEMPLATES[name], {"add_generation_prompt": True, **CHATS[chat]}
-    theirs_too = given.pop("messages")
-    messages = read(theirs_too)
+def test_prompts_equal_those_of_transformers(theirs: Any, name: str, chat: str) -> None:
+    text, options = TEMPLATES[name], {"add_generation_prompt": True, **CHATS[chat]}
+    sent = options.pop("messages")
+    messages = read(sent)
     try:
-        wanted = theirs.apply_chat_template(theirs_too, chat_template=text, tokenize=False, **given)
+        wanted = theirs.apply_chat_template(sent, chat_template=text, tokenize=False, **options)
     except (jinja2.TemplateError, TypeError):
-        with pytest.raises(InvalidInput, match=r"^messages: the model's chat template does not take them"):
-            of(text).render(messages, **given)
+        with pytest.raises(InvalidInput, match=r"^messages: expected a chat that the model's template accepts; "):
+            of(text).render(messages, **options)
     else:
-        assert of(text).render(messages, **given) == wanted
+        assert of(text).render(messages, **options) == wanted
 
 
-def test_most_of_the_chats_are_answered(theirs: Any) -> None:
-    """Or else the test above would compare nothing."""
+def test_most_templates_accept_most_chats(theirs: Any) -> None:
+    """Without it the test above might compare nothing."""
     answered = 0
     for text in TEMPLATES.values():
         for given in CHATS.values():
@@ -65,13 +65,13 @@ def test_most_of_the_chats_are_answered(theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [TEMPLATES["parts"], ONLY_PARTS], ids=["either", "parts-alone"])
-def test_a_template_that_wants_parts_gets_the_text_as_one(theirs: Any, text: str) -> None:
+def test_a_template_that_expects_parts_gets_the_content_as_one_part(theirs: Any, text: str) -> None:
     in_parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]} if text is ONLY_PARTS else USER
     wanted = theirs.apply_chat_template([in_parts], chat_template=text, tokenize=False, add_generation_prompt=True)
     assert of(text).render([USER]) == wanted
 
 
-def test_the_templates_own_words_are_told_and_no_others() -> None:
+def test_errors_quote_the_template_and_never_the_chat() -> None:
     with pytest.raises(InvalidInput, match="Roles must alternate"):
         of(TEMPLATES["llama-2"]).render([USER, USER])
     for expression in ("messages[0].content.nothing.more", "{}['secret'].more", "messages[0].content + 1", "1 // 0"):
@@ -81,7 +81,7 @@ def test_the_templates_own_words_are_told_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES])
-def test_who_supports_tools(name: str) -> None:
+def test_templates_that_read_tools_support_tools(name: str) -> None:
     assert of(TEMPLATES[name]).supports_tools == (name in {"mistral", "hermes", "loops"})
 
 
@@ -105,7 +105,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", [*HOSTILE])
-def test_what_a_template_can_not_reach(name: str) -> None:
+def test_hostile_templates_reach_no_python_objects_and_no_files(name: str) -> None:
     try:
         written = of(HOSTILE[name]).render([USER])
     except (InvalidInput, LoadError):
@@ -122,15 +122,15 @@ def test_what_a_template_can_not_reach(name: str) -> None:
     ],
     ids=["loops", "macros"],
 )
-def test_a_template_that_does_not_end_is_given_up(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MOST_SECONDS", 0.05)
-    with pytest.raises(TooLarge, match="takes longer than"):
+def test_an_endless_template_exceeds_the_time_limit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
+    with pytest.raises(TooLarge, match=r"got more than 0\.05 s"):
         of(text).render([USER])
 
 
 DOUBLED = "{% set ns = namespace(x=START, y=START) %}{% for i in range(60) %}TURN{% endfor %}"
 NESTED = "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}"
-"""Lists that are small, and 2**60 values as text or when they are compared."""
+"""Small lists with shared parts, which are 2**60 values as text or in a comparison."""
 
 
 def doubled(turn: str, then: str = "", start: str = "'ab'") -> str:
@@ -198,17 +198,17 @@ TOO_MUCH = {
     "title": "{{ ('a' * 1000000) | title }}",
     "lipsum": "{{ lipsum(1000000) }}",
 }
-"""By what makes the text."""
+"""Templates by their means of building a large value."""
 
 
 @pytest.mark.parametrize("name", [*TOO_MUCH])
-def test_a_template_that_writes_too_much_is_given_up(name: str) -> None:
+def test_a_template_with_too_large_values_is_refused(name: str) -> None:
     with pytest.raises((TooLarge, InvalidInput)):
         of(TOO_MUCH[name]).render([USER])
 
 
-def test_the_budget_is_nobodys_variable() -> None:
-    more: dict[str, Any] = {sandbox.BUDGET: 0}
+def test_the_deadline_is_no_variable_of_a_chat() -> None:
+    more: dict[str, Any] = {sandbox.DEADLINE: 0}
     assert of("{{ messages|length }}").render([USER], **more) == "1"
 
 
@@ -227,7 +227,7 @@ def rendered(folder: Path, override: str | None = None, **options: Any) -> str:
     return found.render([USER], **options)
 
 
-def test_where_templates_come_from(tmp_path: Path) -> None:
+def test_sources_of_templates_have_an_order(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path, None) is None
     write(tmp_path, chat_template_json={"chat_template": "processor {{ bos_token }}"})
     assert rendered(tmp_path) == "processor <s>"
@@ -244,7 +244,7 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert rendered(tmp_path, str(tmp_path / "chat_template.json")) == "processor <s>"
 
 
-def test_named_templates(tmp_path: Path) -> None:
+def test_the_template_tool_use_renders_chats_with_tools(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools|length }}"}]
     folder = write(tmp_path, tokenizer_config_json={"chat_template": named})
     assert rendered(folder) == "plain"
@@ -268,6 +268,6 @@ def test_named_templates(tmp_path: Path) -> None:
         ({}, "{{ broken", "--chat_template: the chat template is no valid Jinja"),
     ],
 )
-def test_templates_that_can_not_be_read(tmp_path: Path, given: Any, override: str | None, message: str) -> None:
+def test_an_unreadable_template_is_a_load_error(tmp_path: Path, given: Any, override: str | None, message: str) -> None:
     with pytest.raises(LoadError, match=message):
         load_chat_template(write(tmp_path, tokenizer_config_json=given), override)

@@ -1,4 +1,4 @@
-"""Text that comes token by token is the text of all tokens, for every family of tokenizers."""
+"""Incremental detokenization equals decoding all tokens, for every family of tokenizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tokenizers = Callable[[str], tuple[Tokenizer, Any]]
 
 @pytest.fixture(scope="session")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
-    """The service's tokenizer and transformers' own, by name."""
+    """The service's tokenizer and that of transformers, by name."""
     root = tmp_path_factory.mktemp("tokenizers")
 
     @cache
@@ -49,14 +49,16 @@ def assert_text_of_all(tokenizer: Tokenizer, auto: Any, ids: list[int], continue
 @pytest.mark.parametrize("name", [name for name in ALL if name not in FALLBACK])
 @settings(max_examples=40)
 @given(numbers=st.lists(st.integers(0, 2**16), max_size=60), continued=st.booleans())
-def test_any_ids_give_the_text_of_all(tokenizers: Tokenizers, name: str, numbers: list[int], continued: bool) -> None:
+def test_pieces_of_any_ids_equal_the_decoded_text(
+    tokenizers: Tokenizers, name: str, numbers: list[int], continued: bool
+) -> None:
     tokenizer, auto = tokenizers(name)
     ids = [number % tokenizer.vocab_size for number in numbers]
     assert_text_of_all(tokenizer, auto, ids, continued)
 
 
 @pytest.mark.parametrize("name", [*ALL])
-def test_hard_texts_come_without_half_characters(tokenizers: Tokenizers, name: str) -> None:
+def test_no_piece_has_an_incomplete_character(tokenizers: Tokenizers, name: str) -> None:
     tokenizer, auto = tokenizers(name)
     ids = auto(HARD, add_special_tokens=False)["input_ids"]
     pieces = written(Vocabulary(tokenizer), ids)
@@ -70,7 +72,7 @@ characters = st.text(st.characters(codec="utf-8"), max_size=3)
 @pytest.mark.parametrize("name", [*FALLBACK])
 @settings(max_examples=150)
 @given(parts=st.lists(characters | st.integers(0, 2**16), max_size=30), continued=st.booleans())
-def test_bytes_of_whole_characters_give_the_text_of_all(
+def test_pieces_of_byte_fallback_tokens_equal_the_decoded_text(
     tokenizers: Tokenizers, name: str, parts: list[str | int], continued: bool
 ) -> None:
     tokenizer, auto = tokenizers(name)
@@ -84,24 +86,22 @@ def test_bytes_of_whole_characters_give_the_text_of_all(
 
 
 @pytest.mark.parametrize("name", [*FALLBACK])
-def test_a_character_of_byte_tokens_comes_with_its_last_byte(tokenizers: Tokenizers, name: str) -> None:
+def test_a_byte_fallback_character_comes_with_its_last_byte(tokenizers: Tokenizers, name: str) -> None:
     tokenizer, auto = tokenizers(name)
     euro = auto.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
     newline = auto.convert_tokens_to_ids("<0x0A>")
     word = auto.convert_tokens_to_ids("▁the")
     vocabulary = Vocabulary(tokenizer)
     assert written(vocabulary, [*euro, newline]) == ["", "", "€", "\n", ""]
-    # Half a character is given up with the next word, or at the end, with one U+FFFD per byte, as decode has it.
+    # The next word or the end replaces an incomplete character by one U+FFFD per byte, as decode does.
     assert written(vocabulary, [*euro[:2], word, *euro[:1]]) == ["", "", "\ufffd\ufffd the", "", "\ufffd"]
     assert auto.decode([*euro[:2], word, *euro[:1]]) == "\ufffd\ufffd the\ufffd"
-    # What was whole stays, where decode would take the whole row of bytes back.
+    # Complete characters stay, where decode would drop the whole run of bytes.
     assert written(vocabulary, [*euro, *euro[:1], word]) == ["", "", "€", "", "\ufffd the", ""]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "bert", "bert-clean-up"])
-def test_the_work_does_not_grow_with_the_text(
-    tokenizers: Tokenizers, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_per_token_is_constant(tokenizers: Tokenizers, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, _ = tokenizers(name)
     vocabulary = Vocabulary(tokenizer)
     looked_at: list[int] = []
@@ -118,17 +118,17 @@ def test_the_work_does_not_grow_with_the_text(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "spiece.model", "byt5"])
-def test_ids_that_are_no_tokens(tokenizers: Tokenizers, name: str) -> None:
-    """A model may have more ids than its tokenizer, for the sake of round numbers."""
+def test_ids_outside_the_vocabulary_are_skipped_or_refused(tokenizers: Tokenizers, name: str) -> None:
+    """A model may have more ids than its tokenizer, because sizes are rounded up."""
     tokenizer, auto = tokenizers(name)
     ids = auto(" ab", add_special_tokens=False).input_ids
     above = tokenizer.vocab_size + 7
     with_others = [above, *(number for one in ids for number in (one, above))]
     vocabulary = Vocabulary(tokenizer)
     assert "".join(written(vocabulary, with_others)) == auto.decode(ids)
-    assert vocabulary.show(above) == ("", b"")
+    assert vocabulary.text_and_bytes(above) == ("", b"")
     for number in (-1, 2**31):
-        with pytest.raises(PredictorError, match=f"{number} as a token"):
+        with pytest.raises(PredictorError, match=f"token id {number}"):
             vocabulary.continue_text().push(number)
 
 
@@ -147,8 +147,8 @@ def test_ids_that_are_no_tokens(tokenizers: Tokenizers, name: str) -> None:
         ("bert", "##s", "s", b"s"),
     ],
 )
-def test_a_token_is_shown_by_itself(tokenizers: Tokenizers, name: str, token: str, text: str, raw: bytes) -> None:
+def test_text_and_bytes_of_single_tokens(tokenizers: Tokenizers, name: str, token: str, text: str, raw: bytes) -> None:
     tokenizer, _ = tokenizers(name)
     number = tokenizer.token_to_id(token)
     assert number is not None
-    assert Vocabulary(tokenizer).show(number) == (text, raw)
+    assert Vocabulary(tokenizer).text_and_bytes(number) == (text, raw)

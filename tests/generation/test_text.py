@@ -1,4 +1,4 @@
-"""Text models (vLLM's interface, and simpler ones): the inputs of a call, and its answers."""
+"""Text models (vLLM's interface, and simpler ones): inputs of a call, and its responses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.text import LeadingPrompt, TextGenerator, TokenCounter, leading_token
+from hf_transformer.generation.text import PromptRemover, TextGenerator, TokenCounter, leading_token
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, Tensor
-from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, tensor, text
+from tests.generation.scripted_models import ScriptedLLM, model, settings, spec, steps, tensor, text
 from tests.generation.tokenizers import ALL, load, without_unknown
 
 INPUT = spec("text_input", "BYTES")
@@ -47,44 +47,44 @@ ENSEMBLE = model(
     (OUTPUT, spec("cum_log_probs", "FP32", -1)),
 )
 PLAIN = model((INPUT, spec("max_tokens")), (OUTPUT,), batch=0)
-"""A stream that may begin with the prompt."""
+"""A model that may return the prompt in its stream."""
 
 PROMPT = Prompt("hello", (7, 8))
 GREEDY = Sampling(max_tokens=5, greedy=True)
 MANY = Sampling(max_tokens=99)
 
 
-class Bench:
-    """A generator over a scripted model."""
+class TextModelHarness:
+    """Text generators of scripted models."""
 
     def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer
         self.executor = executor
-        self.predictor = ScriptedModel()
+        self.predictor = ScriptedLLM()
 
-    def generator(self, found: ModelSpec, *responses: Any, json: bool = False, **more: Any) -> TextGenerator:
-        self.predictor = ScriptedModel(*responses, json=json)
-        return TextGenerator(found, self.predictor, self.tokenizer, settings(**more), executor=self.executor)
+    def generator(self, spec: ModelSpec, *responses: Any, json: bool = False, **more: Any) -> TextGenerator:
+        self.predictor = ScriptedLLM(*responses, json=json)
+        return TextGenerator(spec, self.predictor, self.tokenizer, settings(**more), executor=self.executor)
 
     async def read(
-        self, found: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, prompt: Prompt = PROMPT
+        self, spec: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, prompt: Prompt = PROMPT
     ) -> tuple[list[str], str | None]:
-        """The text of each step that has any, and why the last one ended."""
-        read = await steps(self.generator(found, *responses), prompt, sampling)
-        assert [step.finish for step in read[:-1]] == [None] * (len(read) - 1)
-        return [step.text for step in read if step.text], read[-1].finish
+        """Non-empty texts of the steps, and the finish reason."""
+        generated = await steps(self.generator(spec, *responses), prompt, sampling)
+        assert all(step.finish is None for step in generated[:-1])
+        return [step.text for step in generated if step.text], generated[-1].finish
 
     def count(self, text: str) -> int:
         return len(self.tokenizer.encode([text])[0].ids)
 
 
 @pytest.fixture
-def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
-    return Bench(gpt2, executor)
+def harness(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> TextModelHarness:
+    return TextModelHarness(gpt2, executor)
 
 
 def whole(text: str) -> dict[str, Tensor]:
-    """The tutorial's response."""
+    """Response of the tutorial's model."""
     return {"text": tensor("text", "BYTES", text.encode())}
 
 
@@ -95,28 +95,28 @@ def cut(text_: str, size: int) -> list[Any]:
 # Inputs
 
 
-async def test_the_inputs_of_vllm(bench: Bench) -> None:
+async def test_vllm_gets_sampling_parameters_as_json(harness: TextModelHarness) -> None:
     sampling = Sampling(
         max_tokens=5, temperature=0.5, top_k=3, seed=11, presence_penalty=0.25, ignore_eos=True, stop_token_ids=(3, 4)
     )
-    await bench.read(VLLM, text(" a", finish_reason="stop"), sampling=sampling)
-    sent = bench.predictor.sent()
+    await harness.read(VLLM, text(" a", finish_reason="stop"), sampling=sampling)
+    sent = harness.predictor.sent()
     drawn = {"temperature": 0.5, "top_k": 3, "seed": 11, "presence_penalty": 0.25}
     expected = {"max_tokens": 5, **drawn, "stop_token_ids": [3, 4], "ignore_eos": True}
     assert orjson.loads(sent.pop("sampling_parameters")[0]) == expected
     asks = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_output_tokens")
     assert sent == {"text_input": ["hello"], **{name: [True] for name in asks}}
-    assert bench.predictor.wanted == ["text_output", "finish_reason", "num_output_tokens"]
-    assert bench.predictor.headers == {"x-request-id": "r"}
+    assert harness.predictor.wanted == ["text_output", "finish_reason", "num_output_tokens"]
+    assert harness.predictor.headers == {"x-request-id": "r"}
     greedy = Sampling(max_tokens=5, greedy=True, top_k=5, seed=3)
-    await bench.read(VLLM, text("", finish_reason="stop"), sampling=greedy)
-    assert orjson.loads(bench.predictor.sent()["sampling_parameters"][0]) == {"max_tokens": 5, "temperature": 0.0}
+    await harness.read(VLLM, text("", finish_reason="stop"), sampling=greedy)
+    assert orjson.loads(harness.predictor.sent()["sampling_parameters"][0]) == {"max_tokens": 5, "temperature": 0.0}
 
 
-async def test_the_inputs_of_an_ensemble(bench: Bench) -> None:
-    await bench.read(ENSEMBLE, text(" a"), sampling=Sampling(max_tokens=5, temperature=0.5, seed=11))
+async def test_an_ensemble_gets_one_input_per_parameter(harness: TextModelHarness) -> None:
+    await harness.read(ENSEMBLE, text(" a"), sampling=Sampling(max_tokens=5, temperature=0.5, seed=11))
     values = {"text_input": "hello", "max_tokens": 5, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "random_seed": 11}
-    assert bench.predictor.sent() == {name: [[value]] for name, value in {**values, "stream": True}.items()}
+    assert harness.predictor.sent() == {name: [[value]] for name, value in {**values, "stream": True}.items()}
 
 
 LLM_API = model(
@@ -128,23 +128,25 @@ LLM_API = model(
 @pytest.mark.parametrize(
     ("responses", "parts"),
     [
-        pytest.param([" a", " a a", " a a a"], [" a", " a", " a"], id="each response has all before it"),
+        pytest.param([" a", " a a", " a a a"], [" a", " a", " a"], id="each response has the whole text"),
+        pytest.param([b" \xef\xbf\xbd", " é", " é!"], [" ", "é", "!"], id="an incomplete character is replaced"),
+        pytest.param([" a", " a", " a."], [" a", "."], id="a response without new text"),
         pytest.param(
-            [b" \xef\xbf\xbd", " é", " é!"], [" ", "é", "!"], id="half a character is replaced until it is whole"
+            [" a", b" a\xef\xbf\xbd"], [" a", "\N{REPLACEMENT CHARACTER}"], id="an incomplete character at the end"
         ),
-        pytest.param([" a", " a", " a."], [" a", "."], id="a response without news"),
-        pytest.param([" a", b" a\xef\xbf\xbd"], [" a", "\N{REPLACEMENT CHARACTER}"], id="half a character at the end"),
     ],
 )
-async def test_a_text_that_grows(bench: Bench, responses: list[str | bytes], parts: list[str]) -> None:
-    """As TensorRT-LLM's LLM API model streams it."""
+async def test_cumulative_responses_become_new_text(
+    harness: TextModelHarness, responses: list[str | bytes], parts: list[str]
+) -> None:
+    """TensorRT-LLM's LLM API model streams so."""
     reasons = [*["None"] * (len(responses) - 1), "length"]
-    found = [text(one, finish_reason=reason) for one, reason in zip(responses, reasons, strict=True)]
-    assert await bench.read(LLM_API, *found) == (parts, "length")
+    answers = [text(part, finish_reason=reason) for part, reason in zip(responses, reasons, strict=True)]
+    assert await harness.read(LLM_API, *answers) == (parts, "length")
 
 
-async def test_parameters_that_are_honoured(bench: Bench) -> None:
-    vllm, tutorial, ensemble = (bench.generator(found).supported_fields for found in (VLLM, TUTORIAL, ENSEMBLE))
+async def test_the_models_inputs_decide_the_supported_fields(harness: TextModelHarness) -> None:
+    vllm, tutorial, ensemble = (harness.generator(found).supported_fields for found in (VLLM, TUTORIAL, ENSEMBLE))
     assert vllm >= {"max_tokens", "greedy", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos"}
     assert not vllm & {"logprobs", "logit_bias"}
     assert tutorial == frozenset() and "stop_token_ids" in vllm
@@ -152,20 +154,18 @@ async def test_parameters_that_are_honoured(bench: Bench) -> None:
     assert ensemble == {"max_tokens", "min_tokens", "repetition_penalty", "seed", "ignore_eos"} | drawing
 
 
-async def test_the_token_that_the_models_tokenizer_adds_is_not_sent_twice(
-    tmp_path: Path, executor: ThreadPoolExecutor
-) -> None:
-    bench = Bench(load(ALL["llama"](tmp_path / "model")), executor)
+async def test_the_leading_token_is_not_sent_twice(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    harness = TextModelHarness(load(ALL["llama"](tmp_path / "model")), executor)
     for prompt, expected in (
         (Prompt("<s>[INST] hi", (1, 5), False), "[INST] hi"),
         (Prompt("hi<s>", (5,), False), "hi<s>"),
         (Prompt("<s>hi", (1, 1, 5), True), "<s>hi"),
     ):
-        await bench.read(VLLM, text("", finish_reason="stop"), prompt=prompt)
-        assert bench.predictor.sent()["text_input"] == [expected]
+        await harness.read(VLLM, text("", finish_reason="stop"), prompt=prompt)
+        assert harness.predictor.sent()["text_input"] == [expected]
 
 
-async def test_tokenizers_without_a_leading_token(
+async def test_some_tokenizers_have_no_leading_token(
     gpt2: Tokenizer, t5: Tokenizer, tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     few_words = load(without_unknown(tmp_path))
@@ -173,10 +173,10 @@ async def test_tokenizers_without_a_leading_token(
     assert await TokenCounter(few_words, executor).count("A C A") == 3
 
 
-async def test_other_names(bench: Bench) -> None:
+async def test_flags_rename_the_input_and_the_output(harness: TextModelHarness) -> None:
     found = model((spec("prompt", "BYTES"),), (spec("answer", "BYTES"),), decoupled=False, batch=0)
     answer = {"answer": tensor("answer", "BYTES", b" a")}
-    made = bench.generator(found, answer, input_names=("prompt",), output_names=("answer",))
+    made = harness.generator(found, answer, input_names=("prompt",), output_names=("answer",))
     [step] = await steps(made, PROMPT, GREEDY)
     assert step.text == " a"
 
@@ -193,38 +193,43 @@ async def test_other_names(bench: Bench) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_models_that_do_not_fit(bench: Bench, inputs: Any, outputs: Any, json: bool, message: str) -> None:
+async def test_each_misfit_has_its_message(
+    harness: TextModelHarness, inputs: Any, outputs: Any, json: bool, message: str
+) -> None:
     with pytest.raises(ContractError, match=message):
-        bench.generator(model(inputs, outputs), json=json)
+        harness.generator(model(inputs, outputs), json=json)
 
 
 # Answers
 
 
-async def test_the_models_reason_for_the_end(bench: Bench) -> None:
+async def test_the_models_finish_reason_is_used(harness: TextModelHarness) -> None:
     first = text(" a", finish_reason="None")
-    assert await bench.read(VLLM, first, text(" b", finish_reason="stop")) == ([" a", " b"], "stop")
-    assert await bench.read(VLLM, first, text("", finish_reason="length")) == ([" a"], "length")
+    assert await harness.read(VLLM, first, text(" b", finish_reason="stop")) == ([" a", " b"], "stop")
+    assert await harness.read(VLLM, first, text("", finish_reason="length")) == ([" a"], "length")
     more_than_one_would_count = "x" * 500
     stopped = text(more_than_one_would_count, finish_reason="stop")
-    assert await bench.read(VLLM, stopped) == ([more_than_one_would_count], "stop")
+    assert await harness.read(VLLM, stopped) == ([more_than_one_would_count], "stop")
 
 
-async def test_the_models_count(bench: Bench) -> None:
+async def test_the_models_token_count_decides_the_finish_reason(harness: TextModelHarness) -> None:
     count = {"num_output_tokens": tensor("num_output_tokens", "UINT32", 3)}
-    assert await bench.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
-    assert await bench.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
+    assert await harness.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
+    assert await harness.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
 
 
-async def test_tokens_are_counted_if_the_model_does_not_count(bench: Bench) -> None:
-    count = bench.count("the cat sat")
+async def test_tokens_are_counted_if_the_model_does_not_count(harness: TextModelHarness) -> None:
+    count = harness.count("the cat sat")
     for most, expected in ((count, "length"), (count + 1, "stop"), (count - 1, "length")):
         sampling = Sampling(max_tokens=most, greedy=True)
-        assert await bench.read(OLD_VLLM, *cut("the cat sat", 7), sampling=sampling) == (["the cat", " sat"], expected)
-    *_, last = await steps(bench.generator(OLD_VLLM, text("the cat sat")), PROMPT, Sampling(max_tokens=2))
+        assert await harness.read(OLD_VLLM, *cut("the cat sat", 7), sampling=sampling) == (
+            ["the cat", " sat"],
+            expected,
+        )
+    *_, last = await steps(harness.generator(OLD_VLLM, text("the cat sat")), PROMPT, Sampling(max_tokens=2))
     assert last.total == count
-    *_, last = await steps(bench.generator(OLD_VLLM, text("the cat sat")), PROMPT, MANY)
-    assert last.total is None, "there can't be so many, so none are counted"
+    *_, last = await steps(harness.generator(OLD_VLLM, text("the cat sat")), PROMPT, MANY)
+    assert last.total is None, "a short text needs no count"
 
 
 NO_COUNT = {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES", b"3")}
@@ -241,37 +246,39 @@ NO_COUNT = {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES
     ],
     ids=["broken off", "cancelled", "timeout", "no text", "no count"],
 )
-async def test_answers_that_are_errors(bench: Bench, response: Any, message: str) -> None:
+async def test_incomplete_texts_and_other_datatypes_are_predictor_errors(
+    harness: TextModelHarness, response: Any, message: str
+) -> None:
     with pytest.raises(PredictorError, match=message):
-        await bench.read(VLLM, response)
+        await harness.read(VLLM, response)
 
 
-async def test_characters_that_come_in_parts(bench: Bench) -> None:
+async def test_incomplete_characters_are_held_back(harness: TextModelHarness) -> None:
     given = "é🎉".encode()
     parts = [text(given[start : start + 1]) for start in range(len(given))]
-    assert await bench.read(VLLM, *parts, sampling=MANY) == (["é", "🎉"], "stop")
-    assert await bench.read(VLLM, text(b"a\xc3"), sampling=MANY) == (["a", "�"], "stop")
+    assert await harness.read(VLLM, *parts, sampling=MANY) == (["é", "🎉"], "stop")
+    assert await harness.read(VLLM, text(b"a\xc3"), sampling=MANY) == (["a", "�"], "stop")
 
 
-async def test_leaving_early_leaves_the_stream(bench: Bench) -> None:
-    generator = bench.generator(VLLM, text(" a"), text(" b"), text(" c"))
+async def test_closing_a_text_generator_closes_the_predictors_stream(harness: TextModelHarness) -> None:
+    generator = harness.generator(VLLM, text(" a"), text(" b"), text(" c"))
     assert len(await steps(generator, PROMPT, GREEDY, most=1)) == 1
-    assert bench.predictor.left == 2
+    assert harness.predictor.left == 2
 
 
-async def test_a_model_without_max_tokens_is_truncated(bench: Bench) -> None:
+async def test_a_model_without_max_tokens_is_truncated(harness: TextModelHarness) -> None:
     written = "the cat sat on the mat"
-    encoding = bench.tokenizer.encode([written], offsets=True)[0]
+    encoding = harness.tokenizer.encode([written], offsets=True)[0]
     assert encoding.offsets is not None
     for most in (1, 2, len(encoding.ids) - 1):
         expected = written[: encoding.offsets[most - 1][1]]
         answer = whole(f"hello{written}")
-        assert await bench.read(TUTORIAL, answer, sampling=Sampling(max_tokens=most)) == ([expected], "length")
-    assert await bench.read(TUTORIAL, whole(f"hello{written}"), sampling=MANY) == ([written], "stop")
+        assert await harness.read(TUTORIAL, answer, sampling=Sampling(max_tokens=most)) == ([expected], "length")
+    assert await harness.read(TUTORIAL, whole(f"hello{written}"), sampling=MANY) == ([written], "stop")
     stream = model((INPUT,), (OUTPUT,), batch=0)
-    how = Sampling(max_tokens=bench.count("the cat"))
-    found, finish = await bench.read(stream, *map(text, ("the", " cat", " sat", " on", " the", " mat")), sampling=how)
-    assert ("".join(found), finish) == ("the cat", "length") and bench.predictor.left > 0
+    sampling, parts = Sampling(max_tokens=harness.count("the cat")), ("the", " cat", " sat", " on", " the", " mat")
+    texts, finish = await harness.read(stream, *map(text, parts), sampling=sampling)
+    assert ("".join(texts), finish) == ("the cat", "length") and harness.predictor.left > 0
 
 
 # The prompt in front of the text
@@ -282,24 +289,24 @@ async def test_a_model_without_max_tokens_is_truncated(bench: Bench) -> None:
     [("hello world", " world"), ("Hello world", "Hello world"), ("hello", ""), ("hell", "hell"), ("", "")],
     ids=["with the prompt", "not quite", "the prompt alone", "a part of it", "nothing"],
 )
-async def test_the_prompt_is_left_out(bench: Bench, answer: str, expected: str) -> None:
-    written, finish = await bench.read(TUTORIAL, whole(answer), sampling=MANY)
+async def test_a_returned_prompt_is_removed(harness: TextModelHarness, answer: str, expected: str) -> None:
+    written, finish = await harness.read(TUTORIAL, whole(answer), sampling=MANY)
     assert ("".join(written), finish) == (expected, "stop")
-    assert bench.predictor.sent() == {"text_input": ["hello"]}
-    assert bench.predictor.released == 1
+    assert harness.predictor.sent() == {"text_input": ["hello"]}
+    assert harness.predictor.released == 1
     for size in (1, 2, 3, 100):
-        written, _ = await bench.read(PLAIN, *cut(answer, size))
+        written, _ = await harness.read(PLAIN, *cut(answer, size))
         assert "".join(written) == expected
     if answer == "hello":
-        for found in (VLLM, ENSEMBLE):  # which leave the prompt out, so it is the text
-            assert (await bench.read(found, text(answer)))[0] == [answer]
+        for spec in (VLLM, ENSEMBLE):  # they exclude the prompt, so this is the text
+            assert (await harness.read(spec, text(answer)))[0] == [answer]
 
 
-async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(bench: Bench) -> None:
+async def test_a_prompt_returned_without_special_tokens_is_removed(harness: TextModelHarness) -> None:
     chat = "<|endoftext|>user\nhi.<|endoftext|>\n<|endoftext|>assistant\n"
-    prompt = Prompt(chat, tuple(bench.tokenizer.encode([chat])[0].ids), False)
+    prompt = Prompt(chat, tuple(harness.tokenizer.encode([chat])[0].ids), False)
     answer = whole("user\nhi.\nassistant\nhello.")
-    assert await bench.read(TUTORIAL, answer, prompt=prompt, sampling=MANY) == (["hello."], "stop")
+    assert await harness.read(TUTORIAL, answer, prompt=prompt, sampling=MANY) == (["hello."], "stop")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
@@ -311,7 +318,7 @@ async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_token
         ("<s>user\nHi</s>\n", "user\nHi\n", ""),
         ("<s>user\nHi</s>\n", "user\nHi", "user\nHi"),
         ("<s>user\nHi</s>\n", "user\nHe said", "user\nHe said"),
-        # Without a special token at its end, it is the beginning of the prompt: the text after it shows which it is.
+        # Without its last special token the answer is a prefix of the prompt: the following text decides.
         ("Hi</s>", "Hi</s> you", " you"),
         ("Hi</s>", "Hi you", " you"),
         ("Hi</s>", "Hi</you", "</you"),
@@ -319,7 +326,7 @@ async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_token
         ("", "you", "you"),
     ],
 )
-def test_the_prompt_as_it_was_sent_or_without_its_special_tokens(
+def test_the_prompt_is_removed_in_either_form_from_any_chunks(
     size: int, prompt: str, answer: str, expected: str
 ) -> None:
     asked: list[str] = []
@@ -328,7 +335,7 @@ def test_the_prompt_as_it_was_sent_or_without_its_special_tokens(
         asked.append(prompt)
         return prompt.replace("<s>", "").replace("</s>", "")
 
-    leading = LeadingPrompt(prompt, read_back)
-    found = "".join(leading.take(answer[start : start + size]) for start in range(0, len(answer), size))
-    assert found + leading.rest() == expected
+    remover = PromptRemover(prompt, read_back)
+    found = "".join(remover.push(answer[start : start + size]) for start in range(0, len(answer), size))
+    assert found + remover.flush() == expected
     assert len(asked) <= 1 and not (asked and answer.startswith(prompt))

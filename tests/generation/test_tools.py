@@ -1,4 +1,4 @@
-"""Calls of tools in what a model writes, whole and in pieces."""
+"""Tool calls in generated text, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.generation.tools import ToolCall, ToolCallParser
+from tests.generation.scripted import chunks
 
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 WEATHER = ToolCall("weather", '{"city": "Zürich"}')
@@ -14,7 +15,7 @@ BROKEN = '<tool_call>{"name": "weather", "arguments"</tool_call>'
 
 
 def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """A whole text's content and its calls."""
+    """Content and calls of a whole text."""
     parser = ToolCallParser()
     content, calls = parser.push(text)
     rest, more = parser.flush()
@@ -48,7 +49,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
         ("</tool_call>", "</tool_call>", []),
     ],
 )
-def test_whole_texts(text: str, content: str, calls: list[ToolCall]) -> None:
+def test_calls_and_content_of_whole_texts(text: str, content: str, calls: list[ToolCall]) -> None:
     assert parse_tool_calls(text) == (content, calls)
 
 
@@ -56,19 +57,15 @@ parts = st.sampled_from([ONE, BROKEN, "<tool_call>", "</tool_call>", "<tool", " 
 
 
 @given(parts=st.lists(parts, max_size=12), cuts=st.lists(st.integers(0, 500), max_size=20))
-def test_pieces_say_what_the_whole_does(parts: list[str], cuts: list[int]) -> None:
+def test_a_stream_has_the_calls_and_content_of_the_whole_text(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    parser, content, calls = ToolCallParser(), "", []
-    for start, end in zip(places, [*places[1:], len(text)], strict=True):
-        more, found = parser.push(text[start:end])
-        content += more
-        calls += found
-    more, found = parser.flush()
-    assert (content + more, calls + found) == parse_tool_calls(text)
+    parser = ToolCallParser()
+    results = [*map(parser.push, chunks(text, cuts)), parser.flush()]
+    content, calls = "".join(content for content, _ in results), [call for _, calls in results for call in calls]
+    assert (content, calls) == parse_tool_calls(text)
 
 
-def test_what_can_not_be_a_call_is_not_held_back() -> None:
+def test_only_prefixes_of_calls_are_held_back() -> None:
     parser = ToolCallParser()
     assert parser.push("one <tool") == ("one", [])
     assert parser.push("box> two") == (" <toolbox> two", [])

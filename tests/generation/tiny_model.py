@@ -1,7 +1,7 @@
-"""A language model of a few numbers, and a predictor that runs it when a test says so.
+"""A tiny language model, and a predictor that runs it on command.
 
-It reads what a transformer does: every token and its position, and through the mask all tokens before it. So a text
-comes out wrong when padding is seen, a position is shifted or a cache is somebody else's.
+Like a transformer it reads every token with its position, and all earlier tokens through the mask. So a text changes if
+the model attends to padding, a position is shifted, or a cache belongs to another sequence.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.generation.scripted_models import settings
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64
 EOS = 2
 COUNTED = 0.25
-"""What every token counts that is seen, even one of zeros."""
+"""Weight of every attended token, so that even a token of zeros counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """What the model takes and gives; see generation/logits_signature.py. ``flat`` is without any batch axis."""
+class ModelVariant:
+    """Inputs and outputs of an exported model (generation/logits_signature.py). ``flat`` means no batch axis."""
 
     mask: bool = True
     positions: bool = False
@@ -50,7 +50,7 @@ class Form:
 
     @property
     def spec(self) -> ModelSpec:
-        """As the predictor describes it."""
+        """Description by the predictor."""
         batch = () if self.max_batch_size or self.flat else (self.rows,)
         names = ["input_ids", *(["attention_mask"] if self.mask else []), *(["position_ids"] if self.positions else [])]
         names += ["decoder_input_ids"] if self.encoder_decoder else []
@@ -68,34 +68,34 @@ class Form:
 
 
 class TinyModel:
-    """The numbers, and what the next token depends on."""
+    """Weights and computation of the model."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(5)
         self.tokens = random.standard_normal((VOCABULARY, WIDTH)).round(2)
-        self.places = random.standard_normal((LONGEST, WIDTH)).round(2)
+        self.positions = random.standard_normal((LONGEST, WIDTH)).round(2)
         self.heads = random.standard_normal((WIDTH, VOCABULARY)).round(2)
 
     def states(self, ids: Array, positions: Array | None = None) -> Array:
-        """What is cached of tokens: [B, S, WIDTH]."""
+        """Cached states [B, S, WIDTH] of tokens."""
         if positions is None:
             positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        return self.tokens[ids] + self.places[positions]
+        return self.tokens[ids] + self.positions[positions]
 
     def logits(self, states: Array, mask: Array, new: int, source: Array | None = None) -> Array:
-        """[B, new, VOCABULARY] after each of the last ``new`` of ``states`` [B, T, WIDTH]; ``mask`` is [B, T]."""
+        """Logits [B, new, VOCABULARY] after the last ``new`` of ``states`` [B, T, WIDTH]; ``mask`` is [B, T]."""
         total = states.shape[1]
-        found = []
-        for place in range(total - new, total):
-            seen = np.where(mask[:, : place + 1, np.newaxis] != 0, states[:, : place + 1] + COUNTED, 0).sum(axis=1)
-            state = np.tanh(seen) + states[:, place] + (0 if source is None else np.tanh(source))
-            found.append(state @ self.heads)
-        return np.stack(found, axis=1)
+        logits = []
+        for end in range(total - new + 1, total + 1):
+            seen = np.where(mask[:, :end, np.newaxis] != 0, states[:, :end] + COUNTED, 0).sum(axis=1)
+            state = np.tanh(seen) + states[:, end - 1] + (0 if source is None else np.tanh(source))
+            logits.append(state @ self.heads)
+        return np.stack(logits, axis=1)
 
     def greedy(
         self, prompt: Sequence[int], count: int, source: Sequence[int] | None = None, dtype: Any = np.float32
     ) -> list[int]:
-        """The likeliest continuation, from the whole text each time."""
+        """Greedy continuation, computed from the whole text in each step."""
         ids = list(prompt)
         while len(ids) < len(prompt) + count:
             ids.append(int(self.next_logits(ids, source).astype(dtype).argmax()))
@@ -104,21 +104,24 @@ class TinyModel:
         return ids[len(prompt) :]
 
     def next_logits(self, ids: Sequence[int], source: Sequence[int] | None = None) -> Array:
-        """What comes after a text, [VOCABULARY]."""
+        """Logits [VOCABULARY] after a text."""
         read = None if source is None else (self.states(np.array([source])) + COUNTED).sum(axis=1)
         found: Array = self.logits(self.states(np.array([ids])), np.ones((1, len(ids))), 1, read)[0, 0]
         return found
 
 
 class TinyPredictor(Predictor):
-    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``asked`` the outputs, ``sizes`` their bytes.
+    """Runs a TinyModel.
 
-    While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
-    every call's outputs before they are given.
+    Attributes:
+        calls, asked, sizes: inputs by name, output names and output bytes of each call.
+        held: makes calls wait for ``release``.
+        faults: errors to raise, by the number of the call.
+        change: modifies each call's outputs.
     """
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+    def __init__(self, variant: ModelVariant) -> None:
+        self.variant = variant
         self.model = TinyModel()
         self.calls: list[dict[str, Array]] = []
         self.asked: list[Sequence[str]] = []
@@ -129,7 +132,7 @@ class TinyPredictor(Predictor):
         self._gates: list[asyncio.Future[None]] = []
 
     async def release(self, turns: int = 20) -> None:
-        """Lets the calls that wait go on, and everything happen that then can."""
+        """Releases the waiting calls, and runs the event loop for some turns."""
         for gate in self._gates:
             if not gate.done():
                 gate.set_result(None)
@@ -141,19 +144,19 @@ class TinyPredictor(Predictor):
 
     @property
     def rows(self) -> list[int]:
-        """How many texts each call was of."""
+        """Number of rows of each call."""
         return [len(call["input_ids"]) for call in self.calls]
 
     async def model_spec(self) -> ModelSpec:
-        return self.form.spec
+        return self.variant.spec
 
     async def model_ready(self) -> bool:
         return True
 
     async def infer(self, call: ModelCall) -> Reply:
         number = len(self.calls)
-        given = {tensor.name: tensor.data.copy() for tensor in call.inputs}
-        self.calls.append(given)
+        inputs = {tensor.name: tensor.data.copy() for tensor in call.inputs}
+        self.calls.append(inputs)
         self.asked.append(call.outputs)
         self.sizes.append(call.sizes)
         self._verify(call.inputs)
@@ -164,9 +167,9 @@ class TinyPredictor(Predictor):
             await asyncio.sleep(0)
         if number in self.faults:
             raise self.faults.pop(number)
-        dtype = NUMPY_DTYPES[self.form.floats]
-        found = {name: data.astype(dtype) for name, data in self._answer(given).items() if name in call.outputs}
-        tensors = {name: Tensor(name, self.form.floats, data) for name, data in found.items()}
+        dtype = NUMPY_DTYPES[self.variant.floats]
+        found = {name: data.astype(dtype) for name, data in self._answer(inputs).items() if name in call.outputs}
+        tensors = {name: Tensor(name, self.variant.floats, data) for name, data in found.items()}
         if self.change is not None:
             self.change(number, tensors)
         for name, size in call.sizes.items():
@@ -175,60 +178,61 @@ class TinyPredictor(Predictor):
             tensor.data.flags.writeable = False
 
         def release() -> None:
-            for tensor in tensors.values():  # the buffer is another call's from now on
+            for tensor in tensors.values():  # another call reuses the buffer
                 tensor.data.flags.writeable = True
                 tensor.data[...] = 0
 
         return Reply(tensors, release)
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        raise AssertionError("logits are asked for one step at a time")
+        raise AssertionError("a logits model is called once per step")
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:
-        """What Triton would refuse."""
-        declared = {one.name: one for one in self.form.spec.inputs}
+        """Fails for inputs that Triton would refuse."""
+        declared = {spec.name: spec for spec in self.variant.spec.inputs}
         sent = {tensor.name for tensor in inputs}
         assert sent <= declared.keys(), sent
-        assert {one.name for one in declared.values() if not one.optional} <= sent, sent
+        assert {spec.name for spec in declared.values() if not spec.optional} <= sent, sent
         for tensor in inputs:
-            one = declared[tensor.name]
-            assert one.datatype == tensor.datatype and tensor.data.dtype == NUMPY_DTYPES[one.datatype], tensor.name
-            shape = (-1, *one.shape) if self.form.max_batch_size else one.shape
+            spec = declared[tensor.name]
+            assert spec.datatype == tensor.datatype and tensor.data.dtype == NUMPY_DTYPES[spec.datatype], tensor.name
+            shape = (-1, *spec.shape) if self.variant.max_batch_size else spec.shape
             assert len(shape) == tensor.data.ndim, (tensor.name, tensor.shape)
             assert all(want in (-1, size) for want, size in zip(shape, tensor.shape, strict=True)), tensor.name
 
-    def _answer(self, given: dict[str, Array]) -> dict[str, Array]:
-        form = self.form
-        if form.flat:
-            given = {name: data[np.newaxis] for name, data in given.items()}
-        read = given["decoder_input_ids" if form.encoder_decoder else "input_ids"]
-        middle = "decoder." if form.encoder_decoder else ""
-        past = given.get(f"past_key_values.0.{middle}key", np.zeros((len(read), 2, 0, WIDTH)))[:, 0]
+    def _answer(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        variant = self.variant
+        if variant.flat:
+            inputs = {name: data[np.newaxis] for name, data in inputs.items()}
+        read = inputs["decoder_input_ids" if variant.encoder_decoder else "input_ids"]
+        middle = "decoder." if variant.encoder_decoder else ""
+        past = inputs.get(f"past_key_values.0.{middle}key", np.zeros((len(read), 2, 0, WIDTH)))[:, 0]
         before = past.shape[1]
-        if form.branch:
-            assert given["use_cache_branch"].all() == (before > 0)
+        if variant.branch:
+            assert inputs["use_cache_branch"].all() == (before > 0)
         total = before + read.shape[1]
-        positions = given.get("position_ids", np.broadcast_to(np.arange(before, total), read.shape))
+        positions = inputs.get("position_ids", np.broadcast_to(np.arange(before, total), read.shape))
         states = np.concatenate([past, self.model.states(read, positions)], axis=1)
-        mask = np.ones((len(read), total)) if form.encoder_decoder else given.get("attention_mask", np.ones((1, total)))
-        source, more = self._source(given, before) if form.encoder_decoder else (None, {})
-        logits = self.model.logits(states, np.broadcast_to(mask, (len(read), total)), read.shape[1], source)
-        if form.logits != "all":
-            logits = logits[:, -1] if form.logits == "flat" else logits[:, -1:]
+        ones = np.ones((len(read), total))
+        mask = ones if variant.encoder_decoder else inputs.get("attention_mask", ones)
+        source, more = self._source(inputs, before) if variant.encoder_decoder else (None, {})
+        logits = self.model.logits(states, np.broadcast_to(mask, ones.shape), read.shape[1], source)
+        if variant.logits != "all":
+            logits = logits[:, -1] if variant.logits == "flat" else logits[:, -1:]
         kept = np.stack([states, -states], axis=1)
-        found = {"logits": logits, f"present.0.{middle}key": kept, f"present.0.{middle}value": 2 * kept, **more}
-        return {name: data[0] for name, data in found.items()} if form.flat else found
+        outputs = {"logits": logits, f"present.0.{middle}key": kept, f"present.0.{middle}value": 2 * kept, **more}
+        return {name: data[0] for name, data in outputs.items()} if variant.flat else outputs
 
-    def _source(self, given: dict[str, Array], before: int) -> tuple[Array, dict[str, Array]]:
-        states = self.model.states(given["input_ids"])
-        if before and self.form.past:
-            states = given["past_key_values.0.encoder.value"][:, 1] / -2
+    def _source(self, inputs: dict[str, Array], before: int) -> tuple[Array, dict[str, Array]]:
+        states = self.model.states(inputs["input_ids"])
+        if before and self.variant.past:
+            states = inputs["past_key_values.0.encoder.value"][:, 1] / -2
         kept = np.stack([states, -states], axis=1)
-        summed = np.where(given["attention_mask"][..., np.newaxis] != 0, states + COUNTED, 0).sum(axis=1)
+        summed = np.where(inputs["attention_mask"][..., np.newaxis] != 0, states + COUNTED, 0).sum(axis=1)
         return summed, {"present.0.encoder.key": kept, "present.0.encoder.value": 2 * kept}
 
 
-# Generators of such models
+# Generators of the tiny model
 
 SCHEDULING = SchedulerSettings(
     max_batches_in_flight=2, max_batch_tokens=10_000, max_batch_output_bytes=10**8, timeout=60.0
@@ -240,29 +244,29 @@ SETTINGS = settings(
     decoder_start_ids=(1,),
     scheduling=SCHEDULING,
 )
-FORMS = {
-    "plain": Form(),
-    "without a mask": Form(mask=False),
-    "positions": Form(positions=True),
-    "int32, fp16": Form(datatype="INT32", floats="FP16"),
-    "last": Form(logits="last"),
-    "last, positions": Form(logits="last", positions=True),
-    "vector": Form(logits="flat", positions=True),
-    "own batch axis": Form(max_batch_size=0),
-    "exact rows": Form(max_batch_size=0, rows=3),
-    "no batch axis": Form(max_batch_size=0, flat=True),
-    "no batch axis, cache": Form(max_batch_size=0, flat=True, past=True),
-    "fixed length": Form(length=LONGEST),
-    "fixed length, last": Form(length=LONGEST, logits="last", positions=True),
-    "cache": Form(past=True, positions=True),
-    "cache, equal lengths": Form(past=True),
-    "cache, merged": Form(past=True, positions=True, branch=True),
-    "cache, merged, own batch axis": Form(past=True, positions=True, branch=True, max_batch_size=0),
-    "cache, exact rows": Form(past=True, positions=True, max_batch_size=0, rows=5),
-    "cache, last": Form(past=True, positions=True, logits="last"),
-    "encoder-decoder": Form(encoder_decoder=True),
-    "encoder-decoder, last": Form(encoder_decoder=True, logits="last"),
-    "encoder-decoder, cache": Form(encoder_decoder=True, past=True),
+VARIANTS = {
+    "plain": ModelVariant(),
+    "without a mask": ModelVariant(mask=False),
+    "positions": ModelVariant(positions=True),
+    "int32, fp16": ModelVariant(datatype="INT32", floats="FP16"),
+    "last": ModelVariant(logits="last"),
+    "last, positions": ModelVariant(logits="last", positions=True),
+    "vector": ModelVariant(logits="flat", positions=True),
+    "own batch axis": ModelVariant(max_batch_size=0),
+    "exact rows": ModelVariant(max_batch_size=0, rows=3),
+    "no batch axis": ModelVariant(max_batch_size=0, flat=True),
+    "no batch axis, cache": ModelVariant(max_batch_size=0, flat=True, past=True),
+    "fixed length": ModelVariant(length=LONGEST),
+    "fixed length, last": ModelVariant(length=LONGEST, logits="last", positions=True),
+    "cache": ModelVariant(past=True, positions=True),
+    "cache, equal lengths": ModelVariant(past=True),
+    "cache, merged": ModelVariant(past=True, positions=True, branch=True),
+    "cache, merged, own batch axis": ModelVariant(past=True, positions=True, branch=True, max_batch_size=0),
+    "cache, exact rows": ModelVariant(past=True, positions=True, max_batch_size=0, rows=5),
+    "cache, last": ModelVariant(past=True, positions=True, logits="last"),
+    "encoder-decoder": ModelVariant(encoder_decoder=True),
+    "encoder-decoder, last": ModelVariant(encoder_decoder=True, logits="last"),
+    "encoder-decoder, cache": ModelVariant(encoder_decoder=True, past=True),
 }
 GREEDY = Sampling(greedy=True, max_tokens=12)
 random = np.random.default_rng(3)
@@ -271,12 +275,12 @@ PROMPTS = [tuple(int(one) for one in random.integers(3, VOCABULARY, random.integ
 
 @asynccontextmanager
 async def generator(
-    form: Form, scheduling: SchedulerSettings = SCHEDULING, **more: Any
+    variant: ModelVariant, scheduling: SchedulerSettings = SCHEDULING, **more: Any
 ) -> AsyncIterator[tuple[LogitsGenerator, TinyPredictor]]:
-    made = TinyPredictor(form)
+    made = TinyPredictor(variant)
     with ThreadPoolExecutor(2) as executor:
-        own = replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **more})
-        yield LogitsGenerator(form.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
+        own = replace(SETTINGS, scheduling=scheduling, **{"concurrency_limit": ConcurrencyLimit(0), **more})
+        yield LogitsGenerator(variant.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
 
 
 def vocabulary(size: int = VOCABULARY) -> Any:

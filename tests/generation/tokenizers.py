@@ -1,4 +1,4 @@
-"""Tokenizers with byte fallback, as Llama's and Gemma's files have them: what the tiny ones of the tests lack."""
+"""Tokenizers with byte fallback, as in Llama and Gemma, which tests/tiny_tokenizers lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eo
 
 
 def with_byte_fallback(*, strips: bool) -> Tokenizer:
-    """BPE over characters with a token for each byte; ``strips`` drops a text's first space, as Llama's does."""
+    """BPE over characters with a token per byte; ``strips`` drops the first space of a text, as Llama does."""
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     space = [normalizers.Replace(" ", "▁")]
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *space] if strips else space)
@@ -30,7 +30,7 @@ def with_byte_fallback(*, strips: bool) -> Tokenizer:
         [text for text in CORPUS if text.isascii()],
         trainers.BpeTrainer(vocab_size=500, special_tokens=[*SPECIAL, *bytes_], show_progress=False),
     )
-    # The trainer marks the bytes as special, which they are not.
+    # The trainer wrongly marks the byte tokens as special.
     document = json.loads(made.to_str())
     document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] in SPECIAL]
     plain = Tokenizer.from_str(json.dumps(document))
@@ -49,15 +49,17 @@ def gemma(folder: Path) -> Path:
 
 
 def bytes_in_a_row(folder: Path) -> Path:
-    """Byte-level, behind a decoder that does not say so."""
+    """Byte-level BPE whose decoder is wrapped in a sequence."""
     made = byte_level(["<|endoftext|>"])
     made.decoder = decoders.Sequence([decoders.ByteLevel()])
     return save(folder, made, settings={"tokenizer_class": "PreTrainedTokenizerFast"}, config={})
 
 
 def without_unknown(folder: Path, letters: str = "ACGT", *, drops: bool = False) -> Path:
-    """Words of an alphabet of its own, as models of genomes have them: it can't encode any other text, or ``drops``
-    what it does not know."""
+    """Vocabulary of single letters without an unknown token, as in genome models.
+
+    Other text can't be encoded, or is dropped with ``drops``.
+    """
     words = {word: number for number, word in enumerate([*SPECIAL[1:], *letters])}
     made = Tokenizer(models.BPE(words, []) if drops else models.WordLevel(words))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -71,6 +73,6 @@ ALL: dict[str, Callable[[Path], Path]] = FOLDERS | BY_TRANSFORMERS | FALLBACK | 
 
 
 def load(folder: Path) -> tokenizer.Tokenizer:
-    """The service's tokenizer of a folder."""
+    """Loads the service's tokenizer of a folder."""
     config = folder / "config.json"
     return tokenizer.load_tokenizer(folder, json.loads(config.read_text()) if config.exists() else {}, max_model_len=64)

@@ -1,6 +1,6 @@
-"""Hugging Face checkpoints of the predictive test models, made from the model.onnx files that the test Triton serves.
+"""Hugging Face checkpoints of the predictive test models, from the model.onnx files that the test Triton serves.
 
-So nothing is stored twice, and the goldens are about the very weights that are served. Needs torch, transformers and
+Hence the repository stores no weights twice, and goldens and Triton use the same weights. Needs torch, transformers and
 onnx.
 """
 
@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
-from typing import Final
 
 import onnx
 import onnx.numpy_helper
 import torch
 import transformers
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.triton_repository import task_model_folder, weights_of  # noqa: E402
+from tests.triton_repository import task_model_folder, weights_of
 
 
 def checkpoint(name: str, target: Path) -> Path:
@@ -37,20 +32,20 @@ def checkpoint(name: str, target: Path) -> Path:
     architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     model = getattr(transformers, architecture)(config)
     missing, unexpected = model.load_state_dict(stored_weights(weights_of(name)), strict=False)
-    # Weights that are used in two places were exported under one of their names.
+    # ONNX files store tied weights under one of their names.
     tied = {weight for pair in getattr(model, "all_tied_weights_keys", {}).items() for weight in pair}
-    # The pooler of a model without a head has no part in its last hidden state, so it was not exported.
+    # The export of a model without a head leaves out its pooler.
     if unexpected or [weight for weight in missing if not weight.startswith("pooler.") and weight not in tied]:
-        raise ValueError(f"{name}: the ONNX file lacks {missing} and has {unexpected} besides")
+        raise ValueError(f"{name}: the ONNX file lacks {missing} and has the unknown {unexpected}")
     if (folder / "generation_config.json").exists():
-        # Saving the model would make one from config.json.
+        # Otherwise save_pretrained would make one from config.json.
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     model.save_pretrained(folder)
     return folder
 
 
 def stored_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The weights in an ONNX file, by the names that the checkpoint had."""
+    """The weights in an ONNX file, by their names in the checkpoint."""
     return {
         tensor.name.removeprefix("model."): torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
         for tensor in onnx.load(path).graph.initializer

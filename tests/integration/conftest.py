@@ -33,7 +33,7 @@ MOST_RUNNING = 20
 
 @cache
 def goldens(task: str) -> Any:
-    """The answers that tests/goldens/generate_TASK.py has stored."""
+    """The answers that scripts/goldens/generate_TASK.py has stored."""
     return json.loads((ROOT / "tests" / "goldens" / f"{task}.json").read_text(encoding="utf-8"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import hf_transformer
-from hf_transformer.api.call import CLIENTS_OWN
+from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.generation.task import ALL_TASKS
 from tests.integration.conftest import ROOT, Serve, refused
 from tests.service import Service
@@ -252,12 +252,12 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
     """tests/api/test_openapi.py has that it describes all of them."""
     instances = examples(document["paths"][f"/v1/models/{service.model}:predict"]["post"])[0]["instances"]
     [form] = document["components"]["schemas"]["Parameters"]["anyOf"]
-    known = "...".join(form["properties"].keys() - CLIENTS_OWN)
+    known = "...".join(form["properties"].keys() - TRITON_PARAMETERS)
     wrong: list[tuple[str, Any, str]] = [
         (name, 1, f"unknown, expected one of output_format...{known}") for name in ("none", OF_OTHERS[task])
     ]
     for name, schema in form["properties"].items():
-        if name in {*CLIENTS_OWN, "stride"}:  # which only windows have
+        if name in {*TRITON_PARAMETERS, "stride"}:  # which only windows have
             continue
         for kind in {*schema.get("type", ())} - {"null"}:
             values, says = WRONG_VALUES[kind]

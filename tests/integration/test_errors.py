@@ -55,16 +55,16 @@ ROUTES = [
     ("GET", "/v1/models/bert:predict", 405, "expected POST"),
     ("PUT", "/", 405, "/"),
     ("POST", "/v1/models/other:predict", 404, "'other'"),
-    ("GET", "/v1/models/other", 404, "served: bert"),
+    ("GET", "/v1/models/other", 404, "expected a served model (bert)"),
     ("GET", "/v1/models/bert:tokenize", 405, "expected POST"),
     ("GET", "/v1/models/bert:detokenize", 405, "expected POST"),
     ("POST", "/v1/models/other:tokenize", 404, "'other'"),
     ("POST", "/v1/models/other:detokenize", 404, "'other'"),
-    ("GET", "/v1/models/other/info", 404, "not served here"),
+    ("GET", "/v1/models/other/info", 404, "expected a served model"),
     ("POST", "/info", 405, "expected GET, HEAD"),
     *(
-        (method, f"/v2/models/{model}{route}", 404, f"not served here; served: {served}")
-        for model, served in (("other", "bert"), ("bert/versions/2", "1"))
+        (method, f"/v2/models/{model}{route}", 404, f"expected {expected}")
+        for model, expected in (("other", "a served model (bert)"), ("bert/versions/2", "version '1' of model 'bert'"))
         for method, route in (("POST", "/infer"), ("GET", ""), ("GET", "/ready"))
     ),
     ("GET", "/v2/other", 404, "/v2/other"),
@@ -86,7 +86,7 @@ def test_routes_and_models_that_are_not_there(serve: Serve) -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    (b"", "not JSON"),
+    (b"", "expected JSON in UTF-8"),
     ([TEXT], "got a list"),
     ({"texts": [TEXT]}, "the keys texts"),
     ({"instances": [TEXT], "inputs": [TEXT]}, "got both"),
@@ -104,14 +104,14 @@ BAD: list[tuple[Any, str]] = [
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
 RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
 BAD_TENSORS: list[tuple[Any, str]] = [
-    (b"{", "body: not JSON"),
+    (b"{", "body: expected JSON in UTF-8"),
     ({"instances": [TEXT]}, "inputs: expected a list of tensors, got null"),
     ({"inputs": []}, "inputs: 'text' is missing"),
     ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
-    ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "element 0 of 'text' is not UTF-8"),
-    ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: 'logits' is unknown"),
-    ({"inputs": [TENSOR], "model_name": "other"}, "'other' differs from what is asked here, 'bert'"),
-    ({"inputs": [TENSOR], "model_version": "2"}, "'2' differs from what is asked here, '1'"),
+    ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "inputs[0].data[0]: expected text in UTF-8"),
+    ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: expected names of output-0, got 'logits'"),
+    ({"inputs": [TENSOR], "model_name": "other"}, "model_name: expected 'bert', as in the path, got 'other'"),
+    ({"inputs": [TENSOR], "model_version": "2"}, "model_version: expected '1', as in the path, got '2'"),
     ({"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}}, "parameters.top_k: only the pipeline format"),
     ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
 ]
@@ -144,7 +144,7 @@ def test_bad_input_over_grpc(serve: Serve) -> None:
     invalid, exhausted = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
     with stub(serve("bert")) as calls:
         for message, code, says in (
-            (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "served: bert"),
+            (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "expected a served model (bert)"),
             (request("bert", {"text": [TEXT], "txt": [TEXT]}), invalid, "'txt' is unknown"),
             (request("bert", {"text": [TEXT]}, parameters={"top_k": 1}), invalid, "parameters.top_k"),
             (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: no [MASK]"),

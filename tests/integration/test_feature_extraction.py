@@ -1,4 +1,4 @@
-"""feature_extraction against transformers (tests/goldens/generate_feature_extraction.py), with the same weights."""
+"""feature_extraction against transformers (scripts/goldens/generate_feature_extraction.py), with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fill_mask against answers of transformers and torch from the same weights (tests/goldens/generate_fill_mask.py)."""
+"""fill_mask against answers of transformers and torch from the same weights (scripts/goldens/generate_fill_mask.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""question_answering against the pipeline of transformers 4 (tests/goldens/generate_question_answering.py)."""
+"""question_answering against the pipeline of transformers 4 (scripts/goldens/generate_question_answering.py)."""
 
 from __future__ import annotations
 

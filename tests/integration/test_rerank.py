@@ -1,4 +1,4 @@
-"""rerank against CrossEncoder of sentence-transformers (tests/goldens/generate_rerank.py)."""
+"""rerank against CrossEncoder of sentence-transformers (scripts/goldens/generate_rerank.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sequence_classification against transformers' own pipeline (tests/goldens/generate_sequence_classification.py)."""
+"""sequence_classification against transformers' own pipeline (scripts/goldens/generate_sequence_classification.py)."""
 
 from __future__ import annotations
 

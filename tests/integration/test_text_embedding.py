@@ -1,4 +1,4 @@
-"""text_embedding against sentence-transformers with the same weights (tests/goldens/generate_text_embedding.py)."""
+"""text_embedding against sentence-transformers with the same weights (scripts/goldens/generate_text_embedding.py)."""
 
 from __future__ import annotations
 

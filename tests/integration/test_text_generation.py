@@ -1,4 +1,4 @@
-"""Text generation against transformers' generate() (tests/goldens/generate_text_generation.py)."""
+"""Text generation against transformers' generate() (scripts/goldens/generate_text_generation.py)."""
 
 from __future__ import annotations
 
@@ -238,7 +238,10 @@ async def test_caches_that_do_not_fit_at_the_same_time_wait_for_each_other(serve
             response = await client.post(COMPLETIONS, json=body)
             assert response.status_code == 413, response.text
             needed = (7 + 239) * 1024  # the prompt, and all new tokens but the last one
-            assert f"needs {needed} bytes, --max_cache_bytes allows {LIMIT}" in response.json()["error"]["message"]
+            assert (
+                f"at most {LIMIT} bytes of key-value cache (--max_cache_bytes), got {needed}"
+                in response.json()["error"]["message"]
+            )
             assert "retry-after" not in response.headers
 
 

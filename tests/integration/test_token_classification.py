@@ -1,4 +1,4 @@
-"""token_classification against transformers' pipeline (tests/goldens/generate_token_classification.py)."""
+"""token_classification against transformers' pipeline (scripts/goldens/generate_token_classification.py)."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_where_a_text_is_cut(mini: Service) -> None:
 
 
 BAD: list[tuple[str, Any, str]] = [
-    ("tokenize", b"{", "not JSON"),
+    ("tokenize", b"{", "expected JSON in UTF-8"),
     ("tokenize", {"instances": ["a", 7]}, "instances[1]: expected a string"),
     ("tokenize", {"instances": ["a"], "parameters": {"truncation": True}}, "parameters.truncation: unknown"),
     ("detokenize", {"instances": ["a"]}, "instances[0]: expected a list of token ids"),

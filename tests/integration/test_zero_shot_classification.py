@@ -1,4 +1,4 @@
-"""zero_shot_classification against transformers' pipeline (tests/goldens/generate_zero_shot_classification.py)."""
+"""zero_shot_classification against transformers' pipeline (scripts/goldens/generate_zero_shot_classification.py)."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Exports:
             return name, self._printed[name]
         flags = (f"--model_id={source}", f"--output={self.repository}", f"--model_name={name}", *flags)
         printed = printed_by([*flags, "--backend=python"])
-        assert "the same in " in printed
+        assert "same outputs in " in printed
         self._printed[name] = printed
         return name, printed
 

@@ -176,10 +176,10 @@ def made(architecture: str, model_type: str, folder: Path) -> dict:
 REASONS = (
     ("reads more than text", "reads pictures, sound or tables"),
     ("stands for no task", "no task"),
-    ("depends on the other texts", "an answer depends on its batch"),
+    ("depend on the other texts", "an answer depends on its batch"),
     ("differs from the model", "the file differs from the model"),
-    ("can't be asked", "can't be called with padded texts"),
-    ("can't be written", "can't be written"),
+    ("can't run", "can't be called with padded texts"),
+    ("--output: can't write", "can't be written"),
     ("does not run", "the file does not run"),
 )
 

@@ -172,7 +172,10 @@ def test_a_folder_of_sentence_transformers_6(exports: Exports, tmp_path: Path) -
     model.save(str(source))
     name, printed = exports.export(source)
     assert (exports.repository / name / "2_Normalize" / "config.json").is_file()
-    assert f"Triton reads version 1 of {name}, 1/model.py, in the python backend; 2_Normalize: no version" in printed
+    assert (
+        f"Triton runs version 1 of {name}, 1/model.py, with the python backend; its version_policy ignores 2_Normalize"
+        in printed
+    )
     texts = list(TEXTS.values())
     expected = np.stack([model.encode([text], show_progress_bar=False)[0] for text in texts])
     with exports.serve(name) as service:
@@ -237,15 +240,15 @@ def refused(source: Path | str, folder: Path, *flags: str) -> TransformerError:
     [
         ("bert", ["--task=fill-masks"], ConfigError, "--task=fill-masks: can't be served"),
         ("bert", ["--task=token_classification"], ConfigError, "has no weights for classifier."),
-        ("bert", ["--task=text_generation"], ConfigError, "depend on the tokens that follow"),
-        ("gpt2_past", ["--task=fill_mask"], LoadError, "can't be loaded for fill_mask"),
-        ("bert", ["--inputs=input_ids,pixels"], ConfigError, "--inputs: 'pixels'"),
+        ("bert", ["--task=text_generation"], ConfigError, "depend on later tokens"),
+        ("gpt2_past", ["--task=fill_mask"], LoadError, "can't load the weights for fill_mask"),
+        ("bert", ["--inputs=input_ids,pixels"], ConfigError, "got 'pixels'"),
         ("bert", ["--inputs=attention_mask"], ConfigError, "--inputs: input_ids is missing"),
         ("t5_logits", ["--inputs=input_ids"], ConfigError, "--inputs: decoder_input_ids is missing"),
         ("ner", ["--reduce"], ConfigError, "--reduce: token_classification has no exact reduction"),
         ("stars", ["--reduce"], ConfigError, "regression"),
         ("minibert_last", ["--reduce"], ConfigError, "--reduce: lasttoken pooling"),
-        ("emotions", ["--reduce", "--top_k=3"], ConfigError, "--top_k: belongs to fill_mask"),
+        ("emotions", ["--reduce", "--top_k=3"], ConfigError, "--top_k: applies to fill_mask only"),
         ("bert", ["--tolerance=0", "--precision=fp16"], LoadError, "model.onnx differs from the model: logits by"),
     ],
 )
@@ -275,14 +278,14 @@ NEXT = "BertForNextSentencePrediction"
 @pytest.mark.parametrize(
     ("change", "what", "says"),
     [
-        (without, WEIGHTS, "can't be loaded for fill_mask"),
-        (broken, WEIGHTS, "can't be loaded for fill_mask"),
+        (without, WEIGHTS, "can't load the weights for fill_mask"),
+        (broken, WEIGHTS, "can't load the weights for fill_mask"),
         (without, "config.json", "config.json"),
         (broken, "config.json", "config.json is not valid JSON"),
-        (changed, {"vocab_size": 7}, "can't be loaded for fill_mask"),
+        (changed, {"vocab_size": 7}, "can't load the weights for fill_mask"),
         (changed, {"architectures": []}, "the task can't be told; set --task"),
         (changed, {"architectures": [NEXT]}, f"{NEXT} stands for no task"),
-        (changed, {"model_type": "nonsense"}, "can't be loaded"),
+        (changed, {"model_type": "nonsense"}, "can't load the weights for fill_mask"),
         (without, "tokenizer.json", "tokenizer"),
     ],
     ids=lambda one: getattr(one, "__name__", str(one)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GENERATORS = sorted((ROOT / "tests" / "goldens").glob("generate_*.py"))
+GENERATORS = sorted((ROOT / "scripts" / "goldens").glob("generate_*.py"))
 
 
 @pytest.mark.parametrize("generator", GENERATORS, ids=lambda path: path.stem.removeprefix("generate_"))
@@ -20,5 +20,6 @@ def test_goldens_are_up_to_date(generator: Path) -> None:
     python = Path(sys.executable)
     if generator.stem == "generate_question_answering":
         python = Path(os.environ.get("HF_TRANSFORMER_MODELS_4_ENVIRONMENT") or ROOT / ".venv-models-4", "bin", "python")
-    result = subprocess.run([python, generator, "--check"], capture_output=True, text=True, timeout=600)
+    command = [str(python), "-m", f"scripts.goldens.{generator.stem}", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr

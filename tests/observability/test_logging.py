@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.logging import (
     LATENCY_LOGGER,
@@ -278,7 +278,7 @@ async def test_json_lines_name_the_trace_of_a_request(is_latency: bool, capsys: 
         log.add(context)
         log.flush()
     else:
-        as_request_error(ZeroDivisionError(), context.request_id, context.headers["traceparent"])
+        to_request_error(ZeroDivisionError(), context)
     [line] = objects(capsys.readouterr().err)
     assert (line["request_id"], line["trace_id"], line["span_id"]) == ("r1", trace_id, span_id)
     assert [names_of("r", header) for header in (None, "", "nonsense")] == [{"request_id": "r"}] * 3

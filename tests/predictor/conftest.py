@@ -1,4 +1,4 @@
-"""Event loops that the tests of the transports run under."""
+"""Event loops for the tests of the transports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ import uvloop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """HTTP is tested under both event loops, whose transports differ."""
+    """Runs tests of HTTP on both event loops, whose transports differ."""
     both = item.path.name in ("test_http.py", "test_rest.py")
     return {"asyncio": asyncio.new_event_loop, **({"uvloop": uvloop.new_event_loop} if both else {})}

@@ -1,4 +1,4 @@
-"""A TCP server that follows a script, for the faults that a real Triton can't be made to show."""
+"""A TCP server that follows a script, for faults that a real Triton can't produce on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
 
 
 def server_context(mutual: bool = False) -> ssl.SSLContext:
-    """With ``mutual`` the client has to show the same certificate."""
+    """The server's TLS context; ``mutual`` requires the same certificate from the client."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(CERTIFICATE))
     context.load_cert_chain(CERTIFICATE, KEY)
     context.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
@@ -24,21 +24,21 @@ def server_context(mutual: bool = False) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """Trusts the server's certificate."""
+    """The client's TLS context, which trusts the server's certificate."""
     return ssl.create_default_context(cafile=str(CERTIFICATE))
 
 
 class Connection:
-    """One accepted connection, in the hands of a script."""
+    """One accepted connection, which a script serves."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         self.reader = reader
         self.writer = writer
         self.number = number
-        """Connections are counted from 0."""
+        """The number of the connection, from 0."""
 
     async def request(self) -> tuple[dict[str, str], bytes]:
-        """The next request's headers (lower-case names; its first line as ``""``) and its body."""
+        """Reads a request: its headers (lower-case names; the request line as ``""``) and its body."""
         first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         body = await self.reader.readexactly(int(headers.get("content-length", 0)))
@@ -59,22 +59,22 @@ class Connection:
         self.writer.transport.abort()
 
     async def until_closed(self) -> None:
-        """Waits for the client to hang up."""
+        """Waits until the client closes the connection."""
         while await self.reader.read(65536):
             pass
 
     async def forward(self, address: str) -> None:
-        """Passes everything on to host:port and back, until one side closes."""
+        """Forwards all data to host:port and back, until one side closes."""
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        ways = [asyncio.create_task(_pipe(*way)) for way in ((self.reader, writer), (reader, self.writer))]
+        pipes = [asyncio.create_task(_pipe(*ends)) for ends in ((self.reader, writer), (reader, self.writer))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            writer.transport.abort()  # before anything is waited for: the test's end may come in the middle of that
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            writer.transport.abort()  # before any wait, which the test's end may cancel
+            for pipe in pipes:
+                pipe.cancel()
+            await asyncio.gather(*pipes, return_exceptions=True)
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,9 +88,9 @@ Script = Callable[[Connection], Awaitable[None]]
 
 @asynccontextmanager
 async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Serves every connection by the script and closes it at the script's end; gives host:port.
+    """Runs the script for every connection, and closes the connection at its end; yields host:port.
 
-    A client that goes away ends the script quietly.
+    A disconnecting client ends the script without an error.
     """
     count = 0
     running: set[asyncio.Task[None]] = set()
@@ -121,14 +121,14 @@ async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIt
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for writer in opened:  # TLS would wait for the other side's farewell, and the test's loop ends here
+        for writer in opened:  # TLS would wait for the peer's close_notify, but the test's loop ends here
             writer.transport.abort()
         await asyncio.sleep(0)
         await server.wait_closed()
 
 
-def nobody() -> str:
-    """host:port where nothing listens."""
+def unused_address() -> str:
+    """A host:port without a listener."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         return f"{HOST}:{sock.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""A real gRPC server that follows a script, and a TCP server in front of it that breaks the first connections."""
+"""A gRPC server with scripted methods, and a TCP server in front of it that breaks the first connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 async def serving(
     host: str = HOST, port: int = 0, credentials: grpc.ServerCredentials | None = None, **methods: Handler
 ) -> AsyncIterator[str]:
-    """A server with these methods of the service, bytes in and bytes out; gives host:port."""
+    """A server with these methods of the V2 service, bytes in and bytes out; yields host:port."""
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(method)
         if name == "ModelStreamInfer"
@@ -42,7 +42,7 @@ async def serving(
 
 
 def server_credentials(mutual: bool) -> grpc.ServerCredentials:
-    """With ``mutual`` the client has to show the same certificate."""
+    """The server's credentials; ``mutual`` requires the same certificate from the client."""
     certificate = CERTIFICATE.read_bytes()
     return grpc.ssl_server_credentials([(KEY.read_bytes(), certificate)], certificate if mutual else None, mutual)
 
@@ -56,7 +56,7 @@ Fault = Callable[[Connection], Awaitable[None]]
 
 @asynccontextmanager
 async def faulty(fault: Fault, host: str) -> AsyncIterator[str]:
-    """A server whose first connection gets the fault; those after it reach the server at ``host``."""
+    """A server whose first connection has the fault. Later ones are forwarded to the server at ``host``."""
 
     async def script(connection: Connection) -> None:
         await (fault(connection) if connection.number == 0 else connection.forward(host))
@@ -65,20 +65,20 @@ async def faulty(fault: Fault, host: str) -> AsyncIterator[str]:
         yield address
 
 
-# HTTP/2, as far as a server needs it that answers wrongly.
+# HTTP/2 frames for faulty responses
 
 GOOD_HEAD = b"\x88\x0f\x10\x10application/grpc"
-""":status 200 and the content type, as HPACK."""
+""":status 200 and the content type, in HPACK."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """A frame; ``length`` is what it says of its payload, where that is not true."""
+    """A frame; ``length`` overrides the true length in its header."""
     size = len(payload) if length is None else length
     return size.to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
 
 
 def message(content: bytes) -> bytes:
-    """A message of gRPC, uncompressed."""
+    """An uncompressed gRPC message."""
     return b"\0" + len(content).to_bytes(4) + content
 
 
@@ -87,13 +87,13 @@ def head(stream: int) -> bytes:
 
 
 async def until_request(connection: Connection, count: int = 1) -> int:
-    """Answers the client's first frames; gives the stream of the last of so many requests, once they are whole."""
+    """Opens HTTP/2, reads ``count`` requests, and returns the stream id of the last one."""
     await connection.reader.readexactly(24)
     await connection.send(frame(4, 0, 0, b""))
     while True:
-        begun = await connection.reader.readexactly(9)
-        await connection.reader.readexactly(int.from_bytes(begun[:3]))
-        if begun[3] == 0 and begun[4] & 1:
+        header = await connection.reader.readexactly(9)
+        await connection.reader.readexactly(int.from_bytes(header[:3]))
+        if header[3] == 0 and header[4] & 1:  # DATA with END_STREAM
             count -= 1
             if not count:
-                return int.from_bytes(begun[5:])
+                return int.from_bytes(header[5:])

@@ -1,4 +1,4 @@
-"""A predictor, and a transport, that follow a script; for what is between a caller and any transport."""
+"""A predictor and a transport that follow a script, for tests of the layers above a transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
-from hf_transformer.predictor.shared_memory import ALIGNMENT
+from hf_transformer.predictor.shared_memory import ALIGNMENT_BYTES
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -21,7 +21,7 @@ SPEC = ModelSpec("m", "1", (), (), 0)
 
 
 async def leave_early(responses: AsyncGenerator[Outputs, None], by: str) -> None:
-    """Takes one response of a stream; then it is closed, or the wait for the next one is cancelled."""
+    """Reads one response of a stream, and then closes the stream or cancels the wait for the next response."""
     await anext(responses)
     if by == "closing":
         await responses.aclose()
@@ -34,17 +34,20 @@ async def leave_early(responses: AsyncGenerator[Outputs, None], by: str) -> None
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits until something has happened; fails after 10 s."""
+    """Waits until a condition holds; fails after 10 s."""
     async with asyncio.timeout(10.0):
         for _ in iter(condition, True):
             await asyncio.sleep(0)
 
 
 class Scripted(Predictor):
-    """Fails with each of the errors in turn, and then answers; None hangs until ``go_on``, and then raises ``failure``
-    if there is one. Each stream follows the next of ``streams``: numbers are responses, errors are raised, None hangs.
+    """Fails with each of the errors in turn, and then replies. For None it waits for ``go_on`` and then raises
+    ``failure``, if set.
 
-    ``model_ready`` says, or raises, what is in ``ready``; None hangs.
+    Attributes:
+        streams: scripts of the next streams. A number is a response, an error is raised, None waits for ``go_on``.
+        ready: the result or error of ``model_ready``; None waits forever.
+        questions: the number of calls of ``model_ready``.
     """
 
     def __init__(self, *errors: BaseException | None) -> None:
@@ -92,22 +95,24 @@ class Scripted(Predictor):
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         self.events.append("stream")
         try:
-            for one in self.streams.pop(0):
-                if isinstance(one, Exception):
-                    raise one
-                if one is None:
+            for step in self.streams.pop(0):
+                if isinstance(step, Exception):
+                    raise step
+                if step is None:
                     await self.go_on.wait()
-                yield {"n": Tensor("n", "INT64", np.array([one]))}
+                yield {"n": Tensor("n", "INT64", np.array([step]))}
         finally:
             self.events.append("closed")
 
 
 class ScriptedTransport(Scripted, Transport):
-    """Writes outputs into a region's file, as the predictor would. The first output is the first input as FP32, and
-    each one that follows is larger by 1.
+    """Writes outputs to a region's file like a real predictor. Output n is the first input as FP32, plus n.
 
-    The next call whose input begins with ``number`` waits for ``gate(number)``, and then answers, or raises what the
-    gate has. ``refusal`` is raised by every registration. ``attempts`` counts registrations, ``calls`` inferences.
+    Attributes:
+        gates: the next call whose input begins with a number waits for the number's future, and raises its error.
+        refusal: the error of every registration; None for success.
+        attempts, calls: the numbers of registrations and of inferences.
+        call: the last inference.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +123,7 @@ class ScriptedTransport(Scripted, Transport):
         self.gates: dict[int, asyncio.Future[None]] = {}
         self.refusal: Exception | None = None
         self.attempts = self.calls = 0
-        self.call: ModelCall | None = None  # the last one
+        self.call: ModelCall | None = None
 
     def gate(self, number: int) -> asyncio.Future[None]:
         return self.gates.setdefault(number, asyncio.get_running_loop().create_future())
@@ -126,7 +131,7 @@ class ScriptedTransport(Scripted, Transport):
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         self.calls += 1
         self.call = call
-        await asyncio.sleep(0)  # as on a network, calls that begin together are under way together
+        await asyncio.sleep(0)  # concurrent calls overlap, as on a network
         if destination is not None and destination.region not in self.regions:
             destination.settled = True
             raise UnknownRegion(f"Unable to find shared memory region: '{destination.region}'")
@@ -137,14 +142,15 @@ class ScriptedTransport(Scripted, Transport):
                 await self.gates[number]
         finally:
             self.gates.pop(number, None)
-        found = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
+        tensors = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
         if destination is not None:
-            for name, place in destination.placements.items():
-                assert place.offset % ALIGNMENT == 0 and place.file is not None
-                os.pwrite(place.file, found[name].data.tobytes()[: len(place.memory)], place.offset)
-            found |= {name: placed_tensor(name, "FP32", data.shape, at) for name, at in destination.placements.items()}
+            for name, placement in destination.placements.items():
+                assert placement.offset % ALIGNMENT_BYTES == 0 and placement.file is not None
+                content = tensors[name].data.tobytes()[: len(placement.memory)]
+                os.pwrite(placement.file, content, placement.offset)
+                tensors[name] = placed_tensor(name, "FP32", data.shape, placement)
             destination.settled = True
-        return Reply(found, lambda: self.events.append("released"))
+        return Reply(tensors, lambda: self.events.append("released"))
 
     async def register_region(self, name: str, byte_size: int) -> None:
         self.attempts += 1

@@ -1,4 +1,4 @@
-"""The gRPC transport against a real gRPC server: calls, their errors, streams, and its connections."""
+"""The gRPC transport against a real gRPC server: calls, errors, streams and connections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.server.memory import held_memory
 from hf_transformer.types.tensors import Tensor
-from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, scripted, unused_address
 from tests.predictor.grpc_server import (
     Fault,
     Handler,
@@ -79,11 +79,11 @@ def answer(name: str = "logits", count: int = 2) -> bytes:
 
 
 def response(*values: float, name: str = "logits", final: bool = False, error: str = "") -> bytes:
-    """One of a stream."""
+    """A serialized response of a stream."""
     message = outputs_of(values, name) if values else pb.ModelInferResponse()
     message.parameters["triton_final_response"].bool_param = final
-    whole = {"error_message": error} if error else {"infer_response": message}
-    return pb.ModelStreamInferResponse(**whole).SerializeToString()
+    fields = {"error_message": error} if error else {"infer_response": message}
+    return pb.ModelStreamInferResponse(**fields).SerializeToString()
 
 
 def answering(response: bytes) -> Handler:
@@ -110,8 +110,8 @@ def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Ha
     return handler
 
 
-class Hanging:
-    """A handler that answers when ``go`` is set. ``waiting`` counts its open calls; ``seen`` has who has called."""
+class BlockingHandler:
+    """A handler that replies once ``go`` is set. ``waiting`` counts open calls; ``seen`` has the peer of each call."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -140,10 +140,10 @@ async def cancel(call: asyncio.Task[Any]) -> None:
         await call
 
 
-# Calls.
+# Calls
 
 
-async def test_a_request_and_its_answer() -> None:
+async def test_a_request_has_metadata_and_placements_and_no_deadline() -> None:
     seen: list[tuple[pb.ModelInferRequest, dict[str, str]]] = []
 
     async def handler(request: bytes, context: Any) -> bytes:
@@ -153,11 +153,11 @@ async def test_a_request_and_its_answer() -> None:
 
     headers = {"x-request-id": "7", "authorization": "Bearer x", "name": "é", "data-bin": "x", "te": "gzip"}
     headers |= {"grpc-timeout": "1S", "new line": "x", "two": "a\nb", "empty": ""}
-    where = destination()
+    target = destination()
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
         assert await infer(client, headers) == [0.5, 0.5]
-        assert await infer(client, destination=where) == [0.25, 0.75]
-    assert where.settled
+        assert await infer(client, destination=target) == [0.25, 0.75]
+    assert target.settled
     request, metadata = seen[0]
     assert (request.model_name, request.inputs[0].name) == ("bert", "input_ids")
     assert list(request.raw_input_contents) == [IDS.data.tobytes()]
@@ -175,15 +175,15 @@ async def test_a_request_and_its_answer() -> None:
     ],
     ids=["receive", "response", "send"],
 )
-async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> None:
+async def test_messages_over_a_limit_name_the_flag(settings: dict[str, int], flag: str) -> None:
     async with serving(ModelInfer=answering(answer(count=2_000_000))) as host:
         async with predictor(host) as client:
             assert len(await infer(client)) == 2_000_000
-        where = destination()
+        target = destination()
         async with predictor(host, **settings) as client:
             with pytest.raises(PredictorError, match=flag):
-                await infer(client, destination=where)
-        assert where.settled
+                await infer(client, destination=target)
+        assert target.settled
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> No
     ],
     ids=["garbage", "empty", "other output"],
 )
-async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
+async def test_responses_that_break_the_protocol_are_predictor_errors(response: bytes, message: str) -> None:
     async with serving(ModelInfer=answering(response)) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match=message):
             await infer(client)
 
 
-# Errors.
+# Errors
 
 Code = grpc.StatusCode
 WORDS = "the model's own words"
@@ -237,25 +237,27 @@ ROWS += [(code, WORDS, failures.ERROR, code in ENDED) for code in Code if code n
 @pytest.mark.parametrize(
     ("code", "message", "kind", "settled"), ROWS, ids=[f"{row[0].name} {row[1][:20]}" for row in ROWS]
 )
-async def test_every_status_and_whether_it_settles_a_call(code: Code, message: str, kind: str, settled: bool) -> None:
-    where = destination()
+async def test_every_status_has_an_error_and_settles_a_call_or_not(
+    code: Code, message: str, kind: str, settled: bool
+) -> None:
+    target = destination()
     async with serving(ModelInfer=failing(code, message)) as host, predictor(host) as client:
         with pytest.raises(RequestError) as caught:
-            await infer(client, destination=where)
+            await infer(client, destination=target)
     assert type(caught.value) is (UnknownRegion if "'r1'" in message else ERRORS.get(code, PredictorError))
-    assert (failures.kind_of(caught.value), where.settled) == (kind, settled)
+    assert (failures.kind_of(caught.value), target.settled) == (kind, settled)
     assert (message if len(message) < 500 else f": {message[:500]}...") in str(caught.value)
 
 
-async def test_refused() -> None:
-    where = destination()
-    async with predictor(nobody()) as client:
+async def test_a_refused_connection_settles_the_call() -> None:
+    target = destination()
+    async with predictor(unused_address()) as client:
         with pytest.raises(PredictorUnavailable, match="is unavailable: failed to connect") as caught:
-            await infer(client, destination=where)
-    assert (caught.value.kind, caught.value.connection, where.settled) == (failures.CONNECTION, None, True)
+            await infer(client, destination=target)
+    assert (caught.value.kind, caught.value.connection, target.settled) == (failures.CONNECTION, None, True)
 
 
-# A connection that breaks. Only its own calls fail; the next one is answered.
+# Broken connections, which fail only their own calls
 
 
 async def closes(connection: Connection) -> None:
@@ -300,24 +302,25 @@ FAULTS: Sequence[tuple[Fault, str, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "kind", "message"), FAULTS, ids=[fault.__name__ for fault, _, _ in FAULTS])
-async def test_a_connection_that_breaks(fault: Fault, kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_connection_fails_its_call_and_is_replaced(
+    fault: Fault, kind: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "PING_SECONDS", 1.0)
     monkeypatch.setattr(transport, "PONG_SECONDS", 0.5)
-    where = destination()
+    target = destination()
     async with serving(ModelInfer=good) as real, faulty(fault, real) as host, predictor(host) as client:
         with pytest.raises(RequestError, match=message) as caught:
-            await infer(client, destination=where)
+            await infer(client, destination=target)
         assert failures.kind_of(caught.value) == kind
-        assert where.settled is (kind == failures.CONNECTION)
+        assert target.settled is (kind == failures.CONNECTION)
         assert await until_answered(client) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
-async def test_a_connection_that_swallows_all_answers_is_left(
+async def test_a_connection_that_swallows_all_responses_is_replaced(
     streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The begin of a long frame of a kind that nobody knows: gRPC takes what follows for its rest, the answers to its
-    pings included."""
+    """After the header of a long, unknown frame, gRPC takes all following responses, even to pings, for its payload."""
     monkeypatch.setattr(transport, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(transport, "PONG_SECONDS", 0.2)
 
@@ -329,18 +332,18 @@ async def test_a_connection_that_swallows_all_answers_is_left(
     async def ask(client: GrpcPredictor) -> None:
         async with asyncio.timeout(0.1):
             if streamed:
-                assert [values_of(one) async for one in stream(client)] == [[5]]
+                assert [values_of(outputs) async for outputs in stream(client)] == [[5]]
             else:
                 assert await infer(client) == [0.5, 0.5]
 
-    told = Telling(response(5), end=Code.OK)
-    async with serving(ModelInfer=good, ModelStreamInfer=told.handle) as real, scripted(swallows) as host:
+    handler = StreamHandler(response(5), end=Code.OK)
+    async with serving(ModelInfer=good, ModelStreamInfer=handler.handle) as real, scripted(swallows) as host:
         async with predictor(host) as client:
             results: list[BaseException | None] = []
             async with asyncio.timeout(10):
                 while not results or results[-1] is not None:
                     results += await asyncio.gather(ask(client), return_exceptions=True)
-            assert len(results) >= 3 and {type(one) for one in results} == {TimeoutError, type(None)}
+            assert len(results) >= 3 and {type(result) for result in results} == {TimeoutError, type(None)}
             assert await infer(client) == [0.5, 0.5]
     assert "does not answer on an open connection; new calls get another one" in caplog.text
 
@@ -348,28 +351,28 @@ async def test_a_connection_that_swallows_all_answers_is_left(
 async def test_a_slow_model_keeps_its_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server still answers whether it is live, also with an error."""
+    """ServerLive still has a response, even if it is an error."""
     monkeypatch.setattr(transport, "SILENT_SECONDS", 0.1)
     monkeypatch.setattr(transport, "PONG_SECONDS", 0.2)
-    hanging, asked = Hanging(), asyncio.Event()
+    blocking, asked = BlockingHandler(), asyncio.Event()
 
     async def live(request: bytes, context: Any) -> bytes:
         asked.set()
         await context.abort(Code.UNIMPLEMENTED, "no such method")
         return b""
 
-    async with serving(ModelInfer=hanging.handle, ServerLive=live) as host, predictor(host) as client:
+    async with serving(ModelInfer=blocking.handle, ServerLive=live) as host, predictor(host) as client:
         calls = [asyncio.create_task(infer(client)) for _ in range(3)]
-        await hanging.until(3)
+        await blocking.until(3)
         await asyncio.sleep(0.15)
         calls.append(asyncio.create_task(infer(client)))
         async with asyncio.timeout(5):
             await asked.wait()
         await asyncio.sleep(0.3)
         calls.append(asyncio.create_task(infer(client)))
-        await hanging.until(5)
-        assert len(set(hanging.seen)) == 1
-        hanging.go.set()
+        await blocking.until(5)
+        assert len(set(blocking.seen)) == 1
+        blocking.go.set()
         assert await asyncio.gather(*calls) == [[0.5, 0.5]] * 5
     assert "another one" not in caplog.text
 
@@ -386,8 +389,8 @@ FLOODED = 200_000
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_a_flood_of_frames_holds_up_no_call(name: str) -> None:
-    """Whole answers of the real server, and many frames in between. Its memory is that of a few of them."""
+async def test_a_flood_of_frames_delays_no_call(name: str) -> None:
+    """Sends many frames between the frames of a real server; memory stays bounded."""
     flood, sent = FLOODS[name] * 1000, 0
 
     async def whole_frames(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
@@ -395,10 +398,10 @@ async def test_a_flood_of_frames_holds_up_no_call(name: str) -> None:
         if up:
             writer.write(await reader.readexactly(24))
         while True:
-            begun = await reader.readexactly(9)
-            payload = await reader.readexactly(int.from_bytes(begun[:3]))
-            if not up or begun[3] not in (4, 6) or not begun[4]:  # the server has not asked for these answers
-                writer.write(begun + payload)
+            header = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(header[:3]))
+            if not up or header[3] not in (4, 6) or not header[4]:  # drop acknowledgements of the flood
+                writer.write(header + payload)
             if not up:
                 for _ in range(20):
                     writer.write(flood)
@@ -408,8 +411,10 @@ async def test_a_flood_of_frames_holds_up_no_call(name: str) -> None:
     async def floods(connection: Connection) -> None:
         host, _, port = real.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        ways = [whole_frames(connection.reader, writer, up=True), whole_frames(reader, connection.writer, up=False)]
-        tasks = [asyncio.create_task(way) for way in ways]
+        tasks = [
+            asyncio.create_task(whole_frames(connection.reader, writer, up=True)),
+            asyncio.create_task(whole_frames(reader, connection.writer, up=False)),
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -428,7 +433,7 @@ async def test_a_flood_of_frames_holds_up_no_call(name: str) -> None:
 
 
 async def until_answered(client: GrpcPredictor) -> list[float]:
-    """The first answer, which must be soon. A call may still meet the connection that is just being closed."""
+    """The first response within 5 s. A call may still use the connection that is being closed."""
     async with asyncio.timeout(5):
         while True:
             try:
@@ -438,7 +443,7 @@ async def until_answered(client: GrpcPredictor) -> list[float]:
                 await asyncio.sleep(0.02)
 
 
-async def test_calls_that_end_with_one_connection_say_so() -> None:
+async def test_errors_of_one_lost_connection_have_the_same_connection() -> None:
     """The circuit breaker counts them as one failure."""
 
     async def closes_at_three(connection: Connection) -> None:
@@ -447,11 +452,10 @@ async def test_calls_that_end_with_one_connection_say_so() -> None:
     async with scripted(closes_at_three) as host, predictor(host) as client:
         ended = []
         for _ in range(2):
-            found = await asyncio.gather(*[infer(client) for _ in range(3)], return_exceptions=True)
-            assert [failures.kind_of(error) for error in found if isinstance(error, RequestError)] == [
-                failures.NO_ANSWER
-            ] * 3
-            ended += [error.connection for error in found if isinstance(error, PredictorUnavailable)]
+            errors = await asyncio.gather(*[infer(client) for _ in range(3)], return_exceptions=True)
+            unavailable = [error for error in errors if isinstance(error, PredictorUnavailable)]
+            assert [error.kind for error in unavailable] == [failures.NO_ANSWER] * 3
+            ended += [error.connection for error in unavailable]
             await asyncio.sleep(0.1)
     assert len(set(ended[:3])) == len(set(ended[3:])) == 1
     assert ended[0] is not ended[3]
@@ -459,24 +463,24 @@ async def test_calls_that_end_with_one_connection_say_so() -> None:
 
 
 async def test_two_predictors_share_no_connection() -> None:
-    hanging = Hanging()
-    hanging.go.set()
-    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as first, predictor(host) as second:
+    blocking = BlockingHandler()
+    blocking.go.set()
+    async with serving(ModelInfer=blocking.handle) as host, predictor(host) as first, predictor(host) as second:
         for client in (first, first, second):
             await infer(client)
-    assert hanging.seen[0] == hanging.seen[1] != hanging.seen[2]
+    assert blocking.seen[0] == blocking.seen[1] != blocking.seen[2]
 
 
 async def test_a_proxy_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, f"http://{nobody()}")
+        monkeypatch.setenv(name, f"http://{unused_address()}")
     monkeypatch.delenv("no_proxy", raising=False)
     async with serving(ModelInfer=good) as host, predictor(host) as client:
         assert await infer(client) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", "[::1%lo]"], ids=["name", "ipv6", "ipv6 with a zone"])
-async def test_addresses(host: str) -> None:
+async def test_names_and_ipv6_addresses_are_connected_to(host: str) -> None:
     try:
         with socket.socket(socket.AF_INET6) as sock:
             sock.bind(("::1", 0))
@@ -489,158 +493,159 @@ async def test_addresses(host: str) -> None:
             assert await infer(client) == [0.5, 0.5]
 
 
-# Calls whose caller goes away.
+# Cancelled calls
 
 
 async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixture) -> None:
-    """It ends by itself, and its failure is not logged."""
-    hanging = Hanging()
+    """The call ends by itself, and its failure is not logged."""
+    blocking = BlockingHandler()
 
     async def handler(request: bytes, context: Any) -> bytes:
-        first = not hanging.seen
-        response = await hanging.handle(request, context)
+        first = not blocking.seen
+        response = await blocking.handle(request, context)
         return await context.abort(grpc.StatusCode.INTERNAL, "too late") if first else response
 
-    where = destination()
+    target = destination()
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
-        call = asyncio.create_task(infer(client, destination=where))
-        await hanging.until(1)
+        call = asyncio.create_task(infer(client, destination=target))
+        await blocking.until(1)
         await cancel(call)
-        other = asyncio.create_task(infer(client))
-        await hanging.until(2)
-        hanging.go.set()
-        assert await other == [0.5, 0.5]
-        await hanging.until(0)
-    assert hanging.cancelled == 0 and not where.settled
-    assert len(set(hanging.seen)) == 1
+        second = asyncio.create_task(infer(client))
+        await blocking.until(2)
+        blocking.go.set()
+        assert await second == [0.5, 0.5]
+        await blocking.until(0)
+    assert blocking.cancelled == 0 and not target.settled
+    assert len(set(blocking.seen)) == 1
     gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["goes on", "ends by then"])
 async def test_a_cancellable_call_is_cancelled_on_the_wire(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it ends by itself meanwhile."""
+    """The cancellation comes after a delay in which the call may end by itself."""
     monkeypatch.setattr(transport, "LINGER_SECONDS", 0.4 if answers else 0.05)
-    hanging = Hanging()
-    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+    blocking = BlockingHandler()
+    async with serving(ModelInfer=blocking.handle) as host, predictor(host) as client:
         call = asyncio.create_task(infer(client, cancellable=True))
-        await hanging.until(1)
+        await blocking.until(1)
         await cancel(call)
         if answers:
             await asyncio.sleep(0.1)
-            hanging.go.set()
-        await hanging.until(0)
-        assert hanging.cancelled == (0 if answers else 1)
+            blocking.go.set()
+        await blocking.until(0)
+        assert blocking.cancelled == (0 if answers else 1)
         await asyncio.sleep(0.4 if answers else 0)
 
 
-async def test_too_many_calls_without_a_caller_get_the_channel_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of the old one go on, and nothing is cancelled."""
-    monkeypatch.setattr(transport, "MOST_ABANDONED", 4)
-    hanging = Hanging()
-    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+async def test_too_many_abandoned_calls_replace_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the old channel continue, and none is cancelled."""
+    monkeypatch.setattr(transport, "MAX_ABANDONED", 4)
+    blocking = BlockingHandler()
+    async with serving(ModelInfer=blocking.handle) as host, predictor(host) as client:
         bystander, *calls = [asyncio.create_task(infer(client)) for _ in range(7)]
-        await hanging.until(7)
+        await blocking.until(7)
         for call in calls[:5]:
             await cancel(call)
-        other = asyncio.create_task(infer(client))
-        await hanging.until(8)
-        await cancel(calls[5])  # a call of the old channel says nothing of the new one
-        another = asyncio.create_task(infer(client))
-        await hanging.until(9)
-        hanging.go.set()
-        assert await bystander == await other == await another == [0.5, 0.5]
-    old, new = set(hanging.seen[:7]), set(hanging.seen[7:])
-    assert (len(old), len(new), hanging.cancelled) == (1, 1, 0) and old != new
+        second = asyncio.create_task(infer(client))
+        await blocking.until(8)
+        await cancel(calls[5])  # the old channel's calls don't count for the new one
+        third = asyncio.create_task(infer(client))
+        await blocking.until(9)
+        blocking.go.set()
+        assert await bystander == await second == await third == [0.5, 0.5]
+    old, new = set(blocking.seen[:7]), set(blocking.seen[7:])
+    assert (len(old), len(new), blocking.cancelled) == (1, 1, 0) and old != new
 
 
 @pytest.mark.parametrize("moment", ["connecting", "begun", "open", "abandoned", "replaced"])
-async def test_leaving_breaks_calls_off(
+async def test_closing_ends_open_calls(
     moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(transport, "MOST_ABANDONED", 0 if moment == "replaced" else 64)
+    monkeypatch.setattr(transport, "MAX_ABANDONED", 0 if moment == "replaced" else 64)
 
     async def silent(connection: Connection) -> None:
         await connection.until_closed()
 
-    hanging, where = Hanging(), destination()
-    async with serving(ModelInfer=hanging.handle) as real, faulty(silent, real) as silent_host:
+    blocking, target = BlockingHandler(), destination()
+    async with serving(ModelInfer=blocking.handle) as real, faulty(silent, real) as silent_host:
         before = asyncio.all_tasks()
         async with predictor(silent_host if moment == "connecting" else real) as client:
-            calls = [asyncio.create_task(infer(client, destination=where)) for _ in range(3)]
+            calls = [asyncio.create_task(infer(client, destination=target)) for _ in range(3)]
             await asyncio.sleep(0)
             if moment == "connecting":
                 await asyncio.sleep(0.1)
             elif moment != "begun":
-                await hanging.until(3)
+                await blocking.until(3)
             if moment in ("abandoned", "replaced"):
                 await cancel(calls.pop())
         async with asyncio.timeout(2):
             for call in calls:
                 with pytest.raises(PredictorUnavailable, match="are closed") as caught:
                     await call
-                assert caught.value.kind == failures.LOST and not where.settled
+                assert caught.value.kind == failures.LOST and not target.settled
         with pytest.raises(PredictorUnavailable, match="are closed"):
             await infer(client)
         if moment not in ("connecting", "begun"):
-            await hanging.until(0)
+            await blocking.until(0)
         left = {task for task in asyncio.all_tasks() - before if "predictor/grpc.py" in str(task.get_stack())}
         assert not left
     gc.collect()
-    # Of an earlier test: grpc's poller hands an event to that test's event loop, which is closed.
-    late = [one for one in caplog.records if one.exc_info and str(one.exc_info[1]) == "Event loop is closed"]
-    assert [one for one in caplog.records if one not in late or "PollerCompletionQueue" not in one.getMessage()] == []
+    # grpc's poller may hand an event of an earlier test to that test's closed event loop.
+    for record in caplog.records:
+        assert "PollerCompletionQueue" in record.getMessage() and record.exc_info
+        assert str(record.exc_info[1]) == "Event loop is closed"
 
 
-# Everything that is no inference.
+# Metadata and readiness
 
 
-async def about(request: bytes, context: Any) -> bytes:
+async def metadata(request: bytes, context: Any) -> bytes:
     assert pb.ModelMetadataRequest.FromString(request).name == "bert"
     message = pb.ModelMetadataResponse(name="bert", versions=["2"])
     message.inputs.add(name="a", datatype="INT32", shape=[-1, 4])
     return message.SerializeToString()
 
 
-async def test_a_server_without_extensions() -> None:
-    async with serving(ModelMetadata=about) as host, predictor(host) as client:
+async def test_a_server_without_extensions_has_metadata_only() -> None:
+    async with serving(ModelMetadata=metadata) as host, predictor(host) as client:
         spec = await client.model_spec()
         assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
         assert await client.repository_index() is None
         with pytest.raises(PredictorError, match="UNIMPLEMENTED"):
             await client.register_region("r1", 4096)
     config = failing(grpc.StatusCode.INTERNAL, "no memory")
-    async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
+    async with serving(ModelMetadata=metadata, ModelConfig=config) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match="no memory"):
             await client.model_spec()
 
 
-@pytest.mark.parametrize("says", [True, False, None], ids=["ready", "not ready", "unknown model"])
-async def test_readiness(says: bool | None) -> None:
-    answered = answering(pb.ModelReadyResponse(ready=bool(says)).SerializeToString())
-    handler = failing(grpc.StatusCode.NOT_FOUND) if says is None else answered
+@pytest.mark.parametrize("ready", [True, False, None], ids=["ready", "not ready", "unknown model"])
+async def test_readiness_is_the_predictors(ready: bool | None) -> None:
+    answered = answering(pb.ModelReadyResponse(ready=bool(ready)).SerializeToString())
+    handler = failing(grpc.StatusCode.NOT_FOUND) if ready is None else answered
     async with serving(ModelReady=handler) as host, predictor(host) as client:
-        assert await client.model_ready() is bool(says)
+        assert await client.model_ready() is bool(ready)
 
 
-async def test_questions_without_a_usable_answer() -> None:
-    hanging, handler = Hanging(), answering(b"\xff\xff")
-    async with serving(ModelReady=hanging.handle) as host, predictor(host, timeout=0.1) as client:
+async def test_late_and_malformed_responses_of_other_methods_are_errors() -> None:
+    blocking, handler = BlockingHandler(), answering(b"\xff\xff")
+    async with serving(ModelReady=blocking.handle) as host, predictor(host, timeout=0.1) as client:
         with pytest.raises(PredictorTimeout, match=r"gave no answer in 0.1 s \(--predictor_request_timeout"):
             await client.model_ready()
-        assert hanging.cancelled == 0
+        assert blocking.cancelled == 0
     async with serving(ModelReady=handler, ServerMetadata=handler) as host, predictor(host) as client:
         for ask in (client.model_ready, client.describe_server):
             with pytest.raises(PredictorError, match="response is malformed"):
                 await ask()
 
 
-# Streams.
+# Streams
 
 
-class Telling:
-    """A handler that writes these responses and ends with a status, or, where that is None, never by itself."""
+class StreamHandler:
+    """A handler that writes responses and ends with a status; without a status it never ends by itself."""
 
     def __init__(self, *responses: bytes, end: Code | None = None) -> None:
         self.responses, self.end = responses, end
@@ -653,10 +658,10 @@ class Telling:
         self.metadata = dict(context.invocation_metadata())
         try:
             for response in self.responses:
-                await context.write(response)  # the client may leave before this returns
+                await context.write(response)  # the client may disconnect meanwhile
             if self.end is None:
                 await asyncio.Event().wait()
-            await asyncio.sleep(0.02)  # a client that would cancel the call after the last response does it now
+            await asyncio.sleep(0.02)  # time for a client to cancel the call after the last response
             if self.end is not Code.OK:
                 await context.abort(self.end, "the model's own words")
         except asyncio.CancelledError:
@@ -671,20 +676,20 @@ def stream(client: GrpcPredictor) -> AsyncGenerator[Outputs, None]:
 @pytest.mark.parametrize(
     "last",
     [[response(6, 7, final=True)], [response(6, 7)], [response(6, 7), response(final=True)]],
-    ids=["said to be final", "never said", "said by an empty one"],
+    ids=["final", "no final response", "an empty final response"],
 )
 async def test_a_stream_that_ends_is_not_cancelled(last: list[bytes]) -> None:
-    told = Telling(response(5), response(), *last, end=Code.OK)
-    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
+    handler = StreamHandler(response(5), response(), *last, end=Code.OK)
+    async with serving(ModelStreamInfer=handler.handle) as host, predictor(host) as client:
         for outputs in (["logits"], []):
             responses = client.stream(ModelCall([IDS], outputs, {"x-request-id": "7"}))
-            assert told.requests == []
-            assert [values_of(one) async for one in responses] == [[5], [6, 7]]
-            request = told.requests.pop()
-            assert [one.name for one in request.outputs] == outputs, "all are wanted where none is named"
-    assert not told.cancelled.is_set()
+            assert handler.requests == []
+            assert [values_of(tensors) async for tensors in responses] == [[5], [6, 7]]
+            request = handler.requests.pop()
+            assert [output.name for output in request.outputs] == outputs, "no names request all"
+    assert not handler.cancelled.is_set()
     assert (request.model_name, request.parameters["triton_enable_empty_final_response"].bool_param) == ("bert", True)
-    assert (told.metadata["x-request-id"], told.metadata["triton_grpc_error"]) == ("7", "true")
+    assert (handler.metadata["x-request-id"], handler.metadata["triton_grpc_error"]) == ("7", "true")
 
 
 FAILURES: list[tuple[bytes | Code, type[RequestError], str, str]] = [
@@ -699,33 +704,35 @@ FAILURES: list[tuple[bytes | Code, type[RequestError], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("end", "expected", "kind", "said"), FAILURES, ids=[f"{row[2]} {row[3]}" for row in FAILURES])
+@pytest.mark.parametrize(("end", "expected", "kind", "message"), FAILURES, ids=[str(row[2:]) for row in FAILURES])
 @pytest.mark.parametrize("first", [0, 1], ids=["at once", "midway"])
-async def test_failures(end: bytes | Code, expected: type[RequestError], kind: str, said: str, first: int) -> None:
+async def test_errors_of_a_stream_are_mapped(
+    end: bytes | Code, expected: type[RequestError], kind: str, message: str, first: int
+) -> None:
     before = [response(5)] * first
-    told = Telling(*before, end=end) if isinstance(end, Code) else Telling(*before, end)
-    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
+    handler = StreamHandler(*before, end=end) if isinstance(end, Code) else StreamHandler(*before, end)
+    async with serving(ModelStreamInfer=handler.handle) as host, predictor(host) as client:
         responses = stream(client)
         for _ in before:
             assert values_of(await anext(responses)) == [5]
-        with pytest.raises(expected, match=said) as caught:
+        with pytest.raises(expected, match=message) as caught:
             await anext(responses)
         if not isinstance(end, Code):
-            await asyncio.wait_for(told.cancelled.wait(), 20)
+            await asyncio.wait_for(handler.cancelled.wait(), 20)
     assert (type(caught.value), failures.kind_of(caught.value)) == (expected, kind)
 
 
 @pytest.mark.parametrize("by", ["closing", "cancelling"])
 async def test_leaving_early_cancels_the_call(by: str) -> None:
-    told = Telling(response(5))
-    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
+    handler = StreamHandler(response(5))
+    async with serving(ModelStreamInfer=handler.handle) as host, predictor(host) as client:
         await leave_early(stream(client), by)
-        await asyncio.wait_for(told.cancelled.wait(), 20)
+        await asyncio.wait_for(handler.cancelled.wait(), 20)
 
 
-async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureFixture) -> None:
-    told = Telling(response(5))
-    async with serving(ModelStreamInfer=told.handle) as host:
+async def test_closing_ends_open_streams(caplog: pytest.LogCaptureFixture) -> None:
+    handler = StreamHandler(response(5))
+    async with serving(ModelStreamInfer=handler.handle) as host:
         async with predictor(host) as client:
             responses = stream(client)
             await anext(responses)
@@ -736,30 +743,30 @@ async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureF
         assert caught.value.kind == failures.LOST
         with pytest.raises(PredictorUnavailable, match="are closed"):
             await anext(stream(client))
-        await asyncio.wait_for(told.cancelled.wait(), 20)
+        await asyncio.wait_for(handler.cancelled.wait(), 20)
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
     ("responses", "kind"), [(0, failures.NO_ANSWER), (1, failures.LOST)], ids=["at once", "midway"]
 )
-async def test_a_connection_that_ends(responses: int, kind: str) -> None:
+async def test_a_lost_connection_ends_its_stream(responses: int, kind: str) -> None:
     async def fault(connection: Connection) -> None:
-        begun = await until_request(connection)
-        await connection.send(head(begun) + frame(0, 0, begun, message(response(5))) * responses)
+        stream_id = await until_request(connection)
+        await connection.send(head(stream_id) + frame(0, 0, stream_id, message(response(5))) * responses)
         await asyncio.sleep(0.05)
 
-    async with faulty(fault, nobody()) as host, predictor(host) as client:
-        found = stream(client)
+    async with faulty(fault, unused_address()) as host, predictor(host) as client:
+        streamed = stream(client)
         for _ in range(responses):
-            await anext(found)
+            await anext(streamed)
         with pytest.raises(PredictorUnavailable) as caught:
-            await anext(found)
+            await anext(streamed)
     assert caught.value.kind == kind
     assert caught.value.connection is not None
 
 
-async def test_a_slow_reader_holds_the_server_back() -> None:
+async def test_a_slow_reader_slows_the_server() -> None:
     written = 0
 
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -772,7 +779,7 @@ async def test_a_slow_reader_holds_the_server_back() -> None:
         async with aclosing(stream(client)) as responses:
             await anext(responses)
             before = -1
-            while before != written:  # until it stands still
+            while before != written:  # until the server is blocked
                 before = written
                 await asyncio.sleep(0.2)
             assert written < 2000
@@ -781,31 +788,31 @@ async def test_a_slow_reader_holds_the_server_back() -> None:
             assert written > before
 
 
-# TLS, apart from what test_tls.py asks of every transport.
+# TLS; test_tls.py has the tests for every transport
 
 
 async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a new connection, while calls of the old one go on."""
+    """New calls use a new connection, and calls of the old one continue."""
     monkeypatch.setattr(credentials.keep_renewing, "__defaults__", (0.02,))
-    certificate, hanging = tmp_path / "tls.crt", Hanging()
+    certificate, blocking = tmp_path / "tls.crt", BlockingHandler()
     certificate.write_bytes(CERTIFICATE.read_bytes())
-    own = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(certificate), "key_file": str(KEY)}
+    tls = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(certificate), "key_file": str(KEY)}
     async with (
-        serving(credentials=server_credentials(True), ModelInfer=hanging.handle) as address,
-        predictor(address.replace(HOST, "localhost"), **own) as client,
+        serving(credentials=server_credentials(True), ModelInfer=blocking.handle) as address,
+        predictor(address.replace(HOST, "localhost"), **tls) as client,
     ):
         old = asyncio.create_task(infer(client))
-        await hanging.until(1)
+        await blocking.until(1)
         certificate.write_text("no certificate")
         await asyncio.sleep(0.1)
         same = asyncio.create_task(infer(client))
-        await hanging.until(2)
+        await blocking.until(2)
         (tmp_path / "new").write_bytes(CERTIFICATE.read_bytes())
         os.replace(tmp_path / "new", certificate)
         await asyncio.sleep(0.2)
         new = asyncio.create_task(infer(client))
-        await hanging.until(3)
-        hanging.go.set()
+        await blocking.until(3)
+        blocking.go.set()
         assert await old == await same == await new == [0.5, 0.5]
-    assert hanging.seen[0] == hanging.seen[1] != hanging.seen[2]
-    assert hanging.cancelled == 0
+    assert blocking.seen[0] == blocking.seen[1] != blocking.seen[2]
+    assert blocking.cancelled == 0

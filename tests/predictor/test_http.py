@@ -1,4 +1,4 @@
-"""The HTTP client: answers without sockets, cut at every byte; connections on real sockets under both event loops."""
+"""The HTTP client: answers without sockets, split at every byte; connections on real sockets on both event loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hf_transformer.predictor import http
 from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import (
-    FRAMING_LIMIT,
+    MAX_FRAMING_BYTES,
     Answer,
     AnswerTooLarge,
     Client,
@@ -27,15 +27,15 @@ from hf_transformer.predictor.http import (
     NoAnswer,
     NotHttp,
 )
-from hf_transformer.predictor.http import Connection as Used
+from hf_transformer.predictor.http import Connection as ClientConnection
 from tests.predictor.fault_server import HOST, Connection, client_context, scripted, server_context
 from tests.predictor.scripted import until
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-LARGEST = 2**25
+MAX_BODY = 2**25
 Script = Callable[[Connection], Awaitable[None]]
 LARGE = 2**24
-"""Bytes that no socket's buffers take in without being read."""
+"""More bytes than a socket's buffers hold."""
 
 BEGINNINGS = [
     b"H",
@@ -45,15 +45,15 @@ BEGINNINGS = [
 ]
 
 
-def room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
+def allocate(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
     return memoryview(bytearray(size))
 
 
 @asynccontextmanager
 async def client_of(host: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
-    """A client for host:port."""
+    """A client of the server at host:port."""
     address = Address("localhost" if tls is not None else HOST, int(host.rpartition(":")[2]), tls is not None)
-    client = Client(address, tls, room, LARGEST)
+    client = Client(address, tls, allocate, MAX_BODY)
     try:
         yield client
     finally:
@@ -61,15 +61,15 @@ async def client_of(host: str, tls: ssl.SSLContext | None = None) -> AsyncIterat
 
 
 @asynccontextmanager
-async def meeting(script: Script, tls: bool = False) -> AsyncIterator[Client]:
-    """A client of a server that serves every connection by the script."""
+async def serving(script: Script, tls: bool = False) -> AsyncIterator[Client]:
+    """A client of a server that runs the script for every connection."""
     contexts = (server_context(), client_context()) if tls else (None, None)
     async with scripted(script, contexts[0]) as host, client_of(host, contexts[1]) as client:
         yield client
 
 
 async def status_of(client: Client, streamed: bool) -> int:
-    """The status of an answer that is read whole."""
+    """The status of an answer, after reading all of it."""
     if not streamed:
         return (await client.request(GET)).status
     connection = await client.begin([GET])
@@ -95,10 +95,10 @@ async def echo(connection: Connection) -> None:
         await connection.answer("200 OK", (await connection.request())[1])
 
 
-class Answering:
-    """A script that answers so many requests, and does something with those that follow.
+class CountedAnswers:
+    """A script that answers ``counts[n]`` requests of connection n, and then runs ``then``.
 
-    ``requests`` has the number of the connection of each request so far.
+    ``requests`` has the connection's number for each request so far.
     """
 
     def __init__(self, *counts: int, then: Script) -> None:
@@ -117,11 +117,11 @@ class Answering:
         self.requests.append(connection.number)
 
 
-# Answers, without sockets.
+# Answers, without sockets
 
 
-class Wire(asyncio.Transport):
-    """A transport that sends nothing."""
+class NullTransport(asyncio.Transport):
+    """A transport that drops all data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Wire(asyncio.Transport):
         return self.unsent
 
 
-def receive(connection: Used, data: bytes) -> None:
+def receive(connection: ClientConnection, data: bytes) -> None:
     while data:
         buffer = connection.get_buffer(-1)
         size = min(len(buffer), len(data))
@@ -149,11 +149,13 @@ Exchanged = tuple[int, bytes, Mapping[bytes, bytes], bool]
 
 
 async def exchange(*parts: bytes, end: bool = False, whole: bool = True) -> Exchanged:
-    """What a client makes of an answer that is read in these parts: status, body, fields, and whether its connection
-    is kept. With ``end`` the server closes the connection behind it."""
-    client = Client(Address("h", 1, False), None, room, 1000)
-    connection = Used(client)
-    connection.connection_made(Wire())
+    """The client's answer for these reads: status, body, headers, and whether its connection is still open.
+
+    With ``end`` the server closes the connection after them.
+    """
+    client = Client(Address("h", 1, False), None, allocate, 1000)
+    connection = ClientConnection(client)
+    connection.connection_made(NullTransport())
 
     async def call() -> Exchanged:
         await connection.begin((GET,), whole)
@@ -199,15 +201,16 @@ GOOD = {
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("raw", "body", "kept"), GOOD.values(), ids=list(GOOD))
-async def test_an_answer_cut_at_every_byte(raw: bytes, body: bytes, kept: bool, whole: bool) -> None:
+async def test_an_answer_may_be_split_at_any_byte(raw: bytes, body: bytes, kept: bool, whole: bool) -> None:
     end = b"Content-Length" not in raw and b"chunked" not in raw
     for parts in ((raw,), tuple(bytes([byte]) for byte in raw), *((raw[:at], raw[at:]) for at in range(1, len(raw)))):
-        status, found, headers, open_ = await exchange(*parts, end=end, whole=whole)
-        assert (status, found, open_) == (200, body, kept)
+        status, received, headers, is_open = await exchange(*parts, end=end, whole=whole)
+        assert (status, received, is_open) == (200, body, kept)
         assert b"x" not in headers and b"trailer" not in headers
 
 
-async def no_answer_twice(raw: bytes, whole: bool) -> type[HttpError]:
+async def error_of(raw: bytes, whole: bool) -> type[HttpError]:
+    """The error for an answer, the same in one read and in many."""
     with pytest.raises(HttpError) as at_once:
         await exchange(raw, end=True, whole=whole)
     size = 1 + len(raw) // 1000
@@ -243,9 +246,9 @@ BAD = {
     "no size of a chunk": (CHUNKED + b"xyz\r\n", MalformedAnswer),
     "a huge chunk": (CHUNKED + b"f" * 17 + b"\r\n", MalformedAnswer),
     "a chunk beyond its size": (CHUNKED + b"1\r\nabc\r\n0\r\n\r\n", MalformedAnswer),
-    "an endless head": (OK + b"X: " + b"x" * 3 * FRAMING_LIMIT, MalformedAnswer),
-    "endless interim answers": (b"HTTP/1.1 100 Go\r\n\r\n" * FRAMING_LIMIT, MalformedAnswer),
-    "endless trailers": (CHUNKED + b"1\r\na\r\n0\r\n" + b"X: y\r\n" * FRAMING_LIMIT, MalformedAnswer),
+    "an endless head": (OK + b"X: " + b"x" * 3 * MAX_FRAMING_BYTES, MalformedAnswer),
+    "endless interim answers": (b"HTTP/1.1 100 Go\r\n\r\n" * MAX_FRAMING_BYTES, MalformedAnswer),
+    "endless trailers": (CHUNKED + b"1\r\na\r\n0\r\n" + b"X: y\r\n" * MAX_FRAMING_BYTES, MalformedAnswer),
 }
 TOO_LARGE = {
     "a length": OK + b"Content-Length: 1001\r\n\r\n",
@@ -256,45 +259,45 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("raw", "kind"), BAD.values(), ids=list(BAD))
-async def test_no_answer_is_made_of_a_broken_one(raw: bytes, kind: type[HttpError], whole: bool) -> None:
-    assert await no_answer_twice(raw, whole) is kind
+async def test_a_broken_answer_is_an_error(raw: bytes, kind: type[HttpError], whole: bool) -> None:
+    assert await error_of(raw, whole) is kind
 
 
 @pytest.mark.parametrize("raw", TOO_LARGE.values(), ids=list(TOO_LARGE))
-async def test_a_body_over_the_limit(raw: bytes) -> None:
-    assert await no_answer_twice(raw, True) is AnswerTooLarge
+async def test_a_body_over_the_limit_is_an_error(raw: bytes) -> None:
+    assert await error_of(raw, True) is AnswerTooLarge
 
 
-async def test_an_error_in_making_room_reaches_the_caller_and_a_cancellation_crosses_the_answer() -> None:
-    def none(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
+async def test_allocation_errors_reach_the_caller_and_a_late_cancellation_keeps_the_connection() -> None:
+    def failing(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
         raise KeyError(size)
 
-    for make_room, body, error in ((none, b"a", KeyError), (room, b"abc", asyncio.CancelledError)):
-        client = Client(Address("h", 1, False), None, make_room, 1000)
-        connection = Used(client)
-        connection.connection_made(Wire())
+    for allocation, body, error in ((failing, b"a", KeyError), (allocate, b"abc", asyncio.CancelledError)):
+        client = Client(Address("h", 1, False), None, allocation, 1000)
+        connection = ClientConnection(client)
+        connection.connection_made(NullTransport())
         call = asyncio.ensure_future(connection.begin((GET,), whole=True))
         await asyncio.sleep(0)
         receive(connection, OK + b"A: x\r\na:  y \r\nContent-Length: 3\r\n\r\n" + body)
-        if make_room is room:
+        if allocation is allocate:
             call.cancel()
         with pytest.raises(error):
             await call
-        # Where the answer was whole the connection is as good as before.
-        assert client.idle == ([connection] if make_room is room else [])
+        # After a whole answer the connection can be reused.
+        assert client.idle == ([connection] if allocation is allocate else [])
         await client.close()
         connection.connection_lost(None)
     assert connection.headers[b"a"].strip() == b"x, y", "repeated fields are joined"
 
 
-# Connections, on real sockets.
+# Connections, on real sockets
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 @pytest.mark.parametrize("size", [0, 2**16 + 1, LARGE])
-async def test_bodies_of_any_size_on_one_connection(size: int, tls: bool) -> None:
+async def test_bodies_of_any_size_reuse_one_connection(size: int, tls: bool) -> None:
     body = random.Random(size).randbytes(size)
-    async with meeting(echo, tls) as client:
+    async with serving(echo, tls) as client:
         for _ in range(2):
             assert await body_of(client.request(*post(body))) == body
         view, half = memoryview(body), size // 2
@@ -302,8 +305,8 @@ async def test_bodies_of_any_size_on_one_connection(size: int, tls: bool) -> Non
         assert len(client.connections) == len(client.idle) == 1
 
 
-async def test_a_server_that_reads_slowly() -> None:
-    """What the socket does not take at once is sent later, in order, and other calls go on."""
+async def test_a_server_that_reads_slowly_delays_no_other_call() -> None:
+    """Unsent bytes are sent later, in order."""
     pieces = [random.Random(size).randbytes(size) for size in (LARGE, 3, 2**17, 2**20)]
     body, others_are_done = b"".join(pieces), asyncio.Event()
 
@@ -316,17 +319,17 @@ async def test_a_server_that_reads_slowly() -> None:
         await connection.answer("200 OK", str(got == body).encode())
         await connection.until_closed()
 
-    async with meeting(script) as client:
+    async with serving(script) as client:
         slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
         await until(lambda: len(client.connections) == 1)
         for _ in range(3):
             assert await body_of(client.request(*post(b"small"))) == b"small"
         others_are_done.set()
         assert await slow == b"True"
-        assert len(client.idle) == 2, "all was sent, so this connection is as good as the other"
+        assert len(client.idle) == 2, "the request was sent completely"
 
 
-async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
+async def test_each_concurrent_call_has_a_connection_and_the_last_used_is_reused_first() -> None:
     gates = [asyncio.Event() for _ in range(3)]
 
     async def script(connection: Connection) -> None:
@@ -335,7 +338,7 @@ async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
             await gates[connection.number].wait()
             await connection.answer("200 OK", b"%d" % connection.number)
 
-    async with meeting(script) as client:
+    async with serving(script) as client:
         calls = [asyncio.create_task(body_of(client.request(GET))) for _ in range(3)]
         for gate in (gates[1], gates[2], gates[0]):
             gate.set()
@@ -344,7 +347,7 @@ async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
         assert [await body_of(client.request(GET)) for _ in range(2)] == [b"0"] * 2
 
 
-@pytest.mark.parametrize("end", ["close", "reset", "say something"])
+@pytest.mark.parametrize("end", ["close", "reset", "answer"])
 async def test_an_idle_connection_that_the_server_ends_is_dropped_at_once(end: str) -> None:
     go = asyncio.Event()
 
@@ -352,10 +355,10 @@ async def test_an_idle_connection_that_the_server_ends_is_dropped_at_once(end: s
         await go.wait()
         if end == "reset":
             connection.reset()
-        elif end == "say something":
+        elif end == "answer":
             await connection.answer("408 Request Timeout")
 
-    async with meeting(Answering(1, then=then).serve) as client:
+    async with serving(CountedAnswers(1, then=then).serve) as client:
         assert await body_of(client.request(GET)) == b"0"
         assert len(client.idle) == 1
         go.set()
@@ -364,8 +367,8 @@ async def test_an_idle_connection_that_the_server_ends_is_dropped_at_once(end: s
 
 
 async def test_an_idle_connection_is_dropped_at_its_fourth_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with meeting(echo) as client:
-        for _ in range(2):  # one in use does not age
+    async with serving(echo) as client:
+        for _ in range(2):  # a connection in use does not age
             await client.request(GET)
             for _ in range(3):
                 client._sweep()
@@ -374,42 +377,42 @@ async def test_an_idle_connection_is_dropped_at_its_fourth_sweep(monkeypatch: py
         client._sweep()
         assert not client.idle
         await client.request(GET)
-        await until(lambda: not client.idle)  # sweeps follow one another
+        await until(lambda: not client.idle)  # sweeps repeat
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("end", ["close", "reset"])
-async def test_a_call_that_meets_a_closing_connection_is_made_again_once(end: str, streamed: bool) -> None:
+async def test_a_call_on_a_closing_connection_is_sent_again_once(end: str, streamed: bool) -> None:
     async def then(connection: Connection) -> None:
         await script.next(connection)
         if end == "reset":
             connection.reset()
 
-    script = Answering(1, 1, 0, then=then)
-    async with meeting(script.serve) as client:
+    script = CountedAnswers(1, 1, 0, then=then)
+    async with serving(script.serve) as client:
         for _ in range(2):
             assert await status_of(client, streamed) == 200
         assert script.requests == [0, 0, 1]
-        with pytest.raises(NoAnswer):  # the fourth is sent again as the fifth
+        with pytest.raises(NoAnswer):  # the fourth request is repeated as the fifth
             await status_of(client, streamed)
         assert script.requests == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])
 @pytest.mark.parametrize("part", BEGINNINGS, ids=len)
-async def test_an_answer_that_has_begun_is_not_asked_for_again(part: bytes, end: str) -> None:
+async def test_a_call_is_not_repeated_after_the_first_byte_of_its_answer(part: bytes, end: str) -> None:
     async def then(connection: Connection) -> None:
         await script.next(connection)
         await connection.send(part)
         if end == "reset":
             connection.reset()
 
-    script = Answering(1, then=then)
-    async with meeting(script.serve) as client:
+    script = CountedAnswers(1, then=then)
+    async with serving(script.serve) as client:
         await client.request(GET)
         with pytest.raises(Disconnected) as caught:
             await client.request(GET)
-        # A reset may overtake what was sent before it, and then nothing has begun.
+        # A reset may discard the sent bytes before the client has read them.
         assert type(caught.value) is Disconnected or end == "reset"
         assert script.requests == [0, 0] or end == "reset"
 
@@ -426,7 +429,7 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again(part: bytes, end:
         (400, True, False, 400),
     ],
 )
-async def test_a_status_that_closes_an_idle_connection_is_no_answer(
+async def test_a_status_for_an_idle_connection_repeats_the_call(
     status: int, closes: bool, kept: bool, expected: int, streamed: bool
 ) -> None:
     async def then(connection: Connection) -> None:
@@ -434,15 +437,15 @@ async def test_a_status_that_closes_an_idle_connection_is_no_answer(
         await connection.answer(f"{status} No", b"idle", *(["Connection: close"] if closes else []))
         await connection.until_closed()
 
-    async with meeting(Answering(int(kept), 1, then=then).serve) as client:
+    async with serving(CountedAnswers(int(kept), 1, then=then).serve) as client:
         if kept:
             await client.request(GET)
         assert await status_of(client, streamed) == expected
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_never_two_requests_on_one_connection(seed: int) -> None:
-    """Many calls, some of them cancelled: each gets its own answer, and none begins before the one before it ended."""
+async def test_a_connection_has_one_request_at_a_time(seed: int) -> None:
+    """Each of many calls, some cancelled, gets its own answer, and starts after the previous call's end."""
     chance = random.Random(seed)
     counts: Counter[str] = Counter()
 
@@ -454,7 +457,7 @@ async def test_never_two_requests_on_one_connection(seed: int) -> None:
         while True:
             _, body = await connection.request()
             await pause()
-            # What has come meanwhile would be a second request, sent before the first was answered.
+            # Buffered bytes would be a second request, sent before the answer to the first.
             counts["early"] += len(connection.reader._buffer)  # type: ignore[attr-defined]
             fate = chance.randrange(8)
             counts[f"fate {fate}"] += 1
@@ -475,17 +478,17 @@ async def test_never_two_requests_on_one_connection(seed: int) -> None:
             except (asyncio.CancelledError, Disconnected) as end:
                 counts[type(end).__name__] += 1
 
-    async with meeting(script) as client:
+    async with serving(script) as client:
         await asyncio.gather(*(caller(client, name) for name in range(12)))
         assert len(client.idle) <= 12
     assert counts["early"] == 0
     assert all(counts[key] for key in ("answered", "fate 0", "fate 1", "CancelledError", "NoAnswer"))
 
 
-# Ends.
+# Early ends
 
 
-async def test_an_early_answer_arrives_and_ends_the_connection() -> None:
+async def test_an_early_answer_is_read_and_ends_the_connection() -> None:
     ended = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -496,7 +499,7 @@ async def test_an_early_answer_arrives_and_ends_the_connection() -> None:
         await connection.until_closed()
         ended.set()
 
-    async with meeting(script) as client:
+    async with serving(script) as client:
         answer = await client.request(*post(bytes(LARGE)))
         assert (answer.status, bytes(answer.body), client.idle) == (413, b"too large", [])
         await ended.wait()
@@ -507,7 +510,7 @@ async def test_an_early_answer_arrives_and_ends_the_connection() -> None:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("beginning", [b"", *BEGINNINGS[2:], OK + b"Content-Length: %d\r\n\r\n" % LARGE], ids=len)
 async def test_a_cancelled_call_closes_its_connection(beginning: bytes, streamed: bool, tls: bool) -> None:
-    """Also where a proxy announces 16 MB and never sends them. Later calls are right."""
+    """Even if a proxy announces 16 MB and never sends them. Later calls succeed."""
     began, closed = asyncio.Event(), asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -519,7 +522,7 @@ async def test_a_cancelled_call_closes_its_connection(beginning: bytes, streamed
         await connection.until_closed()
         closed.set()
 
-    async with meeting(script, tls) as client:
+    async with serving(script, tls) as client:
         task = asyncio.create_task(status_of(client, streamed))
         await began.wait()
         task.cancel()
@@ -530,14 +533,14 @@ async def test_a_cancelled_call_closes_its_connection(beginning: bytes, streamed
         assert await body_of(client.request(*post(b"next"))) == b"next"
 
 
-@pytest.mark.parametrize("end", ["cancelled", "its own bound", "handshake"])
-async def test_no_connection(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if end in ("its own bound", "handshake"):
+@pytest.mark.parametrize("end", ["cancelled", "connect timeout", "handshake timeout"])
+async def test_a_connection_that_does_not_open_is_forgotten(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if end != "cancelled":
         monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
-    tls = client_context() if end == "handshake" else None
+    tls = client_context() if end == "handshake timeout" else None
     with socket.create_server((HOST, 0), backlog=5 if tls else 0) as full:
         host = f"{HOST}:{full.getsockname()[1]}"
-        with socket.create_connection(full.getsockname()):  # the queue is full: the next packets are dropped
+        with socket.create_connection(full.getsockname()):  # the queue is full, so later packets are dropped
             async with client_of(host, tls) as client:
                 call = asyncio.create_task(client.request(GET))
                 await asyncio.sleep(0.01)
@@ -548,22 +551,22 @@ async def test_no_connection(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert asyncio.all_tasks() == {asyncio.current_task()} and not client.connections
 
 
-@pytest.mark.parametrize("how", ["cancelled", "ended"])
-async def test_a_connection_that_ends_as_it_opens_is_forgotten(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Used.connection_made
+@pytest.mark.parametrize("end", ["cancelled", "closed"])
+async def test_a_connection_that_ends_as_it_opens_is_forgotten(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ClientConnection.connection_made
 
-    def ends(connection: Used, transport: asyncio.BaseTransport) -> None:
-        made(connection, transport)
-        if how == "cancelled":
+    def ends(connection: ClientConnection, transport: asyncio.BaseTransport) -> None:
+        original(connection, transport)
+        if end == "cancelled":
             request.cancel()
         else:
             connection.eof_received()
 
-    async with meeting(echo) as client:
+    async with serving(echo) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(Used, "connection_made", ends)
+            patched.setattr(ClientConnection, "connection_made", ends)
             request = asyncio.ensure_future(client.request(GET))
-            with pytest.raises(asyncio.CancelledError if how == "cancelled" else ConnectionResetError):
+            with pytest.raises(asyncio.CancelledError if end == "cancelled" else ConnectionResetError):
                 await request
         assert not client.connections
         assert await body_of(client.request(*post(b"next"))) == b"next"
@@ -575,8 +578,8 @@ async def test_closing_ends_calls_and_connections() -> None:
         await connection.send(OK + b"\r\nabc")
         await connection.until_closed()
 
-    script = Answering(1, then=then)
-    async with meeting(script.serve) as client:
+    script = CountedAnswers(1, then=then)
+    async with serving(script.serve) as client:
         await asyncio.gather(*(client.request(GET) for _ in range(3)))
         call = asyncio.create_task(client.request(GET))
         stream = await client.begin([GET])
@@ -593,8 +596,8 @@ async def test_closing_ends_calls_and_connections() -> None:
         assert not client.connections
 
 
-async def test_closing_while_a_connection_opens() -> None:
-    async with meeting(echo) as client:
+async def test_closing_ends_a_call_whose_connection_opens() -> None:
+    async with serving(echo) as client:
         call = asyncio.create_task(client.request(GET))
         await asyncio.sleep(0)
         await client.close()
@@ -602,10 +605,10 @@ async def test_closing_while_a_connection_opens() -> None:
             await call
 
 
-# Streams.
+# Streams
 
 
-async def test_a_slow_reader_holds_the_server_up() -> None:
+async def test_a_slow_reader_slows_the_server() -> None:
     written, part = 0, b"x" * 2**20
 
     async def script(connection: Connection) -> None:
@@ -617,10 +620,10 @@ async def test_a_slow_reader_holds_the_server_up() -> None:
             written += len(part)
         await connection.send(b"0\r\n\r\n")
 
-    async with meeting(script) as client:
+    async with serving(script) as client:
         connection = await client.begin([GET])
         before = -1
-        while written != before:  # until nothing more fits on the way
+        while written != before:  # until the server is blocked
             before = written
             await asyncio.sleep(0.1)
         assert written < 64 * len(part)
@@ -631,13 +634,13 @@ async def test_a_slow_reader_holds_the_server_up() -> None:
         assert size == written == 64 * len(part)
 
 
-# TLS.
+# TLS
 
 
-async def test_a_body_until_the_end_over_tls() -> None:
+async def test_a_body_over_tls_may_end_with_the_connection() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(OK + b"\r\n" + b"x" * 300_000)
 
-    async with meeting(script, tls=True) as client:
+    async with serving(script, tls=True) as client:
         assert await body_of(client.request(GET)) == b"x" * 300_000

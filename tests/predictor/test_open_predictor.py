@@ -1,4 +1,4 @@
-"""Choosing a transport, and what all of them share."""
+"""Opening a predictor, addresses, forwarded headers and verified outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def settings(host: str = "triton", use_ssl: bool = False) -> PredictorSettings:
 
 
 @pytest.mark.parametrize("shared", [0, 2**16], ids=["inline", "shared memory"])
-async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: int) -> None:
+async def test_every_layer_passes_calls_to_the_transport(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: int
+) -> None:
     transport = ScriptedTransport(tmp_path)
     transport.streams_json = True
     monkeypatch.setattr(predictor, "open_transport", lambda protocol, settings: transport)
@@ -45,11 +47,11 @@ async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
-def test_grpc_is_imported_where_it_is_needed() -> None:
+def test_grpc_is_imported_only_for_the_grpc_transport() -> None:
     program = (
         "import sys; from hf_transformer.predictor import open_transport as f\n"
         "from hf_transformer.predictor.base import PredictorSettings as S\n"
-        "f('v2', S('m', 'h')); assert 'grpc' not in sys.modules, 'REST does without'\n"
+        "f('v2', S('m', 'h')); assert 'grpc' not in sys.modules, 'REST needs no gRPC'\n"
         "f('grpc-v2', S('m', 'h')); assert 'grpc' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
@@ -67,7 +69,9 @@ def test_grpc_is_imported_where_it_is_needed() -> None:
         ("b\u00fccher:1", False, ("b\u00fccher", 1), "b\u00fccher:1", "xn--bcher-kva:1"),
     ],
 )
-def test_addresses(host: str, use_ssl: bool, expected: tuple[str, int], text: str, authority: str) -> None:
+def test_addresses_have_default_ports_and_an_authority(
+    host: str, use_ssl: bool, expected: tuple[str, int], text: str, authority: str
+) -> None:
     address = parse_address(settings(host, use_ssl))
     assert (address, str(address), address.authority) == (Address(*expected, use_ssl), text, authority)
 
@@ -80,7 +84,7 @@ def test_addresses(host: str, use_ssl: bool, expected: tuple[str, int], text: st
     ],
     ids=repr,
 )
-def test_bad_addresses(host: str) -> None:
+def test_bad_addresses_are_config_errors(host: str) -> None:
     with pytest.raises(ConfigError, match=r"^predictor_host is "):
         parse_address(settings(host))
     for protocol in ("v2", "grpc-v2"):
@@ -88,7 +92,7 @@ def test_bad_addresses(host: str) -> None:
             open_predictor(protocol, settings(host), Metrics("m"))
 
 
-def test_headers_that_are_passed_on() -> None:
+def test_headers_of_the_connection_and_invalid_headers_are_not_forwarded() -> None:
     usual = {"x-request-id": "7", "traceparent": "00-ab-cd-01", "authorization": "Bearer x", "x-user": "Ren\xc3\x89e"}
     unusual = {
         "host": "a",
@@ -108,7 +112,7 @@ def test_headers_that_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered", "message"),
+    ("requested", "received", "message"),
     [
         ("ba", "ab", None),
         ("", "ab", None),
@@ -118,10 +122,10 @@ def test_headers_that_are_passed_on() -> None:
         ("a", "b", "without the output 'a' and with 'b', which was not asked for$"),
     ],
 )
-def test_outputs_are_those_asked_for(asked: str, answered: str, message: str | None) -> None:
-    outputs = {name: Tensor(name, "FP32", np.zeros(1, np.float32)) for name in answered}
+def test_outputs_are_verified_against_the_request(requested: str, received: str, message: str | None) -> None:
+    outputs = {name: Tensor(name, "FP32", np.zeros(1, np.float32)) for name in received}
     if message is None:
-        assert verified(list(asked), outputs) is outputs
+        assert verified(list(requested), outputs) is outputs
     else:
         with pytest.raises(PredictorError, match=message):
-            verified(list(asked), outputs)
+            verified(list(requested), outputs)

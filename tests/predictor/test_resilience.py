@@ -1,4 +1,4 @@
-"""The bound of a call, retries and the circuit breaker, over a script and without a clock."""
+"""Timeout, retries and circuit breaker, with a scripted predictor and no real clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUna
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
 from hf_transformer.predictor.base import ModelCall
-from hf_transformer.predictor.resilience import MOST_UNANSWERED, Resilience
+from hf_transformer.predictor.resilience import MAX_UNANSWERED, Resilience
 from tests.predictor.scripted import OUTPUTS, Scripted, until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
@@ -22,7 +22,7 @@ Errors = list[BaseException | None]
 
 
 def down(count: int, kind: str = "connection", connection: object = None) -> Errors:
-    """What calls say that all find the predictor down, or that the end of one connection ended."""
+    """Errors of calls while the predictor is down; with a ``connection``, of calls that shared it."""
     errors = [PredictorUnavailable(f"call {number}", kind) for number in range(count)]
     for error in errors:
         error.connection = connection
@@ -30,11 +30,11 @@ def down(count: int, kind: str = "connection", connection: object = None) -> Err
 
 
 class Connection:
-    """One that calls share."""
+    """A connection that calls share."""
 
 
 class Rig:
-    """A Resilience over a script. Its pauses are listed; with ``asleep`` each one lasts until ``wake``."""
+    """A Resilience with a scripted predictor. It records pauses; with ``asleep`` each pause waits for ``wake``."""
 
     def __init__(
         self,
@@ -76,35 +76,35 @@ class Rig:
         return reply.tensors
 
     async def read(self) -> list[int]:
-        return [int(one["n"].data[0]) async for one in self.predictor.stream(STREAM)]
+        return [int(outputs["n"].data[0]) async for outputs in self.predictor.stream(STREAM)]
 
     async def fail(self, times: int, *, stream: bool = False) -> list[str]:
-        """What calls say that all must fail."""
-        said = []
+        """The messages of calls that must all fail."""
+        messages = []
         for _ in range(times):
             with pytest.raises(RequestError) as caught:
                 await (self.read() if stream else self.infer())
-            said.append(str(caught.value))
-        return said
+            messages.append(str(caught.value))
+        return messages
 
     async def meet(self, *errors: BaseException | None) -> None:
-        """A call for each of these, which meets the error, or is answered for None."""
+        """Makes a call for each error; None is a successful call."""
         for error in errors:
             self.inner.errors = [] if error is None else [error]
             await asyncio.gather(self.infer(), return_exceptions=True)
 
-    async def under_way(self, count: int) -> list[asyncio.Task[object]]:
-        """Calls that hang."""
+    async def start_calls(self, count: int) -> list[asyncio.Task[object]]:
+        """Starts calls that wait for the predictor."""
         self.inner.errors = [None] * count
         before = self.calls
         tasks = [asyncio.create_task(self.infer()) for _ in range(count)]
         await until(lambda: self.calls == before + count)
         return tasks
 
-    async def probe(self, said: bool | BaseException | None) -> None:
-        """Lets the probe ask once, and waits for its next pause or its end."""
+    async def probe(self, ready: bool | BaseException | None) -> None:
+        """Lets one probe run with this result, and waits for the next pause or the closed circuit."""
         await until(lambda: bool(self.pauses))
-        self.inner.ready = said
+        self.inner.ready = ready
         pauses = len(self.pauses)
         self.wake.release()
         await until(lambda: len(self.pauses) > pauses or not self.predictor.is_open)
@@ -121,11 +121,11 @@ class Rig:
         return self.metric(f'errors_total{{kind="{kind}"}}')
 
 
-# The bound
+# Timeout
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["in a call", "in a pause"])
-async def test_all_tries_and_pauses_together_have_the_timeout(asleep: bool) -> None:
+async def test_all_attempts_and_pauses_share_one_timeout(asleep: bool) -> None:
     rig = Rig(*down(1), None, retries=5, timeout=0.05, jitter=0.0, asleep=asleep)
     with pytest.raises(PredictorTimeout, match=TOO_LATE):
         await rig.infer()
@@ -145,7 +145,7 @@ async def test_a_cancelled_caller_is_not_a_timeout(asleep: bool) -> None:
     assert (rig.errors("timeout"), rig.predictor.is_open) == (0, False)
 
 
-async def test_a_timeout_of_the_caller_is_its_own() -> None:
+async def test_a_callers_own_timeout_is_not_counted() -> None:
     rig = Rig(None, retries=1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -164,7 +164,7 @@ async def test_pauses_grow_and_vary(share: float) -> None:
     assert rig.metric("retries_total") == 8
 
 
-async def test_it_gives_up_with_the_last_error() -> None:
+async def test_the_last_error_ends_the_retries() -> None:
     rig = Rig(*down(5), retries=2)
     assert await rig.fail(1) == ["call 2"]
     assert (rig.metric("retries_total"), rig.metric("retries_denied_total"), rig.errors("connection")) == (2, 0, 1)
@@ -174,10 +174,8 @@ async def test_it_gives_up_with_the_last_error() -> None:
 
 @pytest.mark.parametrize("kind", failures.ALL)
 @pytest.mark.parametrize("error", [PredictorUnavailable, PredictorTimeout, PredictorError])
-async def test_what_is_tried_again(kind: str, error: type[RequestError]) -> None:
-    """What certainly was not answered, and nothing else."""
-    given = PredictorError("no") if error is PredictorError else error("no", kind)
-    rig = Rig(given, retries=5)
+async def test_only_calls_without_a_response_are_retried(kind: str, error: type[RequestError]) -> None:
+    rig = Rig(PredictorError("no") if error is PredictorError else error("no", kind), retries=5)
     if kind in {"connection", "no_answer", "unavailable"} and error is PredictorUnavailable:
         assert await rig.infer() is OUTPUTS
     else:
@@ -185,11 +183,11 @@ async def test_what_is_tried_again(kind: str, error: type[RequestError]) -> None
         assert (rig.calls, rig.pauses) == (1, [])
 
 
-@pytest.mark.parametrize(("asked", "pauses"), [([False], 0), ([True, False], 1)], ids=["at once", "after the pause"])
-async def test_no_retry_begins_for_an_answer_that_is_not_wanted(asked: list[bool], pauses: int) -> None:
+@pytest.mark.parametrize(("wanted", "pauses"), [([False], 0), ([True, False], 1)], ids=["at once", "after the pause"])
+async def test_no_retry_starts_for_an_unwanted_reply(wanted: list[bool], pauses: int) -> None:
     rig = Rig(*down(5), retries=5)
     with pytest.raises(PredictorUnavailable, match=r"^call 0$"):
-        await rig.infer(lambda: asked.pop(0))
+        await rig.infer(lambda: wanted.pop(0))
     assert (rig.calls, len(rig.pauses), rig.metric("retries_total")) == (1, pauses, 0)
 
 
@@ -197,16 +195,16 @@ async def test_a_spent_budget_ends_the_retries() -> None:
     rig = Rig(*down(100), retries=100, budget=0.0)
     assert await rig.fail(2) == ["call 10", "call 11"]
     assert (rig.metric("retries_total"), rig.metric("retries_denied_total")) == (10, 2)
-    rig.now = 2.0  # two more have come with time
+    rig.now = 2.0  # a refill of two
     assert await rig.fail(2) == ["call 14", "call 15"]
     rig.now = 10_000.0
-    assert await rig.fail(1) == ["call 26"], "there are never more than ten in hand"
+    assert await rig.fail(1) == ["call 26"], "the budget is at most ten"
     rig = Rig(*down(10_000), retries=3, budget=0.1)
     await rig.fail(1000)
     assert 1000 + 100 <= rig.calls <= 1000 + 110, "an outage is not multiplied"
 
 
-# The circuit
+# Circuit breaker
 
 
 async def test_the_circuit_opens_refuses_at_once_and_closes(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,8 +213,8 @@ async def test_the_circuit_opens_refuses_at_once_and_closes(caplog: pytest.LogCa
     async with rig.predictor:
         assert await rig.fail(3) == ["call 0", "call 1", "call 2"]
         assert (rig.predictor.is_open, rig.metric("circuit_open")) == (True, 1)
-        for said in [*await rig.fail(1), *await rig.fail(1, stream=True)]:
-            assert "--predictor_circuit_failures=3" in said and said.endswith("the last reason: call 2")
+        for message in [*await rig.fail(1), *await rig.fail(1, stream=True)]:
+            assert "--predictor_circuit_failures=3" in message and message.endswith("the last reason: call 2")
         assert rig.calls == 3 and "stream" not in rig.inner.events
         with pytest.raises(PredictorUnavailable) as caught:
             await rig.infer()
@@ -233,17 +231,17 @@ async def test_the_circuit_opens_refuses_at_once_and_closes(caplog: pytest.LogCa
     assert lines == ["the predictor counts as dead after 3 calls in a row: call 2", "the predictor is ready again"]
 
 
-ONE, OTHER = Connection(), Connection()
-TWO = [error for pair in zip(down(10, "lost", ONE), down(10, "lost", OTHER), strict=True) for error in pair]
+FIRST, SECOND = Connection(), Connection()
+ALTERNATING = [error for pair in zip(down(10, "lost", FIRST), down(10, "lost", SECOND), strict=True) for error in pair]
 SLOW, BAD, FULL = PredictorTimeout("slow"), PredictorError("bad"), PredictorUnavailable("queue", "busy")
 ROWS: dict[str, tuple[bool, Errors]] = {
     **{kind: (True, down(3, kind)) for kind in ("connection", "no_answer", "lost", "unavailable")},
     "timeouts while connecting": (True, [PredictorTimeout("no connection", "connection")] * 3),
     "timeouts do not end a row": (True, [*down(2), SLOW, *down(1)]),
-    "two connections and a call": (True, [*TWO, *down(1)]),
-    "once more after an answer": (True, [*down(1, "lost", ONE), None, *down(5, "lost", ONE), *down(3)]),
-    "two connections": (False, [*TWO]),
-    "a connection does not count again": (False, [*down(1, "lost", ONE), None, *down(5, "lost", ONE), *down(2)]),
+    "two connections and a call": (True, [*ALTERNATING, *down(1)]),
+    "once more after an answer": (True, [*down(1, "lost", FIRST), None, *down(5, "lost", FIRST), *down(3)]),
+    "two connections": (False, [*ALTERNATING]),
+    "a connection does not count again": (False, [*down(1, "lost", FIRST), None, *down(5, "lost", FIRST), *down(2)]),
     "an answer ends a row": (False, [*down(2), None, *down(2)]),
     "the model's errors end a row": (False, [*down(2), BAD, *down(2)]),
     "a full queue ends a row": (False, [*down(2), FULL, *down(2)]),
@@ -254,42 +252,42 @@ ROWS: dict[str, tuple[bool, Errors]] = {
 
 
 @pytest.mark.parametrize(("opens", "errors"), ROWS.values(), ids=ROWS)
-async def test_what_opens_the_circuit(opens: bool, errors: Errors) -> None:
+async def test_the_circuit_opens_after_failures_in_a_row(opens: bool, errors: Errors) -> None:
     rig = Rig(failures=3)
     async with rig.predictor:
         await rig.meet(*errors)
         assert rig.predictor.is_open is opens
     never = Rig()
     await never.meet(*errors)
-    assert not never.predictor.is_open, "errors are counted only"
+    assert not never.predictor.is_open, "there is no circuit breaker"
 
 
-@pytest.mark.parametrize("at_once", [1, 4 * MOST_UNANSWERED], ids=["one by one", "together"])
-async def test_calls_that_nothing_answers_open_the_circuit(at_once: int) -> None:
-    """MOST_UNANSWERED of them are a failure; those that are under way together are one, however many."""
+@pytest.mark.parametrize("at_once", [1, 4 * MAX_UNANSWERED], ids=["one by one", "together"])
+async def test_timeouts_without_a_response_open_the_circuit(at_once: int) -> None:
+    """MAX_UNANSWERED timeouts count as one failure; so do concurrent ones, of any number."""
     rig = Rig(failures=2, timeout=0.02)
-    times = 2 if at_once > 1 else 2 * MOST_UNANSWERED
+    times = 2 if at_once > 1 else 2 * MAX_UNANSWERED
     async with rig.predictor:
         for number in range(times):
             assert not rig.predictor.is_open, number
-            results = await asyncio.gather(*await rig.under_way(at_once), return_exceptions=True)
-            assert {type(one) for one in results} == {PredictorTimeout}
+            results = await asyncio.gather(*await rig.start_calls(at_once), return_exceptions=True)
+            assert {type(result) for result in results} == {PredictorTimeout}
         assert rig.predictor.is_open
 
 
-async def test_one_answer_between_calls_that_nothing_answers_keeps_it_closed() -> None:
+async def test_a_response_between_timeouts_keeps_the_circuit_closed() -> None:
     rig = Rig(failures=1, timeout=0.02)
     async with rig.predictor:
         for _ in range(4):
-            for _ in range(MOST_UNANSWERED - 1):
-                await asyncio.gather(*await rig.under_way(1), return_exceptions=True)
+            for _ in range(MAX_UNANSWERED - 1):
+                await asyncio.gather(*await rig.start_calls(1), return_exceptions=True)
             rig.inner.go_on.set()
             assert await rig.infer() is OUTPUTS
             rig.inner.go_on.clear()
         assert not rig.predictor.is_open
 
 
-async def test_a_call_that_is_tried_again_is_one_failure() -> None:
+async def test_a_call_with_retries_is_one_failure() -> None:
     rig = Rig(*down(100), retries=2, failures=3, jitter=0.0)
     rig.asleep = False
     async with rig.predictor:
@@ -303,10 +301,10 @@ async def test_a_call_that_is_tried_again_is_one_failure() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
-async def test_calls_under_way_are_left_alone(fails: bool) -> None:
+async def test_calls_in_flight_continue_after_the_circuit_opens(fails: bool) -> None:
     rig = Rig(failures=3)
     async with rig.predictor:
-        calls = await rig.under_way(2)
+        calls = await rig.start_calls(2)
         await rig.meet(*down(3))
         assert rig.predictor.is_open and not any(call.done() for call in calls)
         rig.inner.failure = PredictorUnavailable("after all", "lost") if fails else None
@@ -317,10 +315,10 @@ async def test_calls_under_way_are_left_alone(fails: bool) -> None:
         assert (await rig.fail(1))[0].endswith(": after all" if fails else ": call 2")
 
 
-async def test_failures_from_before_it_came_back_do_not_open_it_again() -> None:
+async def test_failures_of_calls_from_before_a_recovery_do_not_count() -> None:
     rig = Rig(failures=3)
     async with rig.predictor:
-        calls = await rig.under_way(5)
+        calls = await rig.start_calls(5)
         await rig.meet(*down(3))
         await rig.probe(True)
         rig.inner.failure = PredictorUnavailable("of the outage", "lost")
@@ -331,7 +329,7 @@ async def test_failures_from_before_it_came_back_do_not_open_it_again() -> None:
     assert rig.errors("lost") == 5
 
 
-# The probe
+# Probe
 
 
 @pytest.mark.parametrize(("jitter", "first"), [(1.0, 0.1), (0.0, 0.05)])
@@ -345,18 +343,18 @@ async def test_pauses_between_probes_grow_and_vary(jitter: float, first: float) 
         await rig.probe(True)
         await rig.meet(*down(1))
         await until(lambda: len(rig.pauses) == 8)
-        assert rig.pauses[-1] == pytest.approx(20 * first), "it has only said that it is ready"
+        assert rig.pauses[-1] == pytest.approx(20 * first), "readiness alone does not reset the pause"
         await rig.probe(True)
         await rig.meet(None, *down(1))
         await until(lambda: len(rig.pauses) == 9)
-        assert rig.pauses[-1] == pytest.approx(first), "a call that is answered begins anew"
+        assert rig.pauses[-1] == pytest.approx(first), "a successful call resets the pause"
 
 
-async def test_there_is_one_probe_for_many_failures_at_once() -> None:
+async def test_many_concurrent_failures_start_one_probe() -> None:
     rig = Rig(failures=3)
     rig.inner.failure = PredictorUnavailable("all together", "lost")
     async with rig.predictor:
-        calls = await rig.under_way(50)
+        calls = await rig.start_calls(50)
         rig.inner.go_on.set()
         await asyncio.gather(*calls, return_exceptions=True)
         await rig.fail(50)
@@ -368,34 +366,34 @@ async def test_there_is_one_probe_for_many_failures_at_once() -> None:
         await rig.fail(50)
         await until(lambda: len(rig.pauses) == 3)
         await rig.probe(True)
-        assert not rig.predictor.is_open, "a probe that somebody has cancelled is begun again"
+        assert not rig.predictor.is_open, "a cancelled probe is started again"
 
 
 @pytest.mark.parametrize(
-    ("trouble", "reason"),
+    ("error", "reason"),
     [
-        (ValueError("a fault of ours"), "a fault of ours"),
+        (ValueError("a bug"), "a bug"),
         (PredictorError("400"), "400"),
         (None, "the predictor did not say in 0.01 s whether it is ready"),
     ],
-    ids=["a fault of ours", "the model's error", "no answer"],
+    ids=["a bug", "the model's error", "no answer"],
 )
-async def test_a_probe_survives_trouble(
-    trouble: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_probe_continues_after_an_error(
+    error: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resilience, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(resilience, "PROBE_TIMEOUT_SECONDS", 0.01)
     rig = Rig(*down(3), failures=3)
     async with rig.predictor:
         await rig.fail(3)
-        await rig.probe(trouble)
+        await rig.probe(error)
         assert (await rig.fail(1))[0].endswith(f"the last reason: {reason}")
         await rig.probe(True)
         assert not rig.predictor.is_open
-    assert ("Traceback" in caplog.text) is isinstance(trouble, ValueError)
+    assert ("Traceback" in caplog.text) is isinstance(error, ValueError)
 
 
 @pytest.mark.parametrize("asking", [False, True], ids=["in a pause", "while it asks"])
-async def test_closing_ends_the_probe_and_no_other_begins(asking: bool) -> None:
+async def test_closing_ends_the_probe_and_starts_no_other(asking: bool) -> None:
     rig = Rig(*down(3), failures=3)
     async with rig.predictor:
         await rig.fail(3)
@@ -410,10 +408,10 @@ async def test_closing_ends_the_probe_and_no_other_begins(asking: bool) -> None:
     rig = Rig(failures=3)
     rig.inner.failure = PredictorUnavailable("the client is closed", "lost")
     async with rig.predictor:
-        calls = await rig.under_way(3)
+        calls = await rig.start_calls(3)
     rig.inner.go_on.set()
     await asyncio.gather(*calls, return_exceptions=True)
-    assert len(asyncio.all_tasks()) == 1, "calls that fail at the end begin none either"
+    assert len(asyncio.all_tasks()) == 1, "calls that fail after closing start none"
 
 
 # Streams
@@ -423,7 +421,7 @@ Streams = list[list[int | Exception | None]]
 
 
 @pytest.mark.parametrize(
-    ("streams", "found"),
+    ("streams", "result"),
     [
         ([[DOWN], [DOWN], [1, 2]], [1, 2]),
         ([[]], []),
@@ -435,33 +433,33 @@ Streams = list[list[int | Exception | None]]
     ],
     ids=["down twice", "no response", "too often", "busy", "failed", "lost", "after a response"],
 )
-async def test_a_stream_is_tried_again_before_its_first_response(
-    streams: Streams, found: list[int] | RequestError
+async def test_a_stream_is_retried_before_its_first_response(
+    streams: Streams, result: list[int] | RequestError
 ) -> None:
     rig = Rig(retries=2)
     rig.inner.streams = [*streams, [5]]
-    if isinstance(found, list):
-        assert await rig.read() == found
+    if isinstance(result, list):
+        assert await rig.read() == result
     else:
         with pytest.raises(RequestError) as caught:
             await rig.read()
-        assert caught.value is found and rig.errors(failures.kind_of(found)) == 1
+        assert caught.value is result and rig.errors(failures.kind_of(result)) == 1
     assert rig.inner.streams == [[5]] and rig.metric("retries_total") == len(streams) - 1
     assert rig.inner.events == ["stream", "closed"] * len(streams)
 
 
 @pytest.mark.parametrize("responses", [[None], [1, 2, None]], ids=["the first response", "a silence"])
-async def test_a_stream_that_goes_silent(responses: list[int | None]) -> None:
-    rig, found = Rig(timeout=0.05), list[int]()
+async def test_a_silent_stream_is_a_timeout(responses: list[int | None]) -> None:
+    rig, numbers = Rig(timeout=0.05), list[int]()
     rig.inner.streams = [responses]
     with pytest.raises(PredictorTimeout, match=TOO_LATE):
-        async for one in rig.predictor.stream(STREAM):
-            found.append(int(one["n"].data[0]))
-    assert found == responses[:-1]
+        async for outputs in rig.predictor.stream(STREAM):
+            numbers.append(int(outputs["n"].data[0]))
+    assert numbers == responses[:-1]
     assert rig.inner.events == ["stream", "closed"] and rig.errors("timeout") == 1
 
 
-async def test_a_slow_reader_is_no_silence() -> None:
+async def test_a_slow_reader_is_no_timeout() -> None:
     rig = Rig(timeout=0.02)
     rig.inner.streams = [[1, 2, 3]]
     async for _ in rig.predictor.stream(STREAM):
@@ -481,7 +479,7 @@ async def test_a_slow_reader_is_no_silence() -> None:
     ],
     ids=["answered and lost", "twice", "lost later", "an end", "a response", "the model's error"],
 )
-async def test_streams_open_the_circuit(streams: Streams, opens: bool) -> None:
+async def test_failed_streams_open_the_circuit(streams: Streams, opens: bool) -> None:
     rig = Rig(failures=2)
     rig.inner.streams = list(streams)
     async with rig.predictor:
@@ -491,7 +489,7 @@ async def test_streams_open_the_circuit(streams: Streams, opens: bool) -> None:
         assert rig.predictor.is_open is opens
 
 
-async def test_closing_a_stream_closes_the_one_inside_and_says_nothing() -> None:
+async def test_closing_a_stream_closes_the_predictors_and_is_no_failure() -> None:
     rig = Rig(failures=1)
     rig.inner.streams = [[1, 2], [1]]
     async with aclosing(rig.predictor.stream(STREAM)) as responses:

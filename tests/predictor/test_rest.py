@@ -1,4 +1,4 @@
-"""The REST transport on real sockets: what it sends, what it makes of answers and streams, and how calls end."""
+"""The REST transport on real sockets: requests, answers, errors, shared memory and streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types.tensors import Array, ModelSpec, Tensor
-from tests.predictor.fault_server import Connection, nobody, scripted
+from tests.predictor.fault_server import Connection, scripted, unused_address
 from tests.predictor.scripted import leave_early
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
@@ -35,14 +35,14 @@ LOGITS = np.array([[0.25, 0.75]], "<f4")
 
 
 def header_of(logits: Array) -> tuple[bytes, str]:
-    """The JSON of an answer, and the line that tells its length."""
+    """The JSON of an answer, and the HTTP header with its length."""
     output = {"name": "logits", "datatype": "FP32", "shape": logits.shape}
     header = orjson.dumps({"outputs": [{**output, "parameters": {"binary_data_size": logits.nbytes}}]})
     return header, f"Inference-Header-Content-Length: {len(header)}"
 
 
 HEADER, FRAMING = header_of(LOGITS)
-GONE, FAILED = PredictorUnavailable, PredictorError
+UNAVAILABLE, FAILED = PredictorUnavailable, PredictorError
 
 
 def predictor(host: str, timeout: float = 30.0, limit: int = 2**30) -> RestPredictor:
@@ -64,7 +64,7 @@ async def infer(
 async def fails(
     answer: Callable[[Connection], Awaitable[None]], destination: Destination | None = None
 ) -> RequestError:
-    """The error that a script's answer to one inference leads to."""
+    """The error of one inference, which a script answers."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -76,7 +76,7 @@ async def fails(
         return caught.value
 
 
-# Requests.
+# Requests
 
 
 @pytest.mark.parametrize("placed", [False, True], ids=["inline", "shared memory"])
@@ -91,19 +91,19 @@ async def test_a_request_is_framed_and_its_answer_decoded(placed: bool) -> None:
 
     headers = {"x-request-id": "7", "content-length": "1", "accept-encoding": "gzip"}
     headers |= {"x-user": "Ren\u00e9e".encode().decode("latin-1")}  # as ASGI servers decode it
-    where = destination() if placed else None
+    target = destination() if placed else None
     async with scripted(script) as host, predictor(host) as rest:
         for _ in range(2):
-            assert await infer(rest, headers=headers, destination=where) == ([3, 4] if placed else [0.25, 0.75])
-    assert where is None or where.settled
-    (sent, body), again = seen
-    assert again == (sent, body)
+            assert await infer(rest, headers=headers, destination=target) == ([3, 4] if placed else [0.25, 0.75])
+    assert target is None or target.settled
+    (sent, body), second = seen
+    assert second == (sent, body)
     length = int(sent["inference-header-content-length"])
     assert sent[""] == "POST /v2/models/my%20model/infer HTTP/1.1"
     assert (sent["x-request-id"], sent["x-user"]) == ("7", "Ren\u00e9e")
     assert (sent["accept-encoding"], sent["content-type"]) == ("identity", "application/octet-stream")
-    place = {"shared_memory_region": "r1", "shared_memory_offset": 64, "shared_memory_byte_size": 8}
-    outputs = [{"name": "logits", "parameters": place if placed else {"binary_data": True}}]
+    placement = {"shared_memory_region": "r1", "shared_memory_offset": 64, "shared_memory_byte_size": 8}
+    outputs = [{"name": "logits", "parameters": placement if placed else {"binary_data": True}}]
     assert orjson.loads(body[:length])["outputs"] == outputs
     assert body[length:] == IDS.data.tobytes()
 
@@ -117,20 +117,20 @@ async def test_large_outputs_are_aligned_views() -> None:
         await connection.answer("200 OK", header + logits.tobytes(), framing)
 
     async with scripted(script) as host, predictor(host) as rest:
-        found = (await rest.infer(ModelCall([IDS], ["logits"], {}))).tensors["logits"].data
-    assert found.base is not None and found.ctypes.data % 64 == 0
-    assert np.array_equal(found, logits)
+        data = (await rest.infer(ModelCall([IDS], ["logits"], {}))).tensors["logits"].data
+    assert data.base is not None and data.ctypes.data % 64 == 0
+    assert np.array_equal(data, logits)
 
 
-# Answers that are errors.
+# Errors
 
 ANSWERS = [
-    ("404 Not Found", b'{"error":"no such model"}', GONE, "unavailable", "404: no such model", True),
-    ("503 Unavailable", b"upstream connect error", GONE, "unavailable", "503: upstream", False),
-    ("503 Full", b'{"error":"[m] Exceeds maximum queue size"}', GONE, "busy", "maximum queue size", True),
-    ("503 Late", b'{"error":"Request timeout expired"}', GONE, "busy", "timeout expired", True),
-    ("502 Bad Gateway", b'{"error":"gateway"}', GONE, "lost", "answered 502: gateway", False),
-    ("429 Too Many Requests", b"", GONE, "busy", "answered 429: no message", False),
+    ("404 Not Found", b'{"error":"no such model"}', UNAVAILABLE, "unavailable", "404: no such model", True),
+    ("503 Unavailable", b"upstream connect error", UNAVAILABLE, "unavailable", "503: upstream", False),
+    ("503 Full", b'{"error":"[m] Exceeds maximum queue size"}', UNAVAILABLE, "busy", "maximum queue size", True),
+    ("503 Late", b'{"error":"Request timeout expired"}', UNAVAILABLE, "busy", "timeout expired", True),
+    ("502 Bad Gateway", b'{"error":"gateway"}', UNAVAILABLE, "lost", "answered 502: gateway", False),
+    ("429 Too Many Requests", b"", UNAVAILABLE, "busy", "answered 429: no message", False),
     ("504 Gateway Timeout", b'{"error":"late"}', PredictorTimeout, "timeout", "answered 504", False),
     ("401 Unauthorized", b'{"error":"who?"}', PredictorDenied, "error", "answered 401: who?", True),
     ("403 Forbidden", b'{"error":"no"}', PredictorDenied, "error", "answered 403: no", True),
@@ -164,30 +164,38 @@ ANSWERS = [
     ANSWERS,
     ids=[f"{row[0]}, {row[4][:30]}" for row in ANSWERS],
 )
-async def test_answers_that_are_errors_and_whether_they_settle_a_call(
+async def test_every_status_has_an_error_and_settles_a_call_or_not(
     status: str, body: bytes, error: type[RequestError], kind: str, message: str, settled: bool
 ) -> None:
-    where = destination()
+    target = destination()
     fields = ["Content-Encoding: gzip"] if body.startswith(b"\x1f\x8b") else [FRAMING]
-    found = await fails(lambda connection: connection.answer(status, body, *fields), where)
-    assert (type(found), kind_of(found), where.settled) == (error, kind, settled)
-    assert message in str(found)
+    raised = await fails(lambda connection: connection.answer(status, body, *fields), target)
+    assert (type(raised), kind_of(raised), target.settled) == (error, kind, settled)
+    assert message in str(raised)
 
 
 @pytest.mark.parametrize(
     ("body", "length", "message"),
     [
-        (HEADER + LOGITS.tobytes(), "", "not JSON"),
+        (HEADER + LOGITS.tobytes(), "", "body: expected JSON"),
         (HEADER + LOGITS.tobytes(), "many", "expected a number of bytes"),
         (bytes(100_000), "many", "expected a number of bytes"),
-        (HEADER + LOGITS.tobytes(), "99999", "is 99999, but the body has"),
-        (HEADER + b"1234", f"{len(HEADER)}", "binary_data_size 8, but 4 bytes are left"),
+        (
+            HEADER + LOGITS.tobytes(),
+            "99999",
+            "Inference-Header-Content-Length: expected at most the .* bytes of the body, got 99999",
+        ),
+        (
+            HEADER + b"1234",
+            f"{len(HEADER)}",
+            "binary_data_size: expected a number of bytes up to the remaining 4, got 8",
+        ),
         (b'{"outputs":[]}', "", "without the output 'logits'$"),
-        (b"", "", "not JSON"),
+        (b"", "", "body: expected JSON"),
     ],
     ids=["no length", "no number", "no number, large", "too long", "too short", "none", "empty"],
 )
-async def test_answers_that_break_the_protocol(body: bytes, length: str, message: str) -> None:
+async def test_answers_that_break_the_protocol_are_predictor_errors(body: bytes, length: str, message: str) -> None:
     fields = [f"Inference-Header-Content-Length: {length}"] if length else []
     error = await fails(lambda connection: connection.answer("200 OK", body, *fields))
     assert type(error) is PredictorError
@@ -209,17 +217,17 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("answer", "kind", "message"), BROKEN.values(), ids=list(BROKEN))
-async def test_broken_answers(answer: bytes, kind: str, message: str) -> None:
-    where = destination()
-    error = await fails(lambda connection: connection.send(answer), where)
+async def test_broken_answers_do_not_settle_a_call(answer: bytes, kind: str, message: str) -> None:
+    target = destination()
+    error = await fails(lambda connection: connection.send(answer), target)
     assert kind_of(error) == kind and message in str(error)
-    assert error.__cause__ is not None and not where.settled
+    assert error.__cause__ is not None and not target.settled
 
 
 @pytest.mark.parametrize("end", ["refused", "hung up", "cancelled"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["call", "stream"])
 async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, streamed: bool) -> None:
-    """The collector may not look at these megabytes for long."""
+    """The next garbage collection may be far away."""
     arrived = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -236,7 +244,7 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
 
     data = np.zeros((1, 2**16), np.int64)
     inputs = weakref.ref(data)
-    async with scripted(script) as host, predictor(nobody() if end == "refused" else host) as rest:
+    async with scripted(script) as host, predictor(unused_address() if end == "refused" else host) as rest:
         gc.disable()
         try:
             task = asyncio.create_task(call(rest, [Tensor("input_ids", "INT64", data)]))
@@ -246,13 +254,13 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
             with pytest.raises((PredictorUnavailable, asyncio.CancelledError)):
                 await task
             del data, task
-            await asyncio.sleep(0.01)  # what the event loop has of it
+            await asyncio.sleep(0.01)  # for the event loop's references
             assert inputs() is None
         finally:
             gc.enable()
 
 
-# Shared memory.
+# Shared memory
 
 PLACED = b'{"outputs":[{"name":"logits","datatype":"FP32","shape":[1,2]}]}'
 
@@ -263,7 +271,7 @@ def destination() -> Destination:
 
 
 @pytest.mark.parametrize(
-    ("why", "kind", "says"),
+    ("cause", "kind", "message"),
     [
         ("nobody listens", "connection", r"the predictor at \S+:\d+ is unavailable: "),
         ("no such host", "connection", r"the predictor at \S+:\d+ is unavailable: "),
@@ -273,18 +281,18 @@ def destination() -> Destination:
     ],
 )
 async def test_a_call_that_was_not_sent_is_settled(
-    why: str, kind: str, says: str, monkeypatch: pytest.MonkeyPatch
+    cause: str, kind: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = destination()
-    inputs = [Tensor("a", "INT64", np.zeros(2))] if why == "can't be written" else [IDS]
-    async with predictor("predictor.invalid" if why == "no such host" else nobody()) as rest:
-        if why == "closed":
+    target = destination()
+    inputs = [Tensor("a", "INT64", np.zeros(2))] if cause == "can't be written" else [IDS]
+    async with predictor("predictor.invalid" if cause == "no such host" else unused_address()) as rest:
+        if cause == "closed":
             await rest.__aexit__(None, None, None)
-        if why == "no connection in time":
+        if cause == "no connection in time":
             monkeypatch.setattr(http, "CONNECT_SECONDS", 0.0)
-        with pytest.raises(RequestError, match=says) as caught:
-            await infer(rest, inputs, destination=where)
-    assert where.settled and kind_of(caught.value) == kind
+        with pytest.raises(RequestError, match=message) as caught:
+            await infer(rest, inputs, destination=target)
+    assert target.settled and kind_of(caught.value) == kind
 
 
 @pytest.mark.parametrize("when", ["connecting", "sent"])
@@ -300,21 +308,21 @@ async def test_a_cancelled_call_is_settled_if_it_was_not_sent(when: str, monkeyp
         arrived.set()
         await asyncio.Event().wait()
 
-    where = destination()
+    target = destination()
     async with scripted(script) as host, predictor(host) as rest:
         if when == "connecting":
             monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
-        call = asyncio.create_task(infer(rest, destination=where))
+        call = asyncio.create_task(infer(rest, destination=target))
         await arrived.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert where.settled is (when == "connecting")
+    assert target.settled is (when == "connecting")
 
 
 @pytest.mark.parametrize("end", ["closed", "reset", "408"])
 async def test_a_stale_connection_with_a_destination_is_not_sent_again(end: str) -> None:
-    """The first request may be under way after all, and write into the same places later."""
+    """The first request may still run, and write to the same placements later."""
     requests: list[int] = []
 
     async def script(connection: Connection) -> None:
@@ -329,16 +337,16 @@ async def test_a_stale_connection_with_a_destination_is_not_sent_again(end: str)
         elif end == "408":
             await connection.answer("408 Request Timeout", b"", "Connection: close")
 
-    where = destination()
+    target = destination()
     async with scripted(script) as host, predictor(host) as rest:
         assert await infer(rest, destination=destination()) == [3, 4]
         with pytest.raises(StaleConnection, match=r"the predictor at \S+ is unavailable: ") as caught:
-            await infer(rest, destination=where)
+            await infer(rest, destination=target)
         assert await infer(rest, destination=destination()) == [3, 4]
-    assert (requests, where.settled, caught.value.kind) == ([0, 0, 1], False, "no_answer")
+    assert (requests, target.settled, caught.value.kind) == ([0, 0, 1], False, "no_answer")
 
 
-async def test_a_408_on_a_connection_that_stays_is_an_answer() -> None:
+async def test_a_408_on_a_connection_that_stays_open_is_an_answer() -> None:
     async def script(connection: Connection) -> None:
         for status, body in (("200 OK", PLACED), ("408 Request Timeout", b"")):
             await connection.request()
@@ -350,15 +358,15 @@ async def test_a_408_on_a_connection_that_stays_is_an_answer() -> None:
             await infer(rest, destination=destination())
 
 
-# Questions about the model and the server.
+# Metadata and readiness
 
 BASE = "/v2/models/my%20model"
 METADATA = b'{"name":"m","versions":["2"],"inputs":[{"name":"a","datatype":"INT32","shape":[-1,4]}],"outputs":[]}'
 
 
 @asynccontextmanager
-async def told(answers: Mapping[str, tuple[str, bytes, *tuple[str, ...]]]) -> AsyncIterator[RestPredictor]:
-    """A predictor that has these answers (status, body, header lines), by path."""
+async def serving(answers: Mapping[str, tuple[str, bytes, *tuple[str, ...]]]) -> AsyncIterator[RestPredictor]:
+    """A transport to a server with these answers (status, body, header lines) by path."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -369,16 +377,16 @@ async def told(answers: Mapping[str, tuple[str, bytes, *tuple[str, ...]]]) -> As
         yield rest
 
 
-async def described(metadata: tuple[str, bytes], config: tuple[str, bytes]) -> ModelSpec:
-    async with told({BASE: metadata, f"{BASE}/config": config}) as rest:
+async def model_spec(metadata: tuple[str, bytes], config: tuple[str, bytes]) -> ModelSpec:
+    async with serving({BASE: metadata, f"{BASE}/config": config}) as rest:
         return await rest.model_spec()
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
-async def test_a_server_without_extensions(status: int) -> None:
-    spec = await described(("200 OK", METADATA), (f"{status} No", b""))
+async def test_a_server_without_extensions_has_metadata_only(status: int) -> None:
+    spec = await model_spec(("200 OK", METADATA), (f"{status} No", b""))
     assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
-    async with told({"/v2/repository/index": (f"{status} No", b"")}) as rest:
+    async with serving({"/v2/repository/index": (f"{status} No", b"")}) as rest:
         assert await rest.repository_index() is None
 
 
@@ -386,17 +394,17 @@ async def test_a_server_without_extensions(status: int) -> None:
     ("metadata", "config", "error", "message"),
     [
         (("200 OK", METADATA), ("500 No", b"no memory"), FAILED, "answered 500: no memory"),
-        (("404 No", b'{"error":"unknown"}'), ("200 OK", b""), GONE, "answered 404: unknown"),
-        # Triton's port for metrics says 200 and nothing more to everything.
-        (("200 OK", b""), ("200 OK", b""), FAILED, r"not JSON: .* Triton's REST port\? see --predictor_host\)$"),
+        (("404 No", b'{"error":"unknown"}'), ("200 OK", b""), UNAVAILABLE, "answered 404: unknown"),
+        # Triton's metrics port answers 200 with an empty body to every path.
+        (("200 OK", b""), ("200 OK", b""), FAILED, r"expected JSON.* Triton's REST port\? see --predictor_host\)$"),
     ],
     ids=["no configuration", "unknown", "another port"],
 )
-async def test_no_spec(
+async def test_a_model_without_a_description_is_an_error(
     metadata: tuple[str, bytes], config: tuple[str, bytes], error: type[RequestError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        await described(metadata, config)
+        await model_spec(metadata, config)
 
 
 @pytest.mark.parametrize(
@@ -411,12 +419,12 @@ async def test_no_spec(
         ("503 Service Unavailable", b"", False),
     ],
 )
-async def test_readiness(status: str, body: bytes, ready: bool) -> None:
-    async with told({f"{BASE}/ready": (status, body)}) as rest:
+async def test_readiness_is_the_predictors(status: str, body: bytes, ready: bool) -> None:
+    async with serving({f"{BASE}/ready": (status, body)}) as rest:
         assert await rest.model_ready() is ready
 
 
-async def test_questions_without_a_usable_answer() -> None:
+async def test_late_and_malformed_answers_of_other_routes_are_errors() -> None:
     closed = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -429,12 +437,12 @@ async def test_questions_without_a_usable_answer() -> None:
             await rest.model_ready()
         await closed.wait()
     for answer in (("200 OK", b"[]"), ("200 OK", bytes(100_000), "Inference-Header-Content-Length: many")):
-        async with told({"/v2": answer}) as rest:
+        async with serving({"/v2": answer}) as rest:
             with pytest.raises(PredictorError, match="response is malformed"):
                 await rest.describe_server()
 
 
-# Streams.
+# Streams
 
 TEXT = Tensor("text_input", "BYTES", np.array([b"hello"], np.object_))
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -442,15 +450,15 @@ END = b"0\r\n\r\n"
 
 
 def event(text: str = "", error: str = "") -> bytes:
-    said = {"error": error} if error else {"model_name": "m", "model_version": "1", "text_output": text}
-    return b"data: " + orjson.dumps(said) + b"\n\n"
+    value = {"error": error} if error else {"model_name": "m", "model_version": "1", "text_output": text}
+    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-def whole(status: str, body: bytes) -> bytes:
+def response(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -458,7 +466,7 @@ def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> Asy
     return rest.stream(ModelCall([TEXT], ["text_output"], headers or {}))
 
 
-async def test_responses_come_as_they_are_sent_and_the_connection_is_kept() -> None:
+async def test_responses_are_streamed_and_the_connection_is_reused() -> None:
     requests, read = [], asyncio.Semaphore(0)
 
     async def script(connection: Connection) -> None:
@@ -491,35 +499,37 @@ JSON = HEAD.replace(b"text/event-stream", b"application/json")
 A = chunk(event("a"))
 STREAMS: dict[str, tuple[list[bytes], type[RequestError], str, str]] = {
     "an error": ([HEAD, A, chunk(event(error="it failed")), END], FAILED, "error", "it failed"),
-    "a queue": ([HEAD, A, chunk(event(error="Request timeout expired")), END], GONE, "busy", "timeout expired"),
-    "not ready": ([HEAD, A, chunk(event(error="'m' is not ready")), END], GONE, "unavailable", "is not ready"),
-    "500, an event": ([whole("500 Oops", b'data: {"error":"bad"}\n\n')], FAILED, "error", "answered 500: bad$"),
-    "503, plain text": ([whole("503 No", b"bad input")], GONE, "unavailable", "answered 503: bad input$"),
-    "nothing": ([], GONE, "no_answer", "closed the connection"),
-    "half a head": ([HEAD[:20]], GONE, "lost", "in the middle"),
-    "no end": ([HEAD, A], GONE, "lost", "in the middle"),
+    "a queue": ([HEAD, A, chunk(event(error="Request timeout expired")), END], UNAVAILABLE, "busy", "timeout expired"),
+    "not ready": ([HEAD, A, chunk(event(error="'m' is not ready")), END], UNAVAILABLE, "unavailable", "is not ready"),
+    "500, an event": ([response("500 Oops", b'data: {"error":"bad"}\n\n')], FAILED, "error", "answered 500: bad$"),
+    "503, plain text": ([response("503 No", b"bad input")], UNAVAILABLE, "unavailable", "answered 503: bad input$"),
+    "nothing": ([], UNAVAILABLE, "no_answer", "closed the connection"),
+    "half a head": ([HEAD[:20]], UNAVAILABLE, "lost", "in the middle"),
+    "no end": ([HEAD, A], UNAVAILABLE, "lost", "in the middle"),
     "no size": ([HEAD, b"zz\r\n"], FAILED, "error", "the call to the predictor"),
     "not JSON": ([HEAD, chunk(b"data: {\n\n"), END], FAILED, "error", "malformed"),
     "no events": ([JSON, chunk(b"{}"), END], FAILED, "error", "expected text/event-stream"),
     "compressed": ([GZIPPED, chunk(b"\x1f\x8b"), END], FAILED, "error", "Content-Encoding gzip, although identity"),
-    "too large": ([HEAD, chunk(event("a" * 1_000_000)), END], FAILED, "error", "an event .* more than 50000 bytes"),
+    "too large": ([HEAD, chunk(event("a" * 1_000_000)), END], FAILED, "error", "events of at most 50000 bytes"),
 }
 
 
-@pytest.mark.parametrize(("parts", "expected", "kind", "says"), STREAMS.values(), ids=STREAMS)
-async def test_streams_that_fail(parts: list[bytes], expected: type[RequestError], kind: str, says: str) -> None:
+@pytest.mark.parametrize(("parts", "expected", "kind", "message"), STREAMS.values(), ids=STREAMS)
+async def test_errors_of_a_stream_are_mapped(
+    parts: list[bytes], expected: type[RequestError], kind: str, message: str
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         for part in parts:
             await connection.send(part)
             await asyncio.sleep(0)
 
-    found = []
+    texts = []
     async with scripted(script) as host, predictor(host, limit=50_000) as rest:
-        with pytest.raises(expected, match=says) as caught:
-            async for one in stream(rest):
-                found.append(one["text_output"].data[0])
-    assert (type(caught.value), kind_of(caught.value), found) == (expected, kind, [b"a"] * parts.count(A))
+        with pytest.raises(expected, match=message) as caught:
+            async for outputs in stream(rest):
+                texts.append(outputs["text_output"].data[0])
+    assert (type(caught.value), kind_of(caught.value), texts) == (expected, kind, [b"a"] * parts.count(A))
 
 
 @pytest.mark.parametrize("by", ["closing", "cancelling"])

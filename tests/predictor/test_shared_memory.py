@@ -1,4 +1,4 @@
-"""Outputs in shared memory: slots, quarantine, regions and their files. The real predictor is in tests/integration."""
+"""Outputs in shared memory: slots, quarantine, regions and their files, with a scripted transport."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
 from hf_transformer.predictor import shared_memory
 from hf_transformer.predictor.base import ModelCall, StaleConnection
 from hf_transformer.predictor.shared_memory import (
-    ALIGNMENT,
-    MARGIN,
+    ALIGNMENT_BYTES,
     PREFIX,
+    RESERVED_BYTES,
     FreeList,
     Pauses,
     Region,
@@ -35,21 +35,21 @@ from tests.predictor.scripted import SPEC, ScriptedTransport, until
 
 SIZE = 64 * 2**10
 QUARTER = SIZE // 16
-"""Elements of an output that takes a quarter of the region."""
-AT_ONCE = Pauses(unavailable=0.0, refused=0.0, registered=0.0, lost=0.0)
+"""The number of FP32 elements that fill a quarter of the region."""
+NO_PAUSES = Pauses(unavailable=0.0, refused=0.0, registered=0.0, lost=0.0)
 LOST = PredictorUnavailable("lost")
 
 
 class Shared:
-    """A SharedMemory over a script, in a folder of the test's own; outputs of 1,024 bytes and more are shared."""
+    """A SharedMemory with a scripted transport, in a temporary folder, for outputs of 1,024 bytes and more."""
 
-    def __init__(self, folder: Path, size: int = SIZE, pauses: Pauses = AT_ONCE) -> None:
+    def __init__(self, folder: Path, size: int = SIZE, pauses: Pauses = NO_PAUSES) -> None:
         self.folder = folder
         self.transport = ScriptedTransport(folder)
         self.predictor = SharedMemory(self.transport, size, min_bytes=1024, folder=folder, pauses=pauses)
 
     async def infer(self, number: int, count: int = QUARTER, *, outputs: tuple[str, ...] = ("logits",)) -> list[float]:
-        """One call, whose outputs are ``count`` times ``number``; gives the values that there are."""
+        """Makes a call whose outputs have ``count`` elements with the value ``number``; returns the distinct values."""
         tensor = Tensor("input_ids", "INT64", np.full(count, number))
         sizes = {name: 4 * count for name in outputs if name != "unsized"}
         reply = await self.predictor.infer(ModelCall([tensor], outputs, {}, sizes))
@@ -60,16 +60,16 @@ class Shared:
         return values
 
     async def registered(self) -> None:
-        """Has a region made by a first call."""
+        """Makes a first call and waits for the registration of a region."""
         assert await self.infer(99) == [99]
         await until(lambda: self.use.registered)
 
     async def attempted(self, times: int) -> None:
-        """Waits until so many registrations were tried, and the last one has failed."""
+        """Waits for this number of failed registrations."""
         await until(lambda: self.transport.attempts == times and not self.files)
 
-    async def under_way(self, number: int, count: int = QUARTER) -> asyncio.Task[list[float]]:
-        """A call that waits for its gate."""
+    async def start_call(self, number: int, count: int = QUARTER) -> asyncio.Task[list[float]]:
+        """Starts a call that waits for its gate."""
         self.transport.gate(number)
         calls = self.transport.calls
         task = asyncio.create_task(self.infer(number, count))
@@ -77,7 +77,7 @@ class Shared:
         return task
 
     async def lose(self, number: int, count: int = QUARTER) -> None:
-        """A call whose connection is lost."""
+        """Makes a call whose connection is lost."""
         self.transport.gate(number).set_exception(LOST)
         with pytest.raises(PredictorUnavailable):
             await self.infer(number, count)
@@ -95,7 +95,7 @@ class Shared:
 
     @property
     def slots(self) -> tuple[int, int]:
-        """In use, and quarantined."""
+        """The numbers of slots in use and in quarantine."""
         return self.use.slots["in_use"], self.use.slots["quarantined"]
 
 
@@ -107,23 +107,23 @@ def shared(tmp_path: Path) -> Shared:
 # Calls and their slots
 
 
-async def test_large_outputs_are_read_where_they_were_written(shared: Shared) -> None:
+async def test_large_outputs_are_read_from_shared_memory(shared: Shared) -> None:
     metrics = Metrics("m")
     metrics.watch_shared_memory(shared.predictor.use)
     async with shared.predictor as predictor:
         assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
         (shared.folder / f"{PREFIX}dead").touch()
         await shared.registered()
-        assert shared.files == shared.transport.registered, "a leftover would take its room"
+        assert shared.files == shared.transport.registered, "leftovers are removed"
         assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
         assert await shared.infer(4, 300, outputs=("logits", "more", "unsized")) == [4, 5, 6]
         assert shared.batches("shared", "inline_full", "inline_unregistered", "inline_resent") == [2, 0, 1, 0]
         assert (shared.slots, shared.use.bytes["free"]) == ((0, 0), SIZE)
-        shown = metrics.render().decode()
+        samples = metrics.render().decode()
     batches = ('batches_total{transfer="shared"} 2.0', 'batches_total{transfer="inline_unregistered"} 1.0')
     for line in ("registered 1.0", 'slots{state="quarantined"} 0.0', f'bytes{{state="free"}} {float(SIZE)}', *batches):
-        assert f"hf_transformer_shared_memory_{line}\n" in shown
+        assert f"hf_transformer_shared_memory_{line}\n" in samples
     assert shared.files == [] and shared.transport.regions == {}
     assert shared.transport.events == ["open", *["released"] * 3, "close"]
 
@@ -131,8 +131,8 @@ async def test_large_outputs_are_read_where_they_were_written(shared: Shared) ->
 async def test_a_slot_is_in_use_until_its_reply_is_released(shared: Shared) -> None:
     async with shared.predictor as predictor:
         await shared.registered()
-        given_ids = Tensor("input_ids", "INT64", np.full(4 * QUARTER, 1))
-        reply = await predictor.infer(ModelCall([given_ids], ["logits"], {}, {"logits": SIZE}))
+        ids = Tensor("input_ids", "INT64", np.full(4 * QUARTER, 1))
+        reply = await predictor.infer(ModelCall([ids], ["logits"], {}, {"logits": SIZE}))
         assert shared.slots == (1, 0)
         assert await shared.infer(2) == [2] and shared.batches("inline_full") == [1]
         assert set(reply.tensors["logits"].data) == {1}
@@ -141,7 +141,7 @@ async def test_a_slot_is_in_use_until_its_reply_is_released(shared: Shared) -> N
             assert shared.slots == (0, 0) and shared.use.bytes["free"] == SIZE
 
 
-async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
+async def test_shares_tells_whether_outputs_fit_now(shared: Shared) -> None:
     sizes = (1023, 1024, SIZE // 2, SIZE // 2 + 1, SIZE, SIZE + 1)
 
     def shares() -> list[int]:
@@ -151,12 +151,12 @@ async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> No
         assert shares() == []
         await shared.registered()
         assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
-        call = await shared.under_way(1, 2 * QUARTER)
+        call = await shared.start_call(1, 2 * QUARTER)
         assert shares() == [1024, SIZE // 2]
         shared.transport.gate(1).set_result(None)
         await call
         assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
-        shared.transport.regions.clear()  # a restart, which the next call finds out
+        shared.transport.regions.clear()  # a restart, which the next call detects
         assert await shared.infer(2) == [2]
         assert shares() == []
         await until(lambda: shared.use.registered)
@@ -165,15 +165,14 @@ async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> No
 
 
 @pytest.mark.parametrize("end", [LOST, PredictorTimeout("late"), None], ids=["lost", "late", "cancelled"])
-async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exception | None) -> None:
-    """What the predictor may still write there is read by nobody."""
+async def test_a_slot_without_a_response_is_quarantined(shared: Shared, end: Exception | None) -> None:
     async with shared.predictor:
         assert await shared.infer(1, 255) == [1]
         assert await shared.infer(2, QUARTER, outputs=("unsized",)) == [2]
-        assert shared.transport.attempts == 0 and shared.files == [], "for small outputs nothing is made"
+        assert shared.transport.attempts == 0 and shared.files == [], "small outputs need no region"
         assert set(shared.use.batches.values()) == {0}
         await shared.registered()
-        call = await shared.under_way(1)
+        call = await shared.start_call(1)
         if end is None:
             call.cancel()
         else:
@@ -185,15 +184,15 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
         assert await shared.infer(2, 4 * QUARTER) == [2]
         assert shared.batches("inline_full") == [1]
         shared.transport.gate(3).set_exception(StaleConnection("it ended before an answer"))
-        assert await shared.infer(3, QUARTER) == [3], "such a call goes inline"
+        assert await shared.infer(3, QUARTER) == [3], "the retry is inline"
         assert (shared.batches("shared", "inline_resent"), shared.slots) == ([0, 1], (0, 2))
         assert await shared.infer(4, 2 * QUARTER) == [4]
         assert shared.batches("shared") == [1]
     assert shared.files == []
-    assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
+    assert len(shared.transport.regions) == 1, "a call may still use it"
 
 
-# Regions: made, lost, replaced, refused, closed
+# Regions: creation, loss, replacement, refusal and closing
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
     ],
     ids=["large", "decoupled", "small", "fp16", "bf16", "together", "bytes", "none"],
 )
-async def test_a_region_is_there_at_start_where_all_answers_are_large(
+async def test_a_region_is_registered_at_start_if_all_outputs_are_large(
     shared: Shared, outputs: list[TensorSpec], decoupled: bool, at_start: bool
 ) -> None:
     shared.transport.spec = replace(SPEC, outputs=tuple(outputs), decoupled=decoupled)
@@ -224,10 +223,10 @@ async def test_a_region_is_there_at_start_where_all_answers_are_large(
         assert shared.transport.attempts == at_start or not at_start
 
 
-async def test_a_region_that_is_mostly_lost_is_replaced_and_let_go_later(shared: Shared) -> None:
+async def test_a_mostly_quarantined_region_is_replaced_and_unregistered_later(shared: Shared) -> None:
     async with shared.predictor:
         await shared.registered()
-        last = await shared.under_way(1)
+        last = await shared.start_call(1)
         await shared.lose(2)
         await shared.lose(3)
         assert shared.use.registered, "half of it is left"
@@ -242,8 +241,8 @@ async def test_a_region_that_is_mostly_lost_is_replaced_and_let_go_later(shared:
         assert shared.slots == (0, 0)
 
 
-async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: Path) -> None:
-    shared = Shared(tmp_path, pauses=replace(AT_ONCE, lost=3600.0))
+async def test_no_region_is_registered_while_two_lost_ones_remain(tmp_path: Path) -> None:
+    shared = Shared(tmp_path, pauses=replace(NO_PAUSES, lost=3600.0))
     async with shared.predictor:
         for number in (1, 2):
             await shared.registered()
@@ -254,9 +253,7 @@ async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: 
         assert shared.batches("inline_unregistered") == [3]
 
 
-async def test_pauses_between_registrations_grow_and_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pauses_between_registrations_grow_and_are_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared, loop = Shared(tmp_path, pauses=Pauses()), asyncio.get_running_loop()
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
@@ -281,7 +278,7 @@ async def test_pauses_between_registrations_grow_and_begin_anew(
         await until(lambda: shared.use.registered)
         shared.transport.refusal = LOST
         shared.transport.regions.clear()
-        assert await attempts_after(9.5) == 5, "not at once, though it has just been lost"
+        assert await attempts_after(9.5) == 5, "a recent registration delays the next one"
         assert shared.batches("inline_resent", "inline_unregistered") == [1, 8]
         assert await attempts_after(1) == 6
         await shared.attempted(6)
@@ -289,12 +286,14 @@ async def test_pauses_between_registrations_grow_and_begin_anew(
         assert await attempts_after(1) == 7
 
 
-async def test_several_predictors_behind_one_address(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+async def test_several_predictors_behind_one_address_get_no_further_region(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
     async with shared.predictor:
         await shared.registered()
         registration = shared.predictor.registration
         assert registration.region is not None
-        registration.unknown(registration.region)  # so one of them has said, while the other one has the region
+        registration.unknown(registration.region)  # reported by one predictor, while the other has the region
         for _ in range(3):
             await shared.attempted(2)
             assert await shared.infer(2) == [2]
@@ -302,7 +301,7 @@ async def test_several_predictors_behind_one_address(shared: Shared, caplog: pyt
 
 
 @pytest.mark.parametrize("error", [PredictorError("bad"), LOST, PredictorTimeout("late")], ids=repr)
-async def test_a_predictor_that_registers_nothing(
+async def test_outputs_are_inline_while_registrations_fail(
     shared: Shared, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -320,12 +319,12 @@ async def test_a_predictor_that_registers_nothing(
         shared.transport.regions.clear()
         assert await shared.infer(8) == [8]
         await shared.attempted(7)
-        assert caplog.text.count("outputs travel inline") == 2, "once for each time without a region"
+        assert caplog.text.count("outputs travel inline") == 2, "once for each loss"
     assert caplog.text.count("large outputs travel through shared memory") == 1
 
 
-async def test_a_refusal_is_not_asked_for_again_soon_and_nothing_is_forgotten_there(tmp_path: Path) -> None:
-    """The regions of a predictor that does not see our folder are those of processes on its own machine."""
+async def test_after_a_refusal_there_is_a_pause_and_no_region_is_unregistered(tmp_path: Path) -> None:
+    """A predictor with another /dev/shm has regions of processes on its own machine."""
     shared = Shared(tmp_path, pauses=Pauses())
     theirs = f"{PREFIX}theirs"
     shared.transport.regions = {theirs: tmp_path / theirs}
@@ -340,7 +339,9 @@ async def test_a_refusal_is_not_asked_for_again_soon_and_nothing_is_forgotten_th
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["no room", "no folder"])
-async def test_no_room_for_a_region(tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: bool) -> None:
+async def test_without_room_for_a_region_outputs_are_inline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: bool
+) -> None:
     shared = Shared(tmp_path / "missing" if missing else tmp_path, size=SIZE if missing else 2**60)
     async with shared.predictor:
         for number in range(3):
@@ -351,42 +352,44 @@ async def test_no_room_for_a_region(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert missing or shared.files == []
 
 
-async def test_no_room_is_asked_for_seldom_where_nothing_gives_any_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_room_registrations_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Shared(tmp_path, pauses=Pauses(lost=0.0))
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: SIZE + MARGIN - 1)
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: SIZE + RESERVED_BYTES - 1)
     async with shared.predictor:
         for number in range(3):
             assert await shared.infer(number) == [number]
             await until(lambda: shared.transport.attempts == 1 and not (shared.transport.regions or shared.files))
 
 
-async def test_room_that_a_dead_predecessor_takes_comes_back(
+async def test_the_region_of_a_dead_process_is_unregistered_to_get_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Triton maps the region whose file is gone, so the folder is full until Triton has unmapped it."""
+    """Triton maps the region without a file, so the folder is full until Triton unmaps it."""
     shared = Shared(tmp_path, pauses=Pauses(lost=0.05))
     dead = f"{PREFIX}dead"
-    shared.transport.regions = {dead: tmp_path / dead, "of others": tmp_path}
-    room = {True: 0, False: SIZE + MARGIN}
+    shared.transport.regions = {dead: tmp_path / dead, "foreign": tmp_path}
+    room = {True: 0, False: SIZE + RESERVED_BYTES}
     monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: room[dead in shared.transport.regions])
     async with shared.predictor:
         assert await shared.infer(1) == [1]
         await shared.attempted(1)
-        await until(lambda: list(shared.transport.regions) == [dead, "of others"])  # the one of no use is gone at once
+        await until(
+            lambda: list(shared.transport.regions) == [dead, "foreign"]
+        )  # the unused region is unregistered at once
         await until(lambda: shared.use.registered)  # without another call
-        assert list(shared.transport.regions) == ["of others", shared.transport.registered[1]]
+        assert list(shared.transport.regions) == ["foreign", shared.transport.registered[1]]
         assert await shared.infer(2) == [2]
         assert caplog.text.count("do not fit") == 1
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "cancelled"])
-async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture, answered: bool) -> None:
+async def test_closing_leaves_a_region_in_use_at_the_predictor(
+    shared: Shared, caplog: pytest.LogCaptureFixture, answered: bool
+) -> None:
     caplog.set_level(logging.INFO)
     async with shared.predictor:
         await shared.registered()
-        call = await shared.under_way(1)
+        call = await shared.start_call(1)
     assert shared.files == []
     (name,) = shared.transport.regions
     assert caplog.text.count(f"left at the predictor, since calls may still use them: {name}") == 1
@@ -401,7 +404,7 @@ async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["half made", "refused"])
-async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> None:
+async def test_closing_ends_a_registration(shared: Shared, fails: bool) -> None:
     shared.transport.refusal = PredictorError("no") if fails else None
     async with shared.predictor:
         assert await shared.infer(1) == [1]
@@ -412,27 +415,27 @@ async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> No
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=60))
-def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
-    gaps = FreeList(32 * ALIGNMENT + 5)
+def test_ranges_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
+    free_list = FreeList(32 * ALIGNMENT_BYTES + 5)
     in_use: list[tuple[int, int]] = []
     for count, ended in steps:
-        size = count * ALIGNMENT
-        fits = gaps.fits(size)
-        offset = gaps.take(size)
+        size = count * ALIGNMENT_BYTES
+        fits = free_list.fits(size)
+        offset = free_list.take(size)
         assert fits == (offset is not None)
         if offset is not None:
-            assert offset % ALIGNMENT == 0 and 0 <= offset <= 32 * ALIGNMENT - size
-            assert all(offset + size <= other or offset >= other + length for other, length in in_use)
+            assert offset % ALIGNMENT_BYTES == 0 and 0 <= offset <= 32 * ALIGNMENT_BYTES - size
+            assert all(offset + size <= start or offset >= start + length for start, length in in_use)
             in_use.append((offset, size))
         if ended < len(in_use):
-            gaps.give_back(*in_use.pop(ended))
-        assert gaps.free_bytes == 32 * ALIGNMENT - sum(length for _, length in in_use)
-    for one in in_use:
-        gaps.give_back(*one)
-    assert gaps.take(32 * ALIGNMENT) == 0
+            free_list.give_back(*in_use.pop(ended))
+        assert free_list.free_bytes == 32 * ALIGNMENT_BYTES - sum(length for _, length in in_use)
+    for allocated in in_use:
+        free_list.give_back(*allocated)
+    assert free_list.take(32 * ALIGNMENT_BYTES) == 0
 
 
-def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
+def test_the_file_is_sparse_until_it_is_filled(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         region = Region(SIZE, tmp_path)
@@ -440,19 +443,21 @@ def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path
         os.umask(before)
     assert stat.S_IMODE(region.path.stat().st_mode) == 0o666, "every user can write, whatever the umask"
     assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
-    assert region.take({"a": 64}) is None and region.gaps.free_bytes == 0
+    assert region.take({"a": 64}) is None and region.free_list.free_bytes == 0
     region.fill()
     assert region.path.stat().st_blocks * 512 >= SIZE
-    assert region.gaps.free_bytes == SIZE
+    assert region.free_list.free_bytes == SIZE
     region.close()
 
 
-@pytest.mark.parametrize("free", [[SIZE + MARGIN - 1], [SIZE + MARGIN, MARGIN - 1]], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "free", [[SIZE + RESERVED_BYTES - 1], [SIZE + RESERVED_BYTES, RESERVED_BYTES - 1]], ids=["before", "after"]
+)
 def test_a_region_leaves_room_for_the_predictor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int]
 ) -> None:
-    left = iter(free)
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: next(left))
+    remaining = iter(free)
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: next(remaining))
     region = Region(SIZE, tmp_path)
     with pytest.raises(OSError, match=f"{SIZE} bytes do not fit") as caught:
         region.fill()
@@ -460,19 +465,19 @@ def test_a_region_leaves_room_for_the_predictor(
     region.close()
 
 
-def test_leftovers_of_the_dead_are_removed_and_files_of_the_living_stay(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
     living = Region(SIZE, tmp_path)
     (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
-    (tmp_path / "of others").write_bytes(b"x")
+    (tmp_path / "foreign").write_bytes(b"x")
     (tmp_path / f"{PREFIX}folder").mkdir()
-    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "of others")
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "foreign")
     before = {path.name for path in tmp_path.iterdir()}
     assert remove_leftovers(tmp_path) == [f"{PREFIX}dead"]
     assert {path.name for path in tmp_path.iterdir()} == before - {f"{PREFIX}dead"}
     living.close()
 
 
-def test_a_file_that_is_taken_for_a_leftover_while_it_is_made_is_made_again(
+def test_a_new_file_that_is_removed_as_a_leftover_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = fcntl.flock

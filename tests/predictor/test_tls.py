@@ -1,4 +1,4 @@
-"""Both transports over TLS, with a certificate that only tests trust: whom they trust, and what they show."""
+"""Both transports over TLS: trusted certificates, client certificates and their errors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, TLS, Connection
 from tests.predictor.grpc_server import server_credentials, serving
 
 PROTOCOL = pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
-OWN = {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(CERTIFICATE), "HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(KEY)}
+CLIENT_CERTIFICATE = {
+    "HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(CERTIFICATE),
+    "HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(KEY),
+}
 
 
 @asynccontextmanager
 async def served(protocol: str, mutual: bool = False) -> AsyncIterator[str]:
-    """localhost:port of a predictor that is ready, over TLS."""
+    """localhost:port of a ready predictor with TLS."""
 
     async def answer(connection: Connection) -> None:
         await connection.request()
@@ -56,16 +59,16 @@ async def is_ready(host: str, protocol: str, environ: dict[str, str]) -> bool:
 
 
 @PROTOCOL
-async def test_our_certificate_is_shown(protocol: str) -> None:
+async def test_the_client_certificate_is_sent(protocol: str) -> None:
     trusted = {"REQUESTS_CA_BUNDLE": str(CERTIFICATE)}
     async with served(protocol, mutual=True) as host:
-        assert await is_ready(host, protocol, trusted | OWN)
+        assert await is_ready(host, protocol, trusted | CLIENT_CERTIFICATE)
         with pytest.raises(PredictorUnavailable):
             await is_ready(host, protocol, trusted)
 
 
 @PROTOCOL
-async def test_where_trusted_certificates_come_from(protocol: str, tmp_path: Path) -> None:
+async def test_trusted_certificates_come_from_flags_and_variables(protocol: str, tmp_path: Path) -> None:
     folder, empty = tmp_path / "some", tmp_path / "empty"
     folder.mkdir()
     empty.mkdir()
@@ -87,29 +90,32 @@ async def test_where_trusted_certificates_come_from(protocol: str, tmp_path: Pat
 
 
 @PROTOCOL
-def test_files_that_can_not_be_used(protocol: str, tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_config_errors(protocol: str, tmp_path: Path) -> None:
     nonsense, between, empty = tmp_path / "nonsense", tmp_path / "between", tmp_path / "empty file"
     nonsense.write_text("no PEM")
     between.write_text("-----BEGIN CERTIFICATE-----\nno base64\n-----END CERTIFICATE-----\n")
     empty.touch()
-    for given, says in (
-        (OWN | {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(nonsense)}, "can't be used"),
-        (OWN | {"HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(CERTIFICATE)}, f"--predictor_key_file={CERTIFICATE}"),
+    for environ, message in (
+        (CLIENT_CERTIFICATE | {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(nonsense)}, "can't be used"),
+        (
+            CLIENT_CERTIFICATE | {"HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(CERTIFICATE)},
+            f"--predictor_key_file={CERTIFICATE}",
+        ),
         ({"REQUESTS_CA_BUNDLE": str(nonsense)}, "no certificate in"),
         ({"REQUESTS_CA_BUNDLE": str(empty)}, f"no certificate in {empty}"),
-        # Not saved by others that can be used.
+        # Valid files do not make up for invalid ones.
         ({"REQUESTS_CA_BUNDLE": str(nonsense), "SSL_CERT_DIR": str(TLS)}, "no certificate in"),
         ({"REQUESTS_CA_BUNDLE": str(between)}, "can't be used"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(says)):
-            opened("localhost:1", protocol, given)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            opened("localhost:1", protocol, environ)
     none = str(tmp_path / "none")
     for missing in (PredictorSettings("m", "h", ca_file=none), PredictorSettings("m", "h", ca_path=none)):
         with pytest.raises(ConfigError, match="can't be read"):
             root_certificates(missing)
 
 
-def test_certificate_and_key_come_together() -> None:
+def test_a_client_certificate_needs_its_key() -> None:
     tls = "--predictor_use_ssl=true"
     assert "--predictor_key_file" in error(tls, f"--predictor_cert_file={CERTIFICATE}")
     assert "--predictor_cert_file" in error(tls, f"--predictor_key_file={KEY}")
@@ -117,7 +123,7 @@ def test_certificate_and_key_come_together() -> None:
     assert "--predictor_cert_file is ignored" in notes(f"--predictor_cert_file={CERTIFICATE}")[0]
 
 
-def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
+def test_certificates_of_a_file_and_a_folder_are_joined(tmp_path: Path) -> None:
     pem = CERTIFICATE.read_text()
     (tmp_path / "unhashed name").write_text(pem)
     (tmp_path / "README").write_text("no certificate")
@@ -125,16 +131,16 @@ def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
     file, folder = str(CERTIFICATE), str(tmp_path)
     for ca_file, ca_path, count in ((None, None, 0), (file, None, 1), (None, folder, 1), (file, folder, 2)):
         settings = PredictorSettings("m", "triton", True, ca_file=ca_file, ca_path=ca_path)
-        found = root_certificates(settings)
-        assert (found or "").count("BEGIN CERTIFICATE") == count
+        roots = root_certificates(settings)
+        assert (roots or "").count("BEGIN CERTIFICATE") == count
         if count == 1:
-            assert found == pem
+            assert roots == pem
             (trusted,) = ssl_context(settings).get_ca_certs()
             assert trusted["subject"] == ((("commonName", "hf-transformer tests"),),)
 
 
 @PROTOCOL
-async def test_plain_text_where_tls_is_spoken(protocol: str) -> None:
+async def test_plain_text_to_a_tls_server_is_unavailable(protocol: str) -> None:
     async with served(protocol) as host:
         async with open_predictor(protocol, PredictorSettings("m", host), Metrics("m")) as predictor:
             with pytest.raises(PredictorUnavailable):
@@ -142,12 +148,12 @@ async def test_plain_text_where_tls_is_spoken(protocol: str) -> None:
 
 
 @PROTOCOL
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["closes", "answers"])
-async def test_tls_where_plain_text_is_spoken(protocol: str, said: bytes) -> None:
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["closes", "answers"])
+async def test_tls_to_a_plain_text_server_names_the_flags(protocol: str, answer: bytes) -> None:
     async def script(connection: Connection) -> None:
         await connection.reader.read(10)
-        if said:
-            await connection.send(said)
+        if answer:
+            await connection.send(answer)
 
     async with (
         scripted(script) as host,

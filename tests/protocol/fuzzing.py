@@ -1,4 +1,4 @@
-"""Damaged requests for both V2 codecs, and what has to hold for each; the same seed gives the same bodies again."""
+"""Damaged requests for both V2 codecs, reproducible by their seed, and the invariants of decoding."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hf_transformer.tasks.tensors import read_instances
 
 MAX_ELEMENTS = 2048
 FIELDS = (SequenceClassification.fields, QuestionAnswering.fields, Rerank.fields)
-PER_BYTE = 64
-"""Bytes that may be allocated per byte of a body: `[],` in JSON is a Python list of 56 bytes, and a pointer to it."""
+MAX_ALLOCATED_PER_BYTE = 64
+"""Allocated bytes per byte of a body: `[],` in JSON is a Python list of 56 bytes, and a pointer to it."""
 
-# How bodies are damaged
+# Damage
 
 NUMBERS = (0, 1, 2, 3, 4, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**48, 2**60, 2**63 - 1)
 ODD_BYTES = (
@@ -35,26 +35,26 @@ ODD_BYTES = (
     *(b'"', b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\\ud800", b"null", b"1e308", b"-1", b"[[[[", b'"":', b"\xff"),
     b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # 2**64 - 1 as a varint
 )
-"""Pieces that codecs have stumbled over: limits of integers, JSON's own characters, broken UTF-8."""
+"""Bytes that have broken codecs: limits of integers, JSON's own characters, broken UTF-8."""
 
 DEEP = "deep"
-"""Stands for lists in lists, as deep as parsers of JSON take them; deeper than Python's own recursion goes."""
+"""A placeholder for nested lists, at the depth limit of JSON parsers and beyond Python's recursion limit."""
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, "", "x", "BYTES", "INT64", "\0", "é" * 300, DEEP, 0.5, -0.0, -1, *NUMBERS, 2**64 - 1, 1e308),
     *([], {}, [[], []], [[1], 1], [2**40, 2**40], [0, 2**40], [2**40, 0], [1] * 40, [-1], ["a"] * 50),
     *({"name": "text", "parameters": {"binary_data": True}}, {"shared_memory_region": "x"}),
 )
-"""What stands in JSON where something else was expected."""
+"""Unexpected values for a place in JSON."""
 ODD_KEYS = ("name", "data", "shape", "datatype", "parameters", "id", "binary_data_size", "binary_data_output", "x", "")
 
 
 def dump(value: Any) -> bytes:
-    """JSON text; DEEP becomes what no writer of JSON would write."""
+    """JSON text, with DEEP as nested lists."""
     return orjson.dumps(value).replace(b'"%b"' % DEEP.encode(), b"[" * 1000 + b"]" * 1000)
 
 
 def mutations(seed: bytes, random: Random) -> Iterator[bytes]:
-    """Bodies that differ from a valid one in a few places, and lengths."""
+    """Bodies that differ from a valid one in a few bytes."""
     while True:
         body = bytearray(seed)
         for _ in range(random.choice((1, 1, 1, 2, 4))):
@@ -89,50 +89,51 @@ def json_mutations(seed: Any, random: Random) -> Iterator[Any]:
     while True:
         value = seed
         for _ in range(random.choice((1, 1, 1, 2, 3))):
-            value = _changed(value, random)
+            value = _mutate(value, random)
         yield value
 
 
-def _changed(value: Any, random: Random) -> Any:
+def _mutate(value: Any, random: Random) -> Any:
     if not isinstance(value, list | dict) or not value or random.random() < 0.15:
         return random.choice(ODD_VALUES)
-    places = list(value) if isinstance(value, dict) else range(len(value))
-    place = random.choice(places)
+    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
     copy: Any = dict(value) if isinstance(value, dict) else list(value)
     match random.randrange(8):
         case 0:
-            del copy[place]
+            del copy[key]
         case 1 if isinstance(value, dict):
-            copy[random.choice(ODD_KEYS)] = copy.pop(place)
+            copy[random.choice(ODD_KEYS)] = copy.pop(key)
         case 1:
-            copy.insert(place, value[place])
+            copy.insert(key, value[key])
         case 2 if isinstance(value, dict):
             copy[random.choice(ODD_KEYS)] = random.choice(ODD_VALUES)
         case _:
-            copy[place] = _changed(value[place], random)
+            copy[key] = _mutate(value[key], random)
     return copy
 
 
-# What has to hold
+# Invariants
 
 Body = tuple[bytes, str | None]
-"""A body, and over REST the value of the HTTP header with the length of its JSON."""
+"""A body and, over REST, the value of the HTTP header with the length of its JSON."""
 
 
 class Bodies(ABC):
-    at_least = 64 * 1024
-    """Bytes that may be allocated for any body."""
+    """Damaged bodies for one codec, and checks of its decoding."""
+
+    base_allocation = 64 * 1024
+    """Bytes that decoding may allocate for any body."""
 
     @abstractmethod
     def bodies(self, random: Random) -> Iterator[Body]:
-        """Valid bodies, each damaged."""
+        """Damaged copies of valid bodies."""
 
     @abstractmethod
     def read(self, body: Body) -> InferRequest:
-        """What the codec makes of a body."""
+        """Decodes a body."""
 
     def decode(self, body: Body) -> InferRequest | None:
-        """The request, None where it is refused; any other exception is a fault of the codec."""
+        """The request, None where it is refused. Another exception is a bug of the codec."""
         try:
             request = self.read(body)
         except (Malformed, RequestError) as error:
@@ -146,18 +147,18 @@ class Bodies(ABC):
         return request
 
     def assert_bounded(self, body: Body) -> None:
-        """Of what Python allocates; what protobuf does in C grows with the number of fields, which the codec bounds."""
+        """Checks the memory that Python allocates. The codec limits protobuf's own through the number of fields."""
         tracemalloc.start()
         try:
             self.decode(body)
             allocated = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        most = self.at_least + PER_BYTE * len(body[0])
-        assert allocated <= most, f"{allocated} bytes for {len(body[0])}: {body!r:.2000}"
+        limit = self.base_allocation + MAX_ALLOCATED_PER_BYTE * len(body[0])
+        assert allocated <= limit, f"{allocated} bytes for {len(body[0])}: {body!r:.2000}"
 
     def fuzz(self, count: int, seed: int, sample: int = 100) -> int:
-        """Decodes so many bodies, measuring every ``sample``-th one; how many of them were valid still."""
+        """Decodes ``count`` bodies, measures every ``sample``-th one, and returns the number of valid ones."""
         accepted = 0
         for number, body in enumerate(islice(self.bodies(Random(seed)), count)):
             try:
@@ -198,11 +199,11 @@ HEADERS: tuple[tuple[dict[str, Any], bytes], ...] = (
     ({"inputs": [tensor("text", [2], **SIZED)], "outputs": [WANTED]}, RAW_TEXTS),
     ({"inputs": MIXED}, RAW_TEXTS + RAW_NUMBERS),
 )
-"""Headers of valid bodies, and the raw elements behind them."""
+"""Valid bodies: a header, and the raw elements behind it."""
 
 
 class RestBodies(Bodies):
-    """Damaged in their JSON, their bytes, or the length that the header gives."""
+    """Bodies with damage in their JSON, their bytes, or the HTTP header with the length."""
 
     def bodies(self, random: Random) -> Iterator[Body]:
         texts = [(dump(header), raw) for header, raw in HEADERS]
@@ -276,9 +277,9 @@ def _damage_message(message: pb.ModelInferRequest, random: Random) -> None:
 
 
 class GrpcBodies(Bodies):
-    """Damaged in a field or two, or in their bytes."""
+    """Messages with damage in a few fields, or in their bytes."""
 
-    at_least = 512 * 1024
+    base_allocation = 512 * 1024
 
     def bodies(self, random: Random) -> Iterator[Body]:
         valid = (typed_request(), raw_request())

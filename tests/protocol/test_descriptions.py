@@ -1,4 +1,4 @@
-"""What a predictor says of itself and of its models, in both forms."""
+"""Descriptions of servers and models, from REST's JSON and from gRPC's messages."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ CONFIGURED = ModelSpec("bert", "3", INPUTS, OUTPUTS, max_batch_size=8, decoupled
 
 
 def spec(metadata: Any, config: Any = None) -> ModelSpec:
-    """As REST has it."""
+    """Parses a model's description from REST's JSON."""
     configured = None if config is None else memoryview(orjson.dumps(config))
     return rest.parse_model_spec(memoryview(orjson.dumps(metadata)), configured)
 
 
 def messages() -> tuple[pb.ModelMetadataResponse, pb.ModelConfig]:
-    """METADATA and CONFIG as gRPC has them."""
+    """METADATA and CONFIG as gRPC's messages."""
     metadata = pb.ModelMetadataResponse(name="bert", versions=["1", "3"])
     metadata.inputs.add(name="input_ids", datatype="INT64", shape=[-1, -1])
     metadata.outputs.add(name="logits", datatype="FP32", shape=[-1, -1, 30522])
@@ -62,7 +62,7 @@ def messages() -> tuple[pb.ModelMetadataResponse, pb.ModelConfig]:
     return metadata, config
 
 
-def test_a_model() -> None:
+def test_a_model_has_the_same_description_over_rest_and_grpc() -> None:
     metadata, config = messages()
     assert spec(METADATA) == model_spec(metadata, None) == UNCONFIGURED
     assert spec(METADATA, CONFIG) == model_spec(metadata, config) == CONFIGURED
@@ -73,7 +73,7 @@ def test_a_model() -> None:
     assert spec({"name": "bert"}, {"dynamic_batching": {}}).dynamic_batching
     for number in (0, 99):
         config.input[0].data_type = cast(Any, number)
-        with pytest.raises(Malformed, match="'input_ids' has the unknown data_type"):
+        with pytest.raises(Malformed, match=r"config\.input_ids.data_type: expected a known datatype"):
             model_spec(metadata, config)
 
 
@@ -96,20 +96,21 @@ NO_CONFIG: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_malformed_models() -> None:
-    for metadata, config in [*((one, None) for one in NO_METADATA), *((METADATA, one) for one in NO_CONFIG)]:
+def test_malformed_models_are_refused() -> None:
+    cases = [*((metadata, None) for metadata in NO_METADATA), *((METADATA, config) for config in NO_CONFIG)]
+    for metadata, config in cases:
         with pytest.raises(Malformed):
             pytest.fail(f"{spec(metadata, config)}")
 
 
 @given(JSON, JSON)
 def test_any_json_is_a_model_or_refused(metadata: Any, config: Any) -> None:
-    for about, configured in ((metadata, None), ({"name": "m", "inputs": metadata}, {"input": config})):
+    for model, configuration in ((metadata, None), ({"name": "m", "inputs": metadata}, {"input": config})):
         with suppress(Malformed):
-            spec(about, configured)
+            spec(model, configuration)
 
 
-def test_a_server() -> None:
+def test_a_server_has_the_same_description_over_rest_and_grpc() -> None:
     triton = ServerDescription("triton", "2.51.0", ("classification", "model_repository"))
     body = b'{"name": "triton", "version": "2.51.0", "extensions": ["classification", "model_repository"]}'
     message = pb.ServerMetadataResponse(name=triton.name, version=triton.version, extensions=triton.extensions)
@@ -117,7 +118,7 @@ def test_a_server() -> None:
     assert rest.parse_server(memoryview(b'{"name": "other"}')) == ServerDescription("other", "", ())
 
 
-def test_an_index() -> None:
+def test_an_index_has_the_same_models_over_rest_and_grpc() -> None:
     index = [
         RepositoryEntry("bert", "1", "READY", ""),
         RepositoryEntry("other", "", "", ""),
@@ -128,12 +129,12 @@ def test_an_index() -> None:
         b' {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}]'
     )
     message = pb.RepositoryIndexResponse()
-    for one in index:
-        message.models.add(name=one.name, version=one.version, state=one.state, reason=one.reason)
+    for model in index:
+        message.models.add(name=model.name, version=model.version, state=model.state, reason=model.reason)
     assert rest.parse_index(memoryview(body)) == repository_entries(message) == index
 
 
-def test_malformed_descriptions() -> None:
+def test_malformed_servers_and_indexes_are_refused() -> None:
     for parse, bodies in (
         (rest.parse_server, (b"", b"[]", b"{}", b'{"name": 1}', b'{"name": "a", "extensions": 3}')),
         (rest.parse_index, (b"", b"{}", b"[1]", b"[{}]", b'[{"name": 1}]')),

@@ -1,4 +1,4 @@
-"""Triton's generate extension, and its streams of events, cut anywhere."""
+"""Triton's generate extension: requests, responses and event streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def texts(*values: bytes) -> Tensor:
     return Tensor("text_input", "BYTES", np.array(values, np.object_))
 
 
-def test_a_request() -> None:
+def test_a_request_has_plain_values_by_name() -> None:
     inputs = [
         texts("é".encode()),
         Tensor("input_ids", "INT32", np.array([[1, 2, 3]], "<i4")),
@@ -37,13 +37,19 @@ def test_a_request() -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (texts(b"\xff"), "'text_input' is no text in UTF-8"),
-        (Tensor("temperature", "FP16", np.array([1.0], "<f2")), "'temperature' is FP16, which JSON has no form for"),
-        (Tensor("temperature", "BF16", np.array([1.0], "<f4")), "'temperature' is BF16, which JSON has no form for"),
+        (texts(b"\xff"), "text_input: expected text in UTF-8"),
+        (
+            Tensor("temperature", "FP16", np.array([1.0], "<f2")),
+            "temperature: expected a datatype that JSON can hold, got FP16",
+        ),
+        (
+            Tensor("temperature", "BF16", np.array([1.0], "<f4")),
+            "temperature: expected a datatype that JSON can hold, got BF16",
+        ),
     ],
     ids=["bytes", "FP16", "BF16"],
 )
-def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
+def test_data_that_json_can_not_hold_is_unwritable(tensor: Tensor, message: str) -> None:
     with pytest.raises(Unwritable, match=message):
         encode_generate_request([tensor])
 
@@ -64,25 +70,25 @@ def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
     ],
     ids=str,
 )
-def test_an_output(value: Any, datatype: str, data: list[Any]) -> None:
-    body = orjson.dumps({"model_name": "m", "model_version": "1", "more": 1, "found": value})
-    error, tensors = decode_generate_response(body, ["found", "absent"])
+def test_an_output_is_a_flat_tensor_of_the_type_of_its_values(value: Any, datatype: str, data: list[Any]) -> None:
+    body = orjson.dumps({"model_name": "m", "model_version": "1", "extra": 1, "a": value})
+    error, tensors = decode_generate_response(body, ["a", "absent"])
     assert error == ""
-    assert list(tensors) == ["found"]
-    assert (tensors["found"].datatype, tensors["found"].data.tolist()) == (datatype, data)
-    assert tensors["found"].data.ndim == 1
+    assert list(tensors) == ["a"]
+    assert (tensors["a"].datatype, tensors["a"].data.tolist()) == (datatype, data)
+    assert tensors["a"].data.ndim == 1
 
 
-def test_responses() -> None:
+def test_errors_and_malformed_responses_are_told_from_outputs() -> None:
     assert decode_generate_response(b'{"error":"why"}', ["a"]) == ("why", {})
     assert decode_generate_response(b'{"error":{"code":1}}', ["a"]) == ("{'code': 1}", {})
     assert decode_generate_response(b'{"error":""}', ["a"]) == ("''", {})
     _, tensors = decode_generate_response(b'{"error":0.5}', ["error"])
-    assert tensors["error"].data.tolist() == [0.5], "an output may be called so"
+    assert tensors["error"].data.tolist() == [0.5], "an output may have the name error"
     _, tensors = decode_generate_response(b'{"id":"1","model_name":"m","model_version":"1","a":1,"b":"x"}', ())
     assert set(tensors) == {"a", "b"}
     elements = ("null", "[[1]]", '[1,"x"]', "[1,true]", "[9223372036854775808]", "9223372036854775808")
-    for body in (b"", b"{", b"[]", *(f'{{"a":{one}}}'.encode() for one in elements)):
+    for body in (b"", b"{", b"[]", *(f'{{"a":{element}}}'.encode() for element in elements)):
         with pytest.raises(Malformed):
             decode_generate_response(body, ["a"])
 
@@ -99,30 +105,30 @@ STREAM = (
 EVENTS = [b'{"a": 1}', b"two\nlines", b"", b" one space is dropped", b"\xc3\xa9"]
 
 
-def test_cut_at_every_place() -> None:
-    for place in range(len(STREAM) + 1):
+def test_a_stream_may_be_split_at_any_byte() -> None:
+    for index in range(len(STREAM) + 1):
         reader = EventReader(1000)
-        assert reader.feed(STREAM[:place]) + reader.feed(STREAM[place:]) == EVENTS, place
+        assert reader.feed(STREAM[:index]) + reader.feed(STREAM[index:]) == EVENTS, index
     reader = EventReader(1000)
     assert [event for byte in STREAM for event in reader.feed(bytes([byte]))] == EVENTS
 
 
 @pytest.mark.parametrize(
-    ("limit", "stream", "says"),
+    ("limit", "stream", "message"),
     [
-        (100, b"data: " + b"x" * 101, "more than 100 bytes"),
-        (100, b"data: 1\n" * 101, "more than 100 bytes"),
-        (10**9, b"data:\n" * 10_001, "more than 10000 lines"),
+        (100, b"data: " + b"x" * 101, "events of at most 100 bytes"),
+        (100, b"data: 1\n" * 101, "events of at most 100 bytes"),
+        (10**9, b"data:\n" * 10_001, "events of at most 10000 lines"),
     ],
     ids=["a line", "lines", "many lines"],
 )
-def test_an_event_that_is_too_large(limit: int, stream: bytes, says: str) -> None:
-    with pytest.raises(Malformed, match=says):
+def test_an_event_over_a_limit_is_malformed(limit: int, stream: bytes, message: str) -> None:
+    with pytest.raises(Malformed, match=message):
         EventReader(limit).feed(stream)
 
 
-def test_many_small_events_are_not_too_large_and_no_line_is_looked_at_twice() -> None:
-    """Each piece looked at again with all before it would take minutes."""
+def test_small_events_are_not_counted_together_and_no_byte_is_searched_twice() -> None:
+    """A quadratic search of a line in pieces would take minutes."""
     assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000
     reader = EventReader(10**8)
     for _ in range(5_000):

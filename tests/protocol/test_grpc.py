@@ -1,4 +1,4 @@
-"""Serialized messages: as the predictor gets and sends them, and as clients of the service do."""
+"""Messages of the V2 protocol over gRPC: the predictor's and those of the service's clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_transformer.protocol.grpc import (
     encode_request,
 )
 from hf_transformer.protocol.grpc_server_codec import (
-    MOST_PARTS,
+    MAX_FIELDS,
     decode_infer_request,
     encode_infer_response,
     encode_stream_error,
@@ -29,7 +29,7 @@ from hf_transformer.protocol.grpc_server_codec import (
     request_id,
 )
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.server_codec import MOST_TENSORS, InferRequest, InferResponse
+from hf_transformer.protocol.server_codec import MAX_TENSORS, InferRequest, InferResponse
 from hf_transformer.protocol.tensors import Malformed, Unwritable
 from hf_transformer.types.tensors import Tensor, Texts
 from tests.protocol.fuzzing import MAX_ELEMENTS, GrpcBodies, raw_request, typed_request
@@ -48,20 +48,20 @@ def response() -> pb.ModelInferResponse:
     return message
 
 
-def test_request() -> None:
+def test_a_request_has_raw_contents() -> None:
     texts = Tensor("text", "BYTES", np.array(["é"], np.object_))
     inputs = [Tensor("input_ids", "INT64", np.array([[101, 103]])), texts]
     message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, ["logits"]))
     assert message.model_name == "bert"
-    found = [(one.name, one.datatype, list(one.shape)) for one in message.inputs]
-    assert found == [("input_ids", "INT64", [1, 2]), ("text", "BYTES", [1])]
+    entries = [(entry.name, entry.datatype, list(entry.shape)) for entry in message.inputs]
+    assert entries == [("input_ids", "INT64", [1, 2]), ("text", "BYTES", [1])]
     assert list(message.raw_input_contents) == [np.array([101, 103], "<i8").tobytes(), b"\2\0\0\0\xc3\xa9"]
     assert [output.name for output in message.outputs] == ["logits"]
     assert not message.parameters
     message = pb.ModelInferRequest.FromString(encode_infer_request("gpt2", [], ["ids"], streamed=True))
-    assert (message.model_name, [one.name for one in message.outputs]) == ("gpt2", ["ids"])
-    assert message.parameters["triton_enable_empty_final_response"].bool_param, "asks a stream for a last response"
-    with pytest.raises(Unwritable, match="'x' is INT64, its data is float64"):
+    assert (message.model_name, [entry.name for entry in message.outputs]) == ("gpt2", ["ids"])
+    assert message.parameters["triton_enable_empty_final_response"].bool_param, "asks for a final response"
+    with pytest.raises(Unwritable, match="x: expected data that INT64 can hold, got float64"):
         encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
 
 
@@ -70,10 +70,10 @@ def test_raw_contents_of_every_length(count: int) -> None:
     inputs = [Tensor(name, "INT64", np.arange(count) + start) for start, name in enumerate("ab")]
     message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, []))
     assert list(message.raw_input_contents) == [tensor.data.tobytes() for tensor in inputs]
-    assert [list(one.shape) for one in message.inputs] == [[count], [count]]
+    assert [list(entry.shape) for entry in message.inputs] == [[count], [count]]
 
 
-def test_response() -> None:
+def test_a_response_is_decoded_as_views() -> None:
     body = response().SerializeToString()
     outputs = decode_infer_response(body)
     assert list(outputs) == ["logits", "text"]
@@ -101,7 +101,7 @@ def test_response() -> None:
         ("FP16", "", []),  # has no typed contents
     ],
 )
-def test_typed_contents_of_a_response(datatype: str, field: str, values: list[Any]) -> None:
+def test_typed_contents_of_a_response_are_decoded(datatype: str, field: str, values: list[Any]) -> None:
     message = pb.ModelInferResponse()
     tensor = message.outputs.add(name="a", datatype=datatype, shape=[len(values), 1])
     if field:
@@ -113,21 +113,25 @@ def test_typed_contents_of_a_response(datatype: str, field: str, values: list[An
 A = 'name: "a" datatype: "INT32" shape: 1'
 RAW_A = r'raw_output_contents: "\001\000\000\000" '
 MALFORMED_RESPONSES: list[tuple[list[str], str, str]] = [
-    ([A, 'name: "b" datatype: "INT32" shape: 1'], RAW_A, "2 tensors come with 1 raw contents"),
-    ([A + " contents { int_contents: 1 }"], RAW_A, "'a' has typed contents beside"),
-    ([A, A], RAW_A * 2, "'a' comes twice"),
-    ([A], 'raw_output_contents: "ab"', "has 2 bytes, but INT32 .1. takes 4"),
-    (['name: "a" datatype: "INT32" shape: -1'], RAW_A, "the shape .-1."),
-    (['name: "a" datatype: "FP8" shape: 1'], RAW_A, "unknown datatype 'FP8'"),
-    ([A], "", "'a' has 0 elements"),
-    (['name: "a" datatype: "INT8" shape: 1 contents { int_contents: 1000 }'], "", "does not fit INT8"),
-    (['name: "a" datatype: "FP16" shape: 1'], "", "FP16, which only raw contents can hold"),
+    ([A, 'name: "b" datatype: "INT32" shape: 1'], RAW_A, "raw_output_contents: expected contents for 2 tensors, got 1"),
+    ([A + " contents { int_contents: 1 }"], RAW_A, "'a'].contents: expected raw or typed contents, got both"),
+    ([A, A], RAW_A * 2, "'a'].name: expected a name of its own"),
+    ([A], 'raw_output_contents: "ab"', "'a'].data: expected 4 bytes for INT32 .1., got 2"),
+    (['name: "a" datatype: "INT32" shape: -1'], RAW_A, "'a'].shape: expected integers of at least 0, got .-1."),
+    (['name: "a" datatype: "FP8" shape: 1'], RAW_A, "'a'].datatype: expected one of .*, got 'FP8'"),
+    ([A], "", "'a'].data: expected 1 elements for the shape .1., got 0"),
+    (
+        ['name: "a" datatype: "INT8" shape: 1 contents { int_contents: 1000 }'],
+        "",
+        "'a'].data: expected numbers that fit INT8",
+    ),
+    (['name: "a" datatype: "FP16" shape: 1'], "", "'a'].contents: expected raw contents for FP16"),
 ]
 
 
-@pytest.mark.parametrize(("outputs", "more", "problem"), MALFORMED_RESPONSES, ids=lambda one: one[:60])
-def test_malformed_responses(outputs: list[str], more: str, problem: str) -> None:
-    text = "".join(f"outputs {{ {one} }} " for one in outputs) + more
+@pytest.mark.parametrize(("outputs", "more", "problem"), MALFORMED_RESPONSES, ids=lambda value: value[:60])
+def test_malformed_responses_are_refused(outputs: list[str], more: str, problem: str) -> None:
+    text = "".join(f"outputs {{ {output} }} " for output in outputs) + more
     message = text_format.Parse(text, pb.ModelInferResponse())
     with pytest.raises(Malformed, match=problem):
         decode_infer_response(message.SerializeToString())
@@ -138,17 +142,17 @@ def test_malformed_responses(outputs: list[str], more: str, problem: str) -> Non
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"\x32", "does not end"),
-        (b"\x32\x05abc", "cut off"),
-        (b"\xff" * 11, "does not end"),
-        (b"\x33", "wire type 3"),
-        (b"\x6e\x00", "wire type 6"),
-        (b"\x0d\x00", "cut off"),
-        (b"\x0a\x02\xff\xff", "not a ModelInferResponse"),
-        (b"\x00\x00", "not a ModelInferResponse"),
+        (b"\x32", "^body: expected a protobuf message, got a number without an end"),
+        (b"\x32\x05abc", "^body: expected a protobuf message, got a truncated one"),
+        (b"\xff" * 11, "^body: expected a protobuf message, got a number without an end"),
+        (b"\x33", "^body: expected a protobuf message, got the wire type 3"),
+        (b"\x6e\x00", "^body: expected a protobuf message, got the wire type 6"),
+        (b"\x0d\x00", "^body: expected a protobuf message, got a truncated one"),
+        (b"\x0a\x02\xff\xff", "^body: expected a serialized ModelInferResponse"),
+        (b"\x00\x00", "^body: expected a serialized ModelInferResponse"),
     ],
 )
-def test_no_message(body: bytes, problem: str) -> None:
+def test_bytes_that_are_no_message_are_refused(body: bytes, problem: str) -> None:
     with pytest.raises(Malformed, match=problem):
         decode_infer_response(body)
     with pytest.raises(Malformed, match=problem.replace("Response", "Request")):
@@ -156,7 +160,7 @@ def test_no_message(body: bytes, problem: str) -> None:
 
 
 @given(st.data())
-def test_mutated_responses_raise_nothing_else(data: st.DataObject) -> None:
+def test_mutated_responses_are_decoded_or_malformed(data: st.DataObject) -> None:
     mutated = bytearray(response().SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         index = data.draw(st.integers(0, max(0, len(mutated) - 1)))
@@ -174,11 +178,11 @@ def stream_response(final: bool | None = None, message: pb.ModelInferResponse | 
 
 
 @pytest.mark.parametrize("final", [None, False, True])
-def test_response_of_a_stream(final: bool | None) -> None:
+def test_responses_of_a_stream_say_whether_they_are_final(final: bool | None) -> None:
     error, outputs, last = decode_stream_response(stream_response(final, response()))
     assert (error, last) == ("", bool(final))
-    found = [(one.name, one.datatype, one.data.tolist()) for one in outputs.values()]
-    assert found == [("logits", "FP32", LOGITS.tolist()), ("text", "BYTES", [b"paris"])]
+    tensors = [(tensor.name, tensor.datatype, tensor.data.tolist()) for tensor in outputs.values()]
+    assert tensors == [("logits", "FP32", LOGITS.tolist()), ("text", "BYTES", [b"paris"])]
     assert decode_stream_response(stream_response(final=True)) == ("", {}, True)
     failed = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
     assert decode_stream_response(failed) == ("why", {}, False)
@@ -187,17 +191,17 @@ def test_response_of_a_stream(final: bool | None) -> None:
             decode_stream_response(broken)
 
 
-def test_other_calls() -> None:
-    question = pb.ModelMetadataRequest.FromString(encode_request("ModelMetadata", name="bert"))
-    assert (question.name, question.version) == ("bert", "")
-    sent = encode_request("SystemSharedMemoryRegister", name="n", key="/n", byte_size=9)
-    register = pb.SystemSharedMemoryRegisterRequest.FromString(sent)
+def test_other_methods_have_requests_and_responses() -> None:
+    request = pb.ModelMetadataRequest.FromString(encode_request("ModelMetadata", name="bert"))
+    assert (request.name, request.version) == ("bert", "")
+    body = encode_request("SystemSharedMemoryRegister", name="n", key="/n", byte_size=9)
+    register = pb.SystemSharedMemoryRegisterRequest.FromString(body)
     assert (register.name, register.key, register.offset, register.byte_size) == ("n", "/n", 0, 9)
     assert decode_response("ModelReady", pb.ModelReadyResponse(ready=True).SerializeToString()).ready
     assert not decode_response("ServerLive", b"").live
-    with pytest.raises(Malformed, match="not a RepositoryIndexResponse"):
+    with pytest.raises(Malformed, match="a serialized RepositoryIndexResponse"):
         decode_response("RepositoryIndex", b"\xff\xff")
-    with pytest.raises(Malformed, match="not a ModelReadyRequest"):
+    with pytest.raises(Malformed, match="a serialized ModelReadyRequest"):
         decode(pb.ModelReadyRequest, b"\x0a\x05abc")
 
 
@@ -212,7 +216,7 @@ def parsed(text: str) -> pb.ModelInferRequest:
     return text_format.Parse(text, pb.ModelInferRequest())
 
 
-def test_typed_contents_of_a_request() -> None:
+def test_a_request_with_typed_contents() -> None:
     request = decoded(typed_request())
     assert (request.model_name, request.model_version, request.id, request.binary) == ("bert", "1", "17", True)
     parameters = {"top_k": 3, "parameters": '{"targets": ["a"]}', "threshold": 0.5, "seed": 2**64 - 1}
@@ -225,7 +229,7 @@ def test_typed_contents_of_a_request() -> None:
     assert request.outputs == {"output-0": False, "offset_mapping": None}
 
 
-def test_raw_contents_of_a_request() -> None:
+def test_a_request_with_raw_contents() -> None:
     request = decoded(raw_request())
     assert (request.model_name, request.model_version, request.id, request.parameters) == ("cross", "", "", {})
     texts = ["The capital of France is [MASK].", "Überraschung"]
@@ -239,69 +243,84 @@ def test_raw_contents_of_a_request() -> None:
 TEXT = 'name: "a" datatype: "BYTES" shape: 1'
 OTHER = 'name: "b" datatype: "BYTES" shape: 1'
 RAW = r'raw_input_contents: "\001\000\000\000a" '
-ENDLESS = f"shape: {2**40}"
+HUGE = f"shape: {2**40}"
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
-@pytest.mark.parametrize("said", [None, False, True], ids=str)
-def test_answers_are_raw_if_the_request_was_or_says_so(raw: bool, said: bool | None) -> None:
+@pytest.mark.parametrize("flag", [None, False, True], ids=str)
+def test_outputs_are_raw_if_inputs_are_unless_the_request_has_binary_data_output(raw: bool, flag: bool | None) -> None:
     message = parsed(f"inputs {{ {TEXT} }} {RAW}" if raw else f'inputs {{ {TEXT} contents {{ bytes_contents: "a" }} }}')
-    if said is not None:
-        message.parameters["binary_data_output"].bool_param = said
+    if flag is not None:
+        message.parameters["binary_data_output"].bool_param = flag
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     request = decoded(message)
-    assert (request.binary, request.parameters) == (raw if said is None else said, {})
+    assert (request.binary, request.parameters) == (raw if flag is None else flag, {})
 
 
 def parameter(name: str, value: str) -> str:
     return f' parameters {{ key: "{name}" value {{ {value} }} }}'
 
 
-LONG = "x" * 300
+LONG_NAME = "x" * 300
 STRING, CLASSES = parameter("binary_data", 'string_param: "true"'), parameter("classification", "int64_param: 3")
+NO_ELEMENTS = "shape: expected no more elements than the data has"
+NO_UTF8 = r"data\[0\]: expected text in UTF-8$"
 MALFORMED: list[tuple[list[str], str, str]] = [
-    ([TEXT, TEXT], RAW * 2, "inputs: tensor 'a' comes twice"),
-    ([f'name: "{LONG}"'], "", "a name of 300 characters"),
-    (['name: "a" datatype: "FP8"'], "", "unknown datatype 'FP8'"),
-    (['name: "a" datatype: "INT64" shape: -1'], "", "the shape .-1."),
-    ([TEXT + " shape: 1" * 1000], RAW, r"inputs\[0\]: the shape has 1001 bytes"),
-    ([f"{TEXT} {ENDLESS}"], RAW, "no bytes for so many elements"),
-    ([f"{TEXT} {ENDLESS}"], "", "no bytes for so many elements"),
-    ([f"{TEXT} {ENDLESS} shape: 0"], 'raw_input_contents: ""', "no bytes for so many elements"),
-    ([TEXT, OTHER], RAW, "1 raw contents for 2 inputs"),
-    ([], RAW, "1 raw contents for 0 inputs"),
-    ([TEXT + ' contents { bytes_contents: "a" }'], RAW, "'a' has typed contents beside"),
-    ([TEXT], r'raw_input_contents: "\001\000\000\000"', "ends within element 0 of 1"),
-    ([TEXT], r'raw_input_contents: "\001\000\000\000\377"', "^inputs: element 0 of 'a' is not UTF-8$"),
-    ([TEXT + r' contents { bytes_contents: "\377" }'], "", "^inputs: element 0 of 'a' is not UTF-8$"),
-    ([TEXT + " shape: 3" + ' contents { bytes_contents: "a" }'], "", "has 1 elements, but .1, 3. takes 3"),
-    (['name: "a" datatype: "INT64" shape: 1'], "", "has 0 elements"),
-    (['name: "a" datatype: "FP16" shape: 1'], "", "only raw contents can hold"),
-    ([TEXT + parameter("shared_memory_region", 'string_param: "x"')], RAW, "parameters of tensor 'a': 'shared_memory_"),
-    ([TEXT + parameter("binary_data_size", "int64_param: 7")], RAW, "binary_data_size differs from the 5"),
-    ([], parameter("top_k", ""), "parameters: 'top_k' has no value"),
+    ([TEXT, TEXT], RAW * 2, "inputs.1..name: expected a name of its own, got 'a'"),
+    ([f'name: "{LONG_NAME}"'], "", "inputs.0..name: expected at most 200 characters, got 300"),
+    (['name: "a" datatype: "FP8"'], "", "inputs.0..datatype: expected one of .*, got 'FP8'"),
+    (['name: "a" datatype: "INT64" shape: -1'], "", "inputs.0..shape: expected integers of at least 0, got .-1."),
+    ([TEXT + " shape: 1" * 1000], RAW, "inputs.0..shape: expected at most 320 bytes, got 1001"),
+    ([f"{TEXT} {HUGE}"], RAW, f"inputs.0..{NO_ELEMENTS}"),
+    ([f"{TEXT} {HUGE}"], "", f"inputs.0..{NO_ELEMENTS}"),
+    ([f"{TEXT} {HUGE} shape: 0"], 'raw_input_contents: ""', f"inputs.0..{NO_ELEMENTS}"),
+    ([TEXT, OTHER], RAW, "raw_input_contents: expected contents for 2 inputs, got 1"),
+    ([], RAW, "raw_input_contents: expected contents for 0 inputs, got 1"),
+    ([TEXT + ' contents { bytes_contents: "a" }'], RAW, "inputs.0..contents: expected raw or typed contents, got both"),
+    ([TEXT], r'raw_input_contents: "\001\000\000\000"', "inputs.0..data: .*, got an end within element 0"),
+    ([TEXT], r'raw_input_contents: "\001\000\000\000\377"', f"inputs.0..{NO_UTF8}"),
+    ([TEXT + r' contents { bytes_contents: "\377" }'], "", f"inputs.0..{NO_UTF8}"),
+    ([TEXT + " shape: 3" + ' contents { bytes_contents: "a" }'], "", "expected 3 elements for the shape .1, 3., got 1"),
+    (['name: "a" datatype: "INT64" shape: 1'], "", "inputs.0..data: expected 1 elements for the shape .1., got 0"),
+    (['name: "a" datatype: "FP16" shape: 1'], "", "inputs.0..contents: expected raw contents for FP16"),
+    (
+        [TEXT + parameter("shared_memory_region", 'string_param: "x"')],
+        RAW,
+        "inputs.0..parameters: expected binary_data_size or content_type, got 'shared_memory_region'",
+    ),
+    (
+        [TEXT + parameter("binary_data_size", "int64_param: 7")],
+        RAW,
+        "inputs.0..parameters.binary_data_size: expected the 5 bytes of the raw contents",
+    ),
+    ([], parameter("top_k", ""), "parameters.top_k: expected a boolean, number or string"),
     ([], parameter("binary_data_output", "int64_param: 1"), "parameters.binary_data_output: expected true or false"),
-    ([], 'outputs { name: "a" } outputs { name: "a" }', "outputs: 'a' comes twice"),
-    ([], f'outputs {{ name: "{LONG}" }}', "a name of 300 characters"),
-    ([], f'outputs {{ name: "a" {CLASSES} }}', "'a': 'classification' is not"),
-    ([], f'outputs {{ name: "a" {STRING} }}', "expected true or false"),
+    ([], 'outputs { name: "a" } outputs { name: "a" }', "outputs.1..name: expected a name of its own, got 'a'"),
+    ([], f'outputs {{ name: "{LONG_NAME}" }}', "outputs.0..name: expected at most 200 characters, got 300"),
+    ([], f'outputs {{ name: "a" {CLASSES} }}', "outputs.0..parameters: expected binary_data, got 'classification'"),
+    (
+        [],
+        f'outputs {{ name: "a" {STRING} }}',
+        "outputs.0..parameters.binary_data: expected true or false, got a string",
+    ),
 ]
 
 
-def test_parameters_that_nobody_knows_are_ignored_and_noted() -> None:
-    one = TEXT + parameter("content", 'string_param: "np"')
-    found = decoded(parsed(f'inputs {{ {one} }} {RAW} outputs {{ name: "a" {parameter("é", "int64_param: 3")} }}'))
-    assert list(found.ignored) == ["content", "_"]
-    assert list(found.inputs) == ["a"] and found.outputs == {"a": None}
+def test_unknown_parameters_are_ignored_and_noted() -> None:
+    entry = TEXT + parameter("content", 'string_param: "np"')
+    text = f'inputs {{ {entry} }} {RAW} outputs {{ name: "a" {parameter("é", "int64_param: 3")} }}'
+    request = decoded(parsed(text))
+    assert list(request.ignored) == ["content", "_"]
+    assert list(request.inputs) == ["a"] and request.outputs == {"a": None}
 
 
-@pytest.mark.parametrize(("inputs", "more", "problem"), MALFORMED, ids=[row[2][:30] for row in MALFORMED])
-def test_malformed_requests(inputs: list[str], more: str, problem: str) -> None:
-    with pytest.raises(Malformed, match=problem):
-        decoded(parsed("".join(f"inputs {{ {one} }} " for one in inputs) + more))
+@pytest.mark.parametrize(("inputs", "more", "message"), MALFORMED, ids=[row[2][:50] for row in MALFORMED])
+def test_malformed_requests_are_refused_with_the_path_of_the_field(inputs: list[str], more: str, message: str) -> None:
+    with pytest.raises(Malformed, match=message):
+        decoded(parsed("".join(f"inputs {{ {entry} }} " for entry in inputs) + more))
 
 
-def many(datatype: str, field: str, values: list[Any]) -> pb.ModelInferRequest:
+def request_of(datatype: str, field: str, values: list[Any]) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest()
     entry = message.inputs.add(name="text", datatype=datatype, shape=[len(values)])
     if field:
@@ -316,41 +335,47 @@ def many(datatype: str, field: str, values: list[Any]) -> pb.ModelInferRequest:
     [("BYTES", "bytes_contents", [b""]), ("BYTES", "", [b""]), ("INT64", "int64_contents", [1] * 10)],
     ids=["typed", "raw", "packed"],
 )
-def test_too_many_elements(datatype: str, field: str, values: list[Any]) -> None:
-    message = many(datatype, field, values * 2049)
-    with pytest.raises(TooLarge, match=r"2048.* --max_instances and --max_sequences"):
+def test_too_many_elements_are_refused_in_bounded_memory(datatype: str, field: str, values: list[Any]) -> None:
+    message = request_of(datatype, field, values * 2049)
+    with pytest.raises(
+        TooLarge, match=r"^inputs\[0\]\..*: expected at most 2048 elements .*--max_instances and --max_sequences"
+    ):
         decoded(message)
     GrpcBodies().assert_bounded((message.SerializeToString(), None))
     if datatype == "BYTES":
-        assert decoded(many(datatype, field, values * 2048)).inputs["text"] == Texts("text", (2048,), [""] * 2048)
+        assert decoded(request_of(datatype, field, values * 2048)).inputs["text"] == Texts("text", (2048,), [""] * 2048)
 
 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        pytest.param(b"\x3a\x00" * (MOST_PARTS + 1), "body: more than 1000 fields", id="raw contents"),
-        pytest.param(b"\x2a\x00" * (MOST_TENSORS + 1), "inputs: more than 16 tensors", id="inputs"),
-        pytest.param(b"\x32\x00" * (MOST_TENSORS + 1), "outputs: more than 16 tensors", id="outputs"),
-        pytest.param(b"\x2a\xd2\x0f" + b"\x22\x00" * 1001, r"inputs\[0\]: more than 1000 fields", id="parameters"),
-        pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: more than 1000 fields", id="an output"),
-        pytest.param(b"\x2a\x02\x2a\x05", "message", id="an input that is none"),
+        pytest.param(b"\x3a\x00" * (MAX_FIELDS + 1), "body: expected at most 1000 fields", id="raw contents"),
+        pytest.param(b"\x2a\x00" * (MAX_TENSORS + 1), "inputs: expected at most 16 tensors", id="inputs"),
+        pytest.param(b"\x32\x00" * (MAX_TENSORS + 1), "outputs: expected at most 16 tensors", id="outputs"),
+        pytest.param(
+            b"\x2a\xd2\x0f" + b"\x22\x00" * 1001, r"inputs\[0\]: expected at most 1000 fields", id="parameters"
+        ),
+        pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: expected at most 1000 fields", id="an output"),
+        pytest.param(
+            b"\x2a\x02\x2a\x05", r"inputs\[0\]: expected a protobuf message, got a truncated one", id="no input"
+        ),
     ],
 )
-def test_small_fields_that_grow_large(body: bytes, problem: str) -> None:
+def test_many_small_fields_are_refused_in_bounded_memory(body: bytes, problem: str) -> None:
     with pytest.raises(Malformed, match=problem):
         decode_infer_request(body, MAX_ELEMENTS)
     GrpcBodies().assert_bounded((body, None))
 
 
-def test_contents_in_pieces_count_together() -> None:
+def test_repeated_contents_of_an_input_count_together() -> None:
     body = bytes.fromhex("2a9c1f") + bytes.fromhex("2a024200") * 999  # an input of 999 contents {bytes_contents: ""}
     with pytest.raises(TooLarge):
         decode_infer_request(body, 998)
-    with pytest.raises(Malformed, match="unknown datatype"):
+    with pytest.raises(Malformed, match="datatype: expected"):
         decode_infer_request(body, 999)
 
 
-def test_the_id_of_a_request_that_is_wrong() -> None:
+def test_a_malformed_request_has_an_id() -> None:
     message = typed_request()
     message.inputs[0].datatype = "FP8"
     assert request_id(message.SerializeToString()) == "17"
@@ -358,7 +383,7 @@ def test_the_id_of_a_request_that_is_wrong() -> None:
     assert request_id(b"\x1a\x01\xff") == request_id(b"\x1a\x05a") == request_id(b"") == ""
 
 
-def test_many_damaged_messages() -> None:
+def test_damaged_messages_are_decoded_or_refused() -> None:
     """A few hundred; scripts/test_clients runs a million."""
     assert 0.05 < GrpcBodies().fuzz(600, seed=1, sample=20) / 600 < 0.5
 
@@ -383,19 +408,24 @@ HALF = Tensor("output-0", "FP16", EMBEDDINGS.astype("<f2"))
     ],
     ids=["raw", "typed", "one raw output makes all raw", "half floats are always raw"],
 )
-def test_an_answer(outputs: tuple[Tensor, ...], wanted: dict[str, bool | None], binary: bool, raw: bool) -> None:
+def test_a_response_is_raw_or_typed_as_a_whole(
+    outputs: tuple[Tensor, ...], wanted: dict[str, bool | None], binary: bool, raw: bool
+) -> None:
     answer = InferResponse("bert", "1", outputs, "7")
     body = encode_infer_response(answer, InferRequest({}, outputs=wanted, binary=binary))
     message = pb.ModelInferResponse.FromString(body)
     assert (message.model_name, message.model_version, message.id) == ("bert", "1", "7")
     assert len(message.raw_output_contents) == (len(outputs) if raw else 0)
     assert not message.parameters
-    found = [(one.name, one.datatype, one.shape, one.data.tolist()) for one in decode_infer_response(body).values()]
-    assert found == [(one.name, one.datatype, one.shape, one.data.tolist()) for one in outputs]
+    tensors = tuple(decode_infer_response(body).values())
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors] == [
+        (tensor.name, tensor.datatype, tensor.shape) for tensor in outputs
+    ]
+    assert [tensor.data.tolist() for tensor in tensors] == [tensor.data.tolist() for tensor in outputs]
 
 
 @pytest.mark.parametrize("size", [0, 127, 128, 16384, 2_100_000])
-def test_an_answer_of_any_size_in_a_stream(size: int) -> None:
+def test_stream_responses_of_every_size(size: int) -> None:
     data = (np.arange(size) % 251).astype(np.uint8)
     answer = InferResponse("bert", "1", [Tensor("a", "UINT8", data)], "7")
     body = encode_infer_response(answer, InferRequest({}, binary=True), final=True)

@@ -1,4 +1,4 @@
-"""What is counted in JSON before it is parsed, and that it is."""
+"""Limits of JSON are checked before it is parsed."""
 
 from __future__ import annotations
 
@@ -23,69 +23,71 @@ from hf_transformer.protocol.json_text import (
 from hf_transformer.protocol.tensors import Malformed
 
 LIMITS = JsonLimits(parts=1000, values=100_000)
-ODD = st.text(st.sampled_from('[]{}:,"\\aé\n'), max_size=20)
+ODD_STRINGS = st.text(st.sampled_from('[]{}:,"\\aé\n'), max_size=20)
 VALUES = st.recursive(
-    st.one_of(ODD, st.none(), st.integers(-9, 9)),
-    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(ODD, inner, max_size=5)),
+    st.one_of(ODD_STRINGS, st.none(), st.integers(-9, 9)),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(ODD_STRINGS, inner, max_size=5)),
 )
 
 
 def parts_and_commas(value: Any) -> tuple[int, int]:
-    """Lists, objects and keys, and the commas between what is in them."""
+    """Counts lists, objects and keys, and the commas between elements."""
     if not isinstance(value, list | dict):
         return 0, 0
-    inner = [parts_and_commas(one) for one in (value.values() if isinstance(value, dict) else value)]
+    inner = [parts_and_commas(child) for child in (value.values() if isinstance(value, dict) else value)]
     keys = len(value) if isinstance(value, dict) else 0
-    return 1 + keys + sum(one for one, _ in inner), max(0, len(value) - 1) + sum(one for _, one in inner)
+    return 1 + keys + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(commas for _, commas in inner)
 
 
 @given(VALUES, st.booleans())
-def test_what_stands_in_strings_is_not_counted(value: Any, ascii: bool) -> None:
+def test_characters_in_strings_are_not_counted(value: Any, ascii: bool) -> None:
     assert count_outside_strings(json.dumps(value, ensure_ascii=ascii).encode()) == parts_and_commas(value)
 
 
 @given(VALUES, st.integers(1, 7))
-def test_strings_may_reach_over_several_chunks(value: Any, size: int) -> None:
+def test_strings_may_span_several_chunks(value: Any, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "CHUNK", size)
+        patch.setattr(json_text, "_CHUNK_BYTES", size)
         assert count_outside_strings(orjson.dumps(value)) == parts_and_commas(value)
 
 
-def test_code_in_a_prompt_is_taken() -> None:
+def test_code_in_a_prompt_is_accepted() -> None:
     prompt = 'a["b"]={x:[1,2,3]}\\' * 50_000
     value = {"instances": [prompt, "[", "\\"]}
     assert parse_json(orjson.dumps(value), LIMITS) == value
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
-        (b"[" + b"[]," * 50_000 + b"[]]", "50002 lists, objects and keys, at most 1000"),
-        (b"[" + b"{}," * 50_000 + b"{}]", "50002 lists, objects and keys, at most 1000"),
-        (b'{"a":0' + b',"a":0' * 50_000 + b"}", "50002 lists, objects and keys"),
-        (b"[" * 100_000, "100000 lists"),
-        (b"[0" + b",0" * 100_001 + b"]", "100001 values, at most 100000 .*--max_request_bytes"),
+        (b"[" + b"[]," * 50_000 + b"[]]", "expected at most 1000 lists, objects and keys, got 50002"),
+        (b"[" + b"{}," * 50_000 + b"{}]", "expected at most 1000 lists, objects and keys, got 50002"),
+        (b'{"a":0' + b',"a":0' * 50_000 + b"}", "expected at most 1000 lists, objects and keys, got 50002"),
+        (b"[" * 100_000, "expected at most 1000 lists, objects and keys, got 100000"),
+        (b"[0" + b",0" * 100_001 + b"]", "expected at most 100000 values, got 100001; .*--max_request_bytes"),
     ],
     ids=["lists", "objects", "keys", "deep", "values"],
 )
-def test_too_much_is_refused_before_it_is_parsed(body: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_over_a_limit_is_refused_before_it_is_parsed(
+    body: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(json_text, "orjson", None)
-    with pytest.raises(TooLarge, match=f"^body: {says}"):
+    with pytest.raises(TooLarge, match=f"^body: {message}"):
         parse_json(body, LIMITS)
 
 
-def test_an_answer_of_the_predictor_has_limits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_predictors_json_has_other_limits_than_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     words = b'["' + b"[]," * 200_000 + b'"]'
     assert parse_answer(words) == [words[2:-2].decode()]
     many = b"[" + b"[]," * 100_000 + b"[]]"
-    with pytest.raises(Malformed, match="100002 lists, objects and keys, at most 100000 are taken of a predictor"):
+    with pytest.raises(Malformed, match=r"^body: expected at most 100000 lists, objects and keys, got 100002"):
         parse_answer(many)
-    monkeypatch.setattr(json_text, "ANSWER_BYTES", 100_000)
-    with pytest.raises(Malformed, match="300004 bytes of JSON, at most 100000"):
+    monkeypatch.setattr(json_text, "MAX_ANSWER_BYTES", 100_000)
+    with pytest.raises(Malformed, match=r"^body: expected at most 100000 bytes of JSON, got 300004"):
         parse_answer(many)
 
 
-def test_limits_themselves_are_taken() -> None:
+def test_json_at_the_limits_is_accepted() -> None:
     check_size(b"[" + b"[]," * 998 + b"[]]", LIMITS)
     check_size(b"[0" + b",0" * 100_000 + b"]", LIMITS)
     with pytest.raises(TooLarge):
@@ -97,11 +99,11 @@ def test_limits_themselves_are_taken() -> None:
 def test_the_collector_pauses_while_a_large_text_is_parsed(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[bool] = []
     monkeypatch.setattr(orjson, "loads", lambda text: running.append(gc.isenabled()))
-    text = bytes(json_text.SMALL + large)
+    text = bytes(json_text.SMALL_BYTES + large)
     for parse in (parse_answer, lambda text: parse_json(text, LIMITS)):
         parse(text)
         assert running.pop() is not large and gc.isenabled()
     monkeypatch.undo()
-    with pytest.raises(Malformed, match=r"^body: not JSON: "):
+    with pytest.raises(Malformed, match=r"^body: expected JSON in UTF-8; "):
         parse_json(text, LIMITS)
     assert gc.isenabled()

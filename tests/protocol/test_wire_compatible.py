@@ -1,4 +1,4 @@
-"""Our copy of the protocol says the same as Triton's, field by field.
+"""The service's copy of the protocol has the same fields as Triton's.
 
 As a program it prints one copy as JSON, because two copies can't be loaded into one process:
 python -m tests.protocol.test_wire_compatible hf_transformer.protocol.pb.open_inference_grpc_pb2
@@ -22,21 +22,21 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 WHOLE = ("ModelInferRequest", "ModelInferResponse", "InferTensorContents", "InferParameter", "DataType")
-"""Messages on the way of an inference, of which ours has every field."""
+"""Messages of an inference, which are complete in the service's copy."""
 
 
 def described(path: str, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is in a file, a message, an enumeration or a service, by its path, with all that it has but its parts."""
-    for things in scope.values():
-        for thing in things if isinstance(things, list) else ():
-            if "name" in thing:
-                name = f"{path}.{thing['name']}"
-                yield name, {key: value for key, value in thing.items() if not isinstance(value, list)}
-                yield from described(name, thing)
+    """The definitions in a file, message, enumeration or service: their paths and their plain attributes."""
+    for definitions in scope.values():
+        for definition in definitions if isinstance(definitions, list) else ():
+            if "name" in definition:
+                name = f"{path}.{definition['name']}"
+                yield name, {key: value for key, value in definition.items() if not isinstance(value, list)}
+                yield from described(name, definition)
 
 
 def everything(module: str) -> Iterator[tuple[str, Any]]:
-    """All that a module's file has, and those that it imports."""
+    """The definitions in a module's file and its imports."""
     pending = [importlib.import_module(module).DESCRIPTOR]
     while pending:
         descriptor = pending.pop()
@@ -48,8 +48,9 @@ def everything(module: str) -> Iterator[tuple[str, Any]]:
 
 def printed(module: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.protocol.test_wire_compatible", module]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
-    return found
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
+    definitions: dict[str, Any] = json.loads(output)
+    return definitions
 
 
 def test_every_field_is_tritons_and_messages_of_an_inference_are_complete() -> None:
@@ -60,7 +61,7 @@ def test_every_field_is_tritons_and_messages_of_an_inference_are_complete() -> N
     raw = ours["inference.ModelInferResponse.raw_output_contents"]
     assert (raw["number"], raw["type"], raw["label"]) == (6, "TYPE_BYTES", "LABEL_REPEATED")
     assert ours["inference.GRPCInferenceService.ModelStreamInfer"]["clientStreaming"]
-    assert {name: what for name, what in ours.items() if theirs.get(name) != what} == {}
+    assert {name for name, definition in ours.items() if theirs.get(name) != definition} == set()
     prefixes = tuple(f"inference.{name}." for name in WHOLE)
     assert {name for name in theirs if name.startswith(prefixes)} <= set(ours)
 

@@ -125,10 +125,10 @@ async def test_a_worker_answers_only_after_its_event_loop_turns() -> None:
 
 LIMITING = """
 import logging, resource, sys
-from hf_transformer.commands.serve import OTHER_FILES, allow_descriptors
+from hf_transformer.commands.serve import OTHER_DESCRIPTORS, allow_descriptors
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))
-allow_descriptors(int(sys.argv[1]) - OTHER_FILES)
+allow_descriptors(int(sys.argv[1]) - OTHER_DESCRIPTORS)
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
@@ -140,4 +140,4 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 def test_the_limit_of_descriptors_is_raised_up_to_the_hard_limit(wanted: int, limits: str, warns: bool) -> None:
     result = subprocess.run([sys.executable, "-c", LIMITING, str(wanted)], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == limits
-    assert ("only 1000 descriptors open" in result.stderr) is warns
+    assert ("limit of open files is only 1000" in result.stderr) is warns

@@ -17,7 +17,7 @@ from hf_transformer.tasks.reduced import ReducedClassification, ReducedEmbedding
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
-from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from hf_transformer.types.tokenization import Encoding

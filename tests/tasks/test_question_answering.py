@@ -162,7 +162,7 @@ def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytes
     assert ask(tokenizer, question, "It is in Berlin.", [], max_seq_len=48, doc_stride=16)["answer"]
     with pytest.raises(InvalidInput, match=r"a stride of less than .* in 48 tokens, got 16"):
         ask(tokenizer, question, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
-    with pytest.raises(InvalidInput, match="leaves room for the (first|second) in 48 tokens"):
+    with pytest.raises(InvalidInput, match=r"leaves room for the (first|second) in 48 tokens"):
         ask(tokenizer, question * 2, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
 
 

@@ -18,8 +18,9 @@ import pytest
 from hf_transformer.app.wiring import load_parts
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.files import find_model_files, has_tokenizer, read_json
+from hf_transformer.tokenizer.files import has_tokenizer, read_json
 from hf_transformer.tokenizer.load import growth_of
+from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.tiny_tokenizers.hub import Hub, lay_out_cache, serve
@@ -247,7 +248,7 @@ def test_without_cache_and_network_the_start_fails(
 START = """
 import sys, json
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 try:
     model = find_model_files("some-org/tiny-bert", "/nowhere", **json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What all gRPC methods share: a call's context, the calls in progress, and how a call is refused."""
+"""Shared gRPC call handling: context of a call, active calls, and errors as statuses."""
 
 from __future__ import annotations
 
@@ -12,137 +12,133 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.call import FORWARDED, IGNORED, ignored_names, new_request_id
+from hf_transformer.api.call import FORWARDED, IGNORED, new_request_id
 from hf_transformer.api.endpoint import server_timing
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.errors import RequestError
 from hf_transformer.types.request import Context
 
 REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))
-_KEYS = frozenset(name.decode() for name in HEADERS)
-_USABLE_ID = re.compile(r"[!-~]{1,128}")
-"""A request id that metadata can carry. gRPC would refuse the whole answer for another one."""
-MOST_DETAILS = 2000
-"""Bytes of a message. gRPC sends it as a header, three bytes for each that is not ASCII; clients take 8 KiB in all."""
-PATIENCE = 3.0
-"""Seconds that a client has to take a message once the server is closing."""
+_KEY_HEADERS = frozenset(name.decode() for name in HEADERS)
+_VALID_ID = re.compile(r"[!-~]{1,128}")
+"""A request id that metadata can carry. gRPC fails the whole call for an invalid metadata value."""
+MAX_DETAILS_BYTES = 2000
+"""The longest status message. gRPC sends it as a header, three bytes for each non-ASCII byte; clients accept 8 KiB of
+headers."""
+CLOSING_WRITE_SECONDS = 3.0
+"""Time for a client to read a message once the server is closing."""
 
 Rpc = grpc.aio.ServicerContext[Any, Any]
-Answer = Callable[[bytes, Context], Awaitable[bytes]]
-"""A method's own part: serialized request -> serialized response."""
+UnaryMethod = Callable[[bytes, Context], Awaitable[bytes]]
+"""The body of a unary method: serialized request -> serialized response."""
 
 
-class CallsInProgress:
-    """Counts the calls that are worked on; ``begun`` counts all. An answer may still be on its way to its client.
+class ActiveCalls:
+    """Counts the calls whose handlers run; ``started`` counts all calls so far.
 
-    With ``keys`` clients send API keys, which the predictor does not get; with ``timing`` answers have Server-Timing.
+    With ``keys``, clients send API keys, which are not forwarded to the predictor. With ``timing``, responses have the
+    trailing metadata server-timing.
     """
 
     def __init__(self, *, keys: bool = False, timing: bool = True) -> None:
-        self.begun = self.open = 0
-        self._none = asyncio.Event()
-        self._none.set()
-        self._forwarded = _FORWARDED - _KEYS if keys else _FORWARDED
+        self.started = self.active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._forwarded = _FORWARDED - _KEY_HEADERS if keys else _FORWARDED
         self._timing = timing
 
     def __enter__(self) -> None:
-        self.begun += 1
-        self.open += 1
-        self._none.clear()
+        self.started += 1
+        self.active += 1
+        self._idle.clear()
 
     def __exit__(self, *error: object) -> None:
-        self.open -= 1
-        if not self.open:
-            self._none.set()
+        self.active -= 1
+        if not self.active:
+            self._idle.set()
 
-    async def over(self) -> None:
-        """Waits until there are none."""
-        await self._none.wait()
+    async def wait_until_idle(self) -> None:
+        """Waits until no handler runs. gRPC may still be sending a response then."""
+        await self._idle.wait()
 
     def context(self, rpc: Rpc) -> Context:
-        """A call's context, as base.context_of over HTTP: metadata for the predictor, and the caller's deadline. Its id
-        is that of the metadata, or empty."""
+        """The context of a call: forwarded metadata, the client's deadline, and the request id of the metadata or an
+        empty one."""
         metadata = rpc.invocation_metadata() or ()
-        headers = {name: one for name, one in metadata if name in self._forwarded and isinstance(one, str)}
+        headers = {name: value for name, value in metadata if name in self._forwarded and isinstance(value, str)}
         remaining = rpc.time_remaining()
         deadline = None if remaining is None else asyncio.get_running_loop().time() + remaining
         request_id = headers.get(REQUEST_ID, "")
-        if request_id and not _USABLE_ID.fullmatch(request_id):
-            request_id = headers.pop(REQUEST_ID)[:0]
+        if request_id and not _VALID_ID.fullmatch(request_id):
+            del headers[REQUEST_ID]
+            request_id = ""
         context = Context(request_id, headers, deadline=deadline)
         context.arrived = time.perf_counter()
         return context
 
-    def unary(self, answer: Answer) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
+    def unary(self, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The handler of a unary method. Messages stay bytes: the codec parses them with fewer copies."""
 
-        async def call(body: bytes, rpc: Rpc) -> bytes:
+        async def handle(body: bytes, rpc: Rpc) -> bytes:
             context, failure = self.context(rpc), None
             try:
                 with self:
-                    response = await answer(body, context)
+                    response = await method(body, context)
             except Exception as error:
-                failure = without_frames(as_request_error(error, identify(context)))
+                ensure_request_id(context)
+                failure = without_traceback(to_request_error(error, context))
             if failure is not None:
-                del body  # gRPC keeps the frames of an aborted call until the collector comes
-                await refuse(rpc, failure, context)
-            trailing = trailing_of(context)
+                del body  # gRPC keeps the frames of an aborted call until the next garbage collection
+                await abort(rpc, failure, context)
+            metadata = trailing_metadata(context)
             if self._timing and context.predict > 0:
-                trailing.append(("server-timing", server_timing(context).decode()))
-            rpc.set_trailing_metadata(tuple(trailing))
+                metadata.append(("server-timing", server_timing(context).decode()))
+            rpc.set_trailing_metadata(tuple(metadata))
             return response
 
-        return grpc.unary_unary_rpc_method_handler(call)
+        return grpc.unary_unary_rpc_method_handler(handle)
 
 
-def trailing_of(context: Context) -> list[tuple[str, str]]:
-    """The trailing metadata of every call: its id, and the names that were ignored if there are any."""
-    trailing = [(REQUEST_ID, identify(context))]
+def trailing_metadata(context: Context) -> list[tuple[str, str]]:
+    """The trailing metadata of every call: the request id, and the names of ignored parameters if any."""
+    metadata = [(REQUEST_ID, ensure_request_id(context))]
     if context.ignored:
-        trailing.append((IGNORED, ignored_names(context)))
-    return trailing
+        metadata.append((IGNORED, ", ".join(context.ignored)))
+    return metadata
 
 
-def fork(context: Context) -> Context:
-    """The context of one request of a stream, which tells the ignored names of all its requests at its end."""
-    found = Context(context.request_id, dict(context.headers), deadline=context.deadline)
-    found.ignored = context.ignored
-    found.arrived = time.perf_counter()
-    return found
-
-
-def identify(context: Context, message_id: str = "") -> str:
-    """The request id: that of the metadata, else that of the message, else a new one. The predictor gets it too."""
+def ensure_request_id(context: Context, message_id: str = "") -> str:
+    """The request id: the metadata's, else the message's if valid, else a new one. It is forwarded to the predictor."""
     if not context.request_id:
-        usable = message_id and _USABLE_ID.fullmatch(message_id)
-        context.request_id = message_id if usable else new_request_id()
+        valid = message_id and _VALID_ID.fullmatch(message_id)
+        context.request_id = message_id if valid else new_request_id()
         context.headers = {**context.headers, REQUEST_ID: context.request_id}
     return context.request_id
 
 
-def without_frames(error: RequestError) -> RequestError:
-    """The same error, without a traceback and the errors before it: their frames hold the request's message."""
+def without_traceback(error: RequestError) -> RequestError:
+    """The same error, without traceback, cause and context: their frames keep the request's message alive."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
-async def refuse(rpc: Rpc, error: RequestError, context: Context, *, within: float | None = None) -> NoReturn:
-    """Ends a call with an error, which the client has ``within`` seconds to take: gRPC keeps it behind the messages
-    that are still on their way, until the client reads or is gone.
+async def abort(rpc: Rpc, error: RequestError, context: Context, *, seconds: float | None = None) -> NoReturn:
+    """Ends a call with an error's status, which the client has ``seconds`` to read.
 
-    Raises CancelledError if the client is gone, or was too slow; gRPC then ends the call silently.
+    gRPC sends the status after all messages of the call, so a client that reads nothing delays it. Raises
+    CancelledError if the client has disconnected or the time is over; gRPC then ends the call without a status.
     """
-    trailing = trailing_of(context)
+    metadata = trailing_metadata(context)
     if error.retry_after is not None:
-        trailing.append(("retry-after", str(error.retry_after)))
+        metadata.append(("retry-after", str(error.retry_after)))
     try:
-        async with asyncio.timeout(within):
-            await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(trailing))
+        async with asyncio.timeout(seconds):
+            await rpc.abort(grpc.StatusCode[error.grpc_code], error_details(error), tuple(metadata))
     except (grpc.aio.InternalError, TimeoutError):
         raise asyncio.CancelledError from None
 
 
-def details_of(error: RequestError) -> str:
-    """The error's message, cut to what fits."""
-    return str(error).encode(errors="replace")[:MOST_DETAILS].decode(errors="ignore")
+def error_details(error: RequestError) -> str:
+    """The error's message, truncated to MAX_DETAILS_BYTES."""
+    return str(error).encode(errors="replace")[:MAX_DETAILS_BYTES].decode(errors="ignore")

@@ -1,6 +1,6 @@
-"""ModelInfer: a serialized request -> a serialized response, counted, traced and within the limits.
+"""ModelInfer: a serialized request -> a serialized response, with admission, metrics and traces.
 
-Also the answers to the requests of a stream, whole or in pieces; stream.py reads the requests and writes the answers.
+Also the responses to one request of a stream, as a whole or in pieces of generated text.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import grpc
 
-from hf_transformer.api.call import without_clients_own
-from hf_transformer.api.errors import as_request_error
+from hf_transformer.api.call import apply_triton_parameters
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
-from hf_transformer.api.grpc.calls import identify
+from hf_transformer.api.grpc.calls import ensure_request_id
 from hf_transformer.api.open_streams import shutting_down
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.streaming import TextStream, wants_stream
@@ -24,7 +24,7 @@ from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
-from hf_transformer.protocol import grpc_server_codec as wire
+from hf_transformer.protocol import grpc_server_codec as codec
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.protocol.tensors import Malformed
@@ -33,8 +33,8 @@ from hf_transformer.types.request import Budget, Context
 
 
 @contextmanager
-def counted(service: Service, context: Context, method: str) -> Iterator[None]:
-    """Counts and traces one request, around its work. Raises RequestError for an unexpected exception."""
+def measured(service: Service, context: Context, method: str) -> Iterator[None]:
+    """Records metrics and a trace for one request. Raises RequestError in place of an unexpected exception."""
     tracing, trace = service.tracing, None
     if tracing is not None:
         context.headers, trace = tracing.begin(context.headers)
@@ -49,7 +49,8 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
         status, code = CLIENT_CLOSED, grpc.StatusCode.CANCELLED
         raise
     except Exception as error:
-        raise as_request_error(error, identify(context), context.headers.get("traceparent")) from None
+        ensure_request_id(context)
+        raise to_request_error(error, context) from None
     finally:
         service.metrics.count_request("grpc", status, context.arrived)
         if trace is not None and tracing is not None:
@@ -59,7 +60,8 @@ def counted(service: Service, context: Context, method: str) -> Iterator[None]:
 class Inference:
     """Answers serialized ModelInferRequests, and refuses them once ``closing`` is set.
 
-    ``max_send`` is how many bytes an answer may have, -1 is unlimited: gRPC itself would end a whole stream.
+    ``max_send`` is the largest response in bytes, -1 for no limit. gRPC itself would end a whole stream over a larger
+    one.
     """
 
     def __init__(self, service: Service, closing: asyncio.Event, max_send: int = -1) -> None:
@@ -67,58 +69,64 @@ class Inference:
         self.closing = closing
         self._max_send = max_send
 
-    async def one(self, body: bytes, context: Context) -> bytes:
+    async def infer(self, body: bytes, context: Context) -> bytes:
         """The serialized ModelInferResponse. Raises RequestError."""
         if self.closing.is_set():
             raise shutting_down()
-        with counted(self.service, context, "ModelInfer"), AdmissionTicket(self.service.admission) as place:
-            place.hold(len(body))
-            place.enter()
-            model, request = self.read(body, context, place)
+        with measured(self.service, context, "ModelInfer"), AdmissionTicket(self.service.admission) as ticket:
+            ticket.hold(len(body))
+            ticket.enter()
+            model, request = self.read(body, context, ticket)
             response = await infer(model, request, context)
-            return self.checked(wire.encode_infer_response(response, request))
+            return self.checked_size(codec.encode_infer_response(response, request))
 
-    def read(self, body: bytes, context: Context, place: Budget) -> tuple[Model, InferRequest]:
-        """The request in a message, and its model. Raises RequestError."""
+    def read(self, body: bytes, context: Context, ticket: Budget) -> tuple[Model, InferRequest]:
+        """Parses a request and finds its model. Raises RequestError."""
         try:
-            request = wire.decode_infer_request(body, self.service.max_texts)
+            request = codec.decode_infer_request(body, self.service.max_texts)
         except Malformed as error:
-            raise InvalidInput.of(str(error)) from error
-        identify(context, request.id)
-        context.ticket = place
+            raise InvalidInput(*error.args) from error
+        ensure_request_id(context, request.id)
+        context.ticket = ticket
         note_unknown(request.ignored, (), context.ignored)
-        request.parameters = without_clients_own(request.parameters, context)
+        request.parameters = apply_triton_parameters(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 
-    def fits(self, answer: bytes) -> bool:
-        """Whether gRPC will send the message."""
-        return self._max_send == -1 or len(answer) <= self._max_send
+    def fits(self, message: bytes) -> bool:
+        """Whether gRPC can send the message."""
+        return self._max_send == -1 or len(message) <= self._max_send
 
-    def checked(self, answer: bytes) -> bytes:
-        """The same message. Raises TooLarge if gRPC would not send it."""
-        if not self.fits(answer):
-            raise TooLarge.of(
-                f"the answer has {len(answer)} bytes, --grpc_max_send_message_length allows {self._max_send}; ask for "
-                "fewer instances or less about each"
+    def checked_size(self, message: bytes) -> bytes:
+        """The same message. Raises TooLarge if gRPC can't send it."""
+        if not self.fits(message):
+            raise TooLarge(
+                "",
+                f"a response of at most {self._max_send} bytes (--grpc_max_send_message_length)",
+                str(len(message)),
+                "ask for fewer instances or less about each",
             )
-        return answer
+        return message
 
 
 class StreamedPieces(TextStream):
-    """A ModelStreamInferResponse for each piece, with the parameter triton_final_response=true in the last of all.
+    """A ModelStreamInferResponse for each piece of text; the last one has triton_final_response=true.
 
     Each has ``output-0`` BYTES [1], or those of ``outputs`` for a request in the form of Triton's backends. The last
     piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
     """
 
-    __slots__ = ("_asked", "_infer", "_outputs", "_version")
+    __slots__ = ("_infer_request", "_outputs", "_version")
 
     def __init__(
-        self, model: Model, request: InferRequest, context: Context, asked: GenerateRequest, outputs: NewOutputs | None
+        self,
+        model: Model,
+        infer_request: InferRequest,
+        context: Context,
+        generate_request: GenerateRequest,
+        outputs: NewOutputs | None,
     ) -> None:
-        super().__init__(model, asked.request, context)
-        self._infer = request
-        self._asked = asked
+        super().__init__(model, generate_request.request, context)
+        self._infer_request = infer_request
         self._outputs = outputs
         self._version = model.describe().version
 
@@ -130,7 +138,7 @@ class StreamedPieces(TextStream):
         if self._outputs is None:
             tensors = [bytes_tensor([piece.text.encode()])]
         else:
-            tensors = backend_tensors(self._outputs.take(self.running.prompt_tokens), self._infer)
+            tensors = backend_tensors(self._outputs.take(self.running.prompt_tokens), self._infer_request)
         parameters: dict[str, int | str | bool] = {}
         if len(self._request.prompts) > 1:
             parameters["instance"] = piece.prompt
@@ -138,24 +146,24 @@ class StreamedPieces(TextStream):
             parameters["choice"] = piece.choice
         if piece.finish is not None:
             parameters["finish_reason"] = piece.finish
-        response = InferResponse(self._model.name, self._version, tensors, self._infer.id)
-        return wire.encode_stream_response(
-            wire.encode_infer_response(response, self._infer, final=not self.remaining, parameters=parameters)
+        response = InferResponse(self._model.name, self._version, tensors, self._infer_request.id)
+        final = not self.remaining
+        return codec.encode_stream_response(
+            codec.encode_infer_response(response, self._infer_request, final=final, parameters=parameters)
         )
-
-    def as_sent(self, message: str) -> str:
-        return self._asked.as_sent(message)
 
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
-    """The answer to a request that asks for pieces; None if it wants one answer. Raises RequestError."""
+    """The pieces of a generated text, None for a request that wants one response. Raises RequestError."""
     if not isinstance(model.task, TextGeneration):
         return None
     if is_for_backend(model, request):
-        asked = read_as_backend(model, request, context)
-        return StreamedPieces(model, request, context, asked, NewOutputs(asked)) if asked.stream else None
+        generate_request = read_as_backend(model, request, context)
+        if not generate_request.stream:
+            return None
+        return StreamedPieces(model, request, context, generate_request, NewOutputs(generate_request))
     if not wants_stream(model.task, all_parameters(request.parameters)):
         return None
     query = to_query(model.task, request, context)
-    asked = GenerateRequest(model.task.request(query), stream=True, further=(), as_sent=str)
-    return StreamedPieces(model, request, context, asked, None)
+    generate_request = GenerateRequest(model.task.request(query), stream=True, extra=())
+    return StreamedPieces(model, request, context, generate_request, None)

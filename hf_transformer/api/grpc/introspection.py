@@ -1,6 +1,6 @@
-"""What the server tells of itself: the V2 protocol's metadata and readiness, health checks and reflection.
+"""The V2 protocol's metadata and readiness methods, grpc.health.v1 and server reflection.
 
-Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and server-reflection.md beside it.
+Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and server-reflection.md in the same folder.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
-from hf_transformer.api.readiness import find_not_ready
+from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
+from hf_transformer.api.responses import find_not_ready
 from hf_transformer.api.service import Models, Service
-from hf_transformer.api.v2 import ABOUT_SERVER, configuration, found_models, metadata, repository_index, statistics
+from hf_transformer.api.v2 import SERVER_METADATA, configuration, metadata, ready_models, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
@@ -35,70 +35,68 @@ from hf_transformer.types.tensors import ModelDescription
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
-"""What ``List`` answers with, where grpcio-health-checking knows it (1.85)."""
+"""The response class of Health/List; None before grpcio-health-checking 1.85."""
 WATCH_SECONDS = 1.0
-"""Seconds between two looks at a watched service."""
+"""The interval between two checks of a watched service."""
 
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
-Answer = Callable[[Any], Json | Awaitable[Json]]
-"""Answers one method's request message with its response as JSON has it, which is V2's over REST too."""
+JsonMethod = Callable[[Any], Json | Awaitable[Json]]
+"""The body of a method: request message -> response in protobuf's JSON form, which V2 over REST has too."""
 
 
-def questions(service: Service, calls: CallsInProgress) -> Handlers:
-    """The methods of the V2 protocol that infer nothing."""
+def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
+    """The handlers of the V2 protocol's methods other than inference, by name."""
     models = service.models
 
-    def described(name: str, version: str) -> ModelDescription:
-        return models.find(name, version).describe()
+    def describe(request: Any) -> ModelDescription:
+        return models.find(request.name, request.version).describe()
 
-    async def server_ready(asked: pb.ServerReadyRequest) -> Json:
+    async def server_ready(request: pb.ServerReadyRequest) -> Json:
         return {"ready": await find_not_ready(models.values()) is None}
 
-    async def model_ready(asked: pb.ModelReadyRequest) -> Json:
+    async def model_ready(request: pb.ModelReadyRequest) -> Json:
         try:
-            return {"ready": await find_not_ready([models.find(asked.name, asked.version)]) is None}
-        except (NotReady, UnknownModel):  # as Triton answers; a model that is not ready has no version
+            return {"ready": await find_not_ready([models.find(request.name, request.version)]) is None}
+        except (NotReady, UnknownModel):  # as in Triton; a model that is not ready has no version
             return {"ready": False}
 
-    def model_statistics(asked: pb.ModelStatisticsRequest) -> Json:
-        found = [described(asked.name, asked.version)] if asked.name else found_models(models)
-        return statistics(found, service.metrics.totals())
+    def model_statistics(request: pb.ModelStatisticsRequest) -> Json:
+        descriptions = [describe(request)] if request.name else ready_models(models)
+        return statistics(descriptions, service.metrics.totals())
 
-    async def index(asked: pb.RepositoryIndexRequest) -> Json:
-        return {"models": await repository_index(models, only_ready=asked.ready)}
+    async def index(request: pb.RepositoryIndexRequest) -> Json:
+        return {"models": await repository_index(models, only_ready=request.ready)}
 
-    answers: dict[str, Answer] = {
-        "ServerLive": lambda asked: {"live": True},
+    methods: dict[str, JsonMethod] = {
+        "ServerLive": lambda request: {"live": True},
         "ServerReady": server_ready,
         "ModelReady": model_ready,
-        "ServerMetadata": lambda asked: ABOUT_SERVER,
-        "ModelMetadata": lambda asked: metadata(described(asked.name, asked.version)),
-        "ModelConfig": lambda asked: {
-            "config": configuration(described(asked.name, asked.version), service.max_instances)
-        },
+        "ServerMetadata": lambda request: SERVER_METADATA,
+        "ModelMetadata": lambda request: metadata(describe(request)),
+        "ModelConfig": lambda request: {"config": configuration(describe(request), service.max_instances)},
         "ModelStatistics": model_statistics,
         "RepositoryIndex": index,
     }
-    return {name: calls.unary(partial(_answer, name, answer)) for name, answer in answers.items()}
+    return {name: calls.unary(partial(_call_json, name, method)) for name, method in methods.items()}
 
 
-async def _answer(method: str, answer: Answer, body: bytes, context: Context) -> bytes:
-    """A method's serialized response to a serialized request. Raises RequestError."""
+async def _call_json(name: str, method: JsonMethod, body: bytes, context: Context) -> bytes:
+    """The serialized response of a method to a serialized request. Raises RequestError."""
     try:
-        asked = decode(getattr(pb, f"{method}Request"), body)
+        request = decode(getattr(pb, f"{name}Request"), body)
     except Malformed as error:
-        raise InvalidInput.of(str(error)) from error
-    told = answer(asked)
-    answered: Message = from_json(getattr(pb, f"{method}Response"), await told if isawaitable(told) else told)
-    return answered.SerializeToString()
+        raise InvalidInput(*error.args) from error
+    value = method(request)
+    response: Message = from_json(getattr(pb, f"{name}Response"), await value if isawaitable(value) else value)
+    return response.SerializeToString()
 
 
 class Health:
-    """grpc.health.v1: whether all models are served (the empty name, or the V2 service), or the one of that name.
+    """grpc.health.v1: the health of one model, or of all models for the empty name and the V2 service's.
 
-    The servicer of grpcio-health-checking is not used: it tells what was set before, and one watcher that leaves ends
-    the news of the others. Here each call asks the models themselves. Once ``closing`` is set nothing is served any
-    more, and watches end.
+    grpcio-health-checking's own servicer is not used. It returns a stored status, and one watcher disconnecting stops
+    updates to the others. Here each call asks the models themselves. Once ``closing`` is set, every status is
+    NOT_SERVING, and watches end.
     """
 
     def __init__(self, models: Models, closing: asyncio.Event) -> None:
@@ -109,29 +107,29 @@ class Health:
     @property
     def methods(self) -> Handlers:
         """The handlers by name."""
-        asked, answered = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
-        found: Handlers = {
-            "Check": grpc.unary_unary_rpc_method_handler(self.check, asked, answered),
-            "Watch": grpc.unary_stream_rpc_method_handler(self.watch, asked, answered),
+        parse, serialize = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        handlers: Handlers = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.check, parse, serialize),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.watch, parse, serialize),
         }
         if HEALTH_LIST is not None:
-            found["List"] = grpc.unary_unary_rpc_method_handler(self.list, None, HEALTH_LIST.SerializeToString)
-        return found
+            handlers["List"] = grpc.unary_unary_rpc_method_handler(self.list, None, HEALTH_LIST.SerializeToString)
+        return handlers
 
     async def check(self, request: HealthCheckRequest, rpc: Rpc) -> HealthCheckResponse:
-        """The status now; NOT_FOUND for an unknown name."""
+        """The present status of a service. Ends the call as NOT_FOUND for an unknown name."""
         if request.service not in self._names:
             known = ", ".join(filter(None, self._names))
             await rpc.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:200]!r} is unknown, known: {known}")
         return HealthCheckResponse(status=await self._status(request.service))
 
     async def list(self, request: bytes, rpc: Rpc) -> Any:
-        """The status of each name now; the request says nothing."""
+        """The present status of every service. The request message is empty."""
         statuses = {name: HealthCheckResponse(status=await self._status(name)) for name in self._names}
         return HEALTH_LIST(statuses=statuses)
 
     async def watch(self, request: HealthCheckRequest, rpc: Rpc) -> AsyncIterator[HealthCheckResponse]:
-        """The status now, and each time that it has changed; SERVICE_UNKNOWN for an unknown name."""
+        """The present status of a service and each change; SERVICE_UNKNOWN for an unknown name."""
         last: int | None = None
         while True:
             closing = self._closing.is_set()
@@ -156,18 +154,15 @@ class Health:
 
 
 def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:
-    """Adds grpc.reflection.v1alpha, which describes all services.
-
-    V2's definition has more methods than those that are answered here, which are the predictor's.
-    """
+    """Adds grpc.reflection.v1alpha for all services; V2's definition is reduced to ``methods``, the served ones."""
     pool = DescriptorPool()
     for module in (health_pb2, reflection_pb2, pb):
         file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
         if module is pb:
             [service] = file.service
-            answered = [method for method in service.method if method.name in methods]
+            served = [method for method in service.method if method.name in methods]
             del service.method[:]
-            service.method.extend(answered)
+            service.method.extend(served)
         pool.AddSerializedFile(file.SerializeToString())
     names = (SERVICE, HEALTH, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server, pool)

@@ -1,47 +1,49 @@
-"""ModelStreamInfer: several requests of a stream are worked on at a time, and bounded in what they hold."""
+"""ModelStreamInfer: concurrent requests of one stream, with limits on the bytes that streams hold."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import grpc.aio
 
+from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc.calls import CallsInProgress, Rpc, details_of, fork, refuse, trailing_of
-from hf_transformer.api.grpc.infer import Inference, counted, pieces_of
+from hf_transformer.api.grpc.calls import ActiveCalls, Rpc, abort, error_details, trailing_metadata
+from hf_transformer.api.grpc.infer import Inference, measured, pieces_of
 from hf_transformer.api.open_streams import shutting_down
 from hf_transformer.api.streaming import pieces
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.limits import Admission, AdmissionTicket
 from hf_transformer.errors import CallersDeadline, RequestError
-from hf_transformer.protocol import grpc_server_codec as wire
+from hf_transformer.protocol import grpc_server_codec as codec
 from hf_transformer.types.request import Context
 
-STREAM_IN_FLIGHT = 32
-"""Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
-STREAM_BYTES = 4 << 20
-"""Bytes that a stream may hold and read on, in requests and answers, where a message may not be larger than that."""
-STREAMS_AT_MOST = 16
-"""As many streams may hold that much. Are there more, each may hold one request, which is no more than a call does."""
+MAX_STREAM_REQUESTS = 32
+"""Requests of one stream in flight. Further requests wait in the client, by HTTP/2's flow control."""
+MAX_STREAM_BYTES = 4 << 20
+"""Bytes of requests and responses that one stream may hold before it stops reading, or one larger message."""
+FULL_STREAMS = 16
+"""The number of streams that may hold MAX_STREAM_BYTES. Beyond that, one request per stream, as for a unary call."""
 
 
 class HeldBytes:
-    """The bytes that all streams hold together, and how many they and one of them may hold and read on."""
+    """The bytes that all streams hold together, and the limits for one stream and for all of them."""
 
-    def __init__(self, longest_message: int) -> None:
+    def __init__(self, max_message: int) -> None:
         self.bytes = 0
-        self.most_of_one = max(STREAM_BYTES, longest_message)
-        self.most = STREAMS_AT_MOST * self.most_of_one
+        self.max_per_stream = max(MAX_STREAM_BYTES, max_message)
+        self.max_total = FULL_STREAMS * self.max_per_stream
 
 
-class StreamRoom:
-    """What one stream holds: requests without an answer, and answers that are not written yet. And the places in the
-    service that its requests take: one that finds none waits for another request of its own stream.
+class StreamQuota:
+    """The limits of one stream: the bytes of its unanswered requests and unsent responses, and its admission tickets.
 
-    A stream that holds nothing may read whatever the others hold, so that each of them goes on.
+    A request without a ticket waits for another request of its own stream. A stream that holds nothing may always read
+    one request, so every stream makes progress.
     """
 
     def __init__(self, all_streams: HeldBytes, admission: Admission) -> None:
@@ -49,32 +51,35 @@ class StreamRoom:
         self._admission = admission
         self._sizes: dict[object, int] = {}
         self._bytes = 0
-        self._last_answer = 0
-        self._places = 0
+        self._last_response = 0
+        self._tickets = 0
         self._freed = asyncio.Event()
 
-    async def until_free(self) -> None:
+    async def wait_for_room(self) -> None:
         """Waits until one more request may be read."""
         while self._sizes and (
-            len(self._sizes) >= STREAM_IN_FLIGHT
-            or self._bytes >= self._all.most_of_one
-            or self._all.bytes >= self._all.most
+            len(self._sizes) >= MAX_STREAM_REQUESTS
+            or self._bytes >= self._all.max_per_stream
+            or self._all.bytes >= self._all.max_total
         ):
-            await self._until_freed()
+            await self._wait_until_freed()
 
-    def hold(self, request: object, size: int, *, answered: bool = False) -> None:
-        """Counts the bytes of a request's message or, once it is ``answered``, of its answer. An answer is expected to
-        be as long as the last one."""
-        if answered:
-            self._last_answer = size
-        else:
-            size = max(size, self._last_answer)
-        self._add(size - self._sizes.get(request, 0))
-        self._sizes[request] = size
+    def hold_request(self, key: object, size: int) -> None:
+        """Counts a request's bytes, or those of the last response if more: its own response may be as large."""
+        self._set_size(key, max(size, self._last_response))
 
-    def drop(self, request: object) -> None:
-        """Counts a request that is over."""
-        self._add(-self._sizes.pop(request, 0))
+    def hold_response(self, key: object, size: int) -> None:
+        """Counts the bytes of a request's response instead of the request's."""
+        self._last_response = size
+        self._set_size(key, size)
+
+    def drop(self, key: object) -> None:
+        """Ends the count of a request's bytes."""
+        self._add(-self._sizes.pop(key, 0))
+
+    def _set_size(self, key: object, size: int) -> None:
+        self._add(size - self._sizes.get(key, 0))
+        self._sizes[key] = size
 
     def _add(self, size: int) -> None:
         self._bytes += size
@@ -82,89 +87,89 @@ class StreamRoom:
         self._freed.set()
 
     @asynccontextmanager
-    async def place(self, size: int) -> AsyncIterator[AdmissionTicket]:
-        """A place for one request of ``size`` bytes. Raises TooManyRequests if others have all of them."""
-        with AdmissionTicket(self._admission) as place:
-            place.hold(size)
-            while self._places and not self._admission.has_room:
-                await self._until_freed()
-            place.enter()
-            self._places += 1
+    async def ticket(self, size: int) -> AsyncIterator[AdmissionTicket]:
+        """Admits one request of ``size`` bytes. Raises TooManyRequests if other clients use all of the service."""
+        with AdmissionTicket(self._admission) as ticket:
+            ticket.hold(size)
+            while self._tickets and not self._admission.has_room:
+                await self._wait_until_freed()
+            ticket.enter()
+            self._tickets += 1
             try:
-                yield place
+                yield ticket
             finally:
-                self._places -= 1
+                self._tickets -= 1
                 self._freed.set()
 
-    async def _until_freed(self) -> None:
+    async def _wait_until_freed(self) -> None:
         self._freed.clear()
         await self._freed.wait()
 
 
 def stream_method(
-    inference: Inference, calls: CallsInProgress, longest_message: int, patience: float
+    inference: Inference, calls: ActiveCalls, max_message: int, patience: float
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """ModelStreamInfer. A request may have ``longest_message`` bytes; -1 is unlimited.
+    """The handler of ModelStreamInfer. ``max_message`` is the largest request in bytes, -1 for no limit.
 
-    A client has ``patience`` seconds to take an answer, and as many more for each MiB of it: gRPC does not tell how
-    much of one has been taken.
+    A client has ``patience`` seconds to read a response, and as many more for each MiB of it: gRPC does not report
+    partial progress.
     """
-    held = HeldBytes(longest_message)
+    held = HeldBytes(max_message)
 
-    async def serve(requests: object, rpc: Rpc) -> None:
+    async def handle(requests: object, rpc: Rpc) -> None:
         context = calls.context(rpc)
-        room = StreamRoom(held, inference.service.admission)
+        quota = StreamQuota(held, inference.service.admission)
         with calls:
-            await InferStream(rpc, context, inference, room, patience).serve()
-        rpc.set_trailing_metadata(tuple(trailing_of(context)))
+            await InferStream(rpc, context, inference, quota, patience).serve()
+        rpc.set_trailing_metadata(tuple(trailing_metadata(context)))
 
-    return grpc.stream_stream_rpc_method_handler(serve)
+    return grpc.stream_stream_rpc_method_handler(handle)
 
 
 class InferStream:
-    """One stream: answers in the order of its requests. A request that fails does not end it.
+    """One stream: responses in the order of its requests. A failed request does not end it.
 
-    Each request is a task, which writes when it is the first one in the order of requests. One that is answered in
-    pieces leaves that order with its first piece, and its pieces are written between the other answers.
+    Each request is a task, which writes its response when it is the first in that order. A request answered in pieces
+    leaves the order with its first piece, and its pieces are interleaved with other responses.
 
-    Once the server is closing no more requests are read; those that were read are answered, and the stream ends as
-    unavailable. A stream whose client takes no answer ends too.
+    Once the server is closing, no further request is read. The stream answers its requests and ends as UNAVAILABLE. It
+    also ends if its client does not read a response in time.
     """
 
-    def __init__(self, rpc: Rpc, context: Context, inference: Inference, room: StreamRoom, patience: float) -> None:
+    def __init__(self, rpc: Rpc, context: Context, inference: Inference, quota: StreamQuota, patience: float) -> None:
         self._rpc = rpc
         self._context = context
         self._inference = inference
-        self._room = room
+        self._quota = quota
         self._patience = patience
-        self._order: dict[asyncio.Event, None] = {}  # a request's event is set once it is the first one
+        self._order: dict[asyncio.Event, None] = {}  # an event of each request, set when the request is the first
         self._serving: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._one_message = asyncio.Lock()
-        self._writing: asyncio.Timeout | None = None
-        self._untaken = 0.0  # seconds after which an answer was not taken
+        self._write_lock = asyncio.Lock()
+        self._write_timeout: asyncio.Timeout | None = None
+        self._unread_seconds = 0.0  # the time in which the client did not read a response; 0 for none
 
     async def serve(self) -> None:
-        """Answers requests until there are no more, and ends the call if that is for another reason."""
+        """Answers all requests, and ends the call with a status unless the client ends it."""
         self._serving = asyncio.current_task()
-        ending = asyncio.create_task(self._end_reading())
+        closing = asyncio.create_task(self._stop_when_closing())
         try:
             async with asyncio.TaskGroup() as group:
                 self._reading = group.create_task(self._read(group))
-        except asyncio.CancelledError:  # gRPC ends the call silently
-            if not self._untaken:
+        except asyncio.CancelledError:  # gRPC ends the call without a status
+            if not self._unread_seconds:
                 raise
-            late = f"an answer was not taken within {self._untaken:g} s (--client_timeout_seconds)"
-            await refuse(self._rpc, CallersDeadline(late), self._context, within=0)
+            message = f"the client did not read a response within {self._unread_seconds:g} s (--client_timeout_seconds)"
+            await abort(self._rpc, CallersDeadline(message), self._context, seconds=0)
         finally:
-            ending.cancel()
+            closing.cancel()
         if self._inference.closing.is_set():
-            await refuse(self._rpc, shutting_down(), self._context, within=grpc_calls.PATIENCE)
+            await abort(self._rpc, shutting_down(), self._context, seconds=grpc_calls.CLOSING_WRITE_SECONDS)
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
-        """Begins a task for each request."""
+        """Starts a task for each request."""
         while True:
-            await self._room.until_free()
+            await self._quota.wait_for_room()
             try:
                 body = await self._rpc.read()
             except grpc.aio.BaseError:  # the call is over
@@ -173,73 +178,79 @@ class InferStream:
                 return
             turn = asyncio.Event()
             self._order[turn] = None
-            self._room.hold(turn, len(body))
+            self._quota.hold_request(turn, len(body))
             group.create_task(self._answer(body, turn))
-            del body  # or it would be held while the next one is waited for
+            del body  # or the frame would keep it until the next request comes
 
     async def _answer(self, body: bytes, turn: asyncio.Event) -> None:
         try:
-            answer = await self._answered(body, fork(self._context), turn)
-            self._room.hold(turn, len(answer), answered=True)
+            response = await self._respond(body, turn)
+            self._quota.hold_response(turn, len(response))
             next(iter(self._order), turn).set()
             if turn in self._order:
                 await turn.wait()
-            await self._write(answer)
+            await self._write(response)
         finally:
             self._leave_order(turn)
-            self._room.drop(turn)
+            self._quota.drop(turn)
 
     def _leave_order(self, turn: asyncio.Event) -> None:
         self._order.pop(turn, None)
         next(iter(self._order), turn).set()
 
-    async def _answered(self, body: bytes, context: Context, turn: asyncio.Event) -> bytes:
-        """The last, mostly the only serialized ModelStreamInferResponse of a request, which is also the one that tells
-        its error; those before it are written at once."""
+    async def _respond(self, body: bytes, turn: asyncio.Event) -> bytes:
+        """The last serialized ModelStreamInferResponse of a request, or the one with its error. Earlier pieces are
+        written at once."""
         inference = self._inference
         service = inference.service
+        context = Context(self._context.request_id, dict(self._context.headers), deadline=self._context.deadline)
+        context.ignored = self._context.ignored  # one list: trailing metadata has the names of all requests
+        context.arrived = time.perf_counter()
         try:
-            with counted(service, context, "ModelStreamInfer"):
-                async with self._room.place(len(body)) as place:
-                    model, request = inference.read(body, context, place)
+            with measured(service, context, "ModelStreamInfer"):
+                async with self._quota.ticket(len(body)) as ticket:
+                    model, request = inference.read(body, context, ticket)
                     stream = pieces_of(model, request, context)
                     if stream is None:
                         response = await infer(model, request, context)
-                        last = wire.encode_stream_response(wire.encode_infer_response(response, request, final=True))
-                        return inference.checked(last)
+                        last = codec.encode_stream_response(codec.encode_infer_response(response, request, final=True))
+                        return inference.checked_size(last)
                     async with aclosing(pieces(stream, service.streams)) as messages:
                         async for message in messages:
                             if stream.remaining:
                                 self._leave_order(turn)
-                                await self._write(inference.checked(message))
-                    return inference.checked(message)
+                                await self._write(inference.checked_size(message))
+                    return inference.checked_size(message)
         except RequestError as error:
-            said = wire.encode_stream_error(details_of(error), wire.request_id(body))
+            details = error_details(to_request_error(error, context))
+            failure = codec.encode_stream_error(details, codec.request_id(body))
             # The id is the client's, and may be as long as a message.
-            return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
+            return failure if inference.fits(failure) else codec.encode_stream_error(details, "")
 
-    async def _write(self, answer: bytes) -> None:
-        """Writes one message at a time. If the client does not take it, the stream is cancelled, and CancelledError is
-        raised: nothing can be written any more."""
-        async with self._one_message:
-            seconds = grpc_calls.PATIENCE
+    async def _write(self, message: bytes) -> None:
+        """Writes one message at a time. If the client does not read it in time, cancels the stream and raises
+        CancelledError."""
+        async with self._write_lock:
+            seconds = grpc_calls.CLOSING_WRITE_SECONDS
             if not self._inference.closing.is_set():
-                seconds = self._patience * (1 + (len(answer) >> 20))
+                seconds = self._patience * (1 + (len(message) >> 20))
             try:
-                async with asyncio.timeout(seconds) as self._writing:
-                    await self._rpc.write(answer)
+                async with asyncio.timeout(seconds) as self._write_timeout:
+                    await self._rpc.write(message)
             except (grpc.aio.BaseError, TimeoutError) as error:
                 if isinstance(error, TimeoutError) and not self._inference.closing.is_set():
-                    self._untaken = seconds
+                    self._unread_seconds = seconds
                 if self._serving is not None:
                     self._serving.cancel()
                 raise asyncio.CancelledError from None
             finally:
-                self._writing = None
+                self._write_timeout = None
 
-    async def _end_reading(self) -> None:
+    async def _stop_when_closing(self) -> None:
+        """Once the server is closing, stops reading and shortens the timeout of the present write."""
         await self._inference.closing.wait()
         if self._reading is not None:
             self._reading.cancel()
-        if self._writing is not None:
-            self._writing.reschedule(asyncio.get_running_loop().time() + grpc_calls.PATIENCE)
+        if self._write_timeout is not None:
+            now = asyncio.get_running_loop().time()
+            self._write_timeout.reschedule(now + grpc_calls.CLOSING_WRITE_SECONDS)

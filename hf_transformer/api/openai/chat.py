@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: messages in, what the assistant says out, whole or as a stream.
+"""OpenAI's chat completions: messages -> the assistant's message, whole or as a stream.
 
     {"model": "m", "messages": [{"role": "user", "content": "..."}], "max_completion_tokens": null, "n": 1,
      "logprobs": false, "top_logprobs": 0 to 20, "tools": [...], "tool_choice": "auto" | "none", "stream": false, ...}
@@ -7,7 +7,8 @@
                      "logprobs": null, "finish_reason": "stop" | "length" | "tool_calls"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
-The model's chat template makes the prompt of messages and tools. See generation.py for the other fields and the stream.
+The model's chat template renders the messages and tools as the prompt. See generation.py for the other fields and the
+stream.
 
 Source: https://platform.openai.com/docs/api-reference/chat/create
 """
@@ -17,13 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import orjson
 
 from hf_transformer.api.call import Call, new_request_id
-from hf_transformer.api.errors import expect, renamed
-from hf_transformer.api.openai.fields import as_sent, read_request, unused
+from hf_transformer.api.errors import expect
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
 from hf_transformer.api.service import Model, Service, generating_task
 from hf_transformer.api.streaming import TextStream
@@ -31,259 +31,252 @@ from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
-from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_depth, check_size
+from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
-if TYPE_CHECKING:
-    pass  # it imports Jinja
-
-OWN = (
+CHAT_FIELDS = (
     "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
     "parallel_tool_calls chat_template_kwargs"
 ).split()
-FIELDS = (*SHARED, *unused("chat/completions"), *OWN)
+FIELDS = (*SHARED, *ignored_fields("chat/completions"), *CHAT_FIELDS)
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""The roles of messages, and what a template calls each: templates know the older name of developer."""
+"""The roles of messages, with their names in templates, which know developer by its older name."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
-"""Fields of a message that are strings; the last two are what a model thought, as vLLM and others hand it out."""
+"""String fields of a message. The last two are a model's reasoning, as returned by vLLM and others."""
 CACHE_CONTROL = "cache_control"
-"""Marks of clients of Anthropic's models, on messages, parts and tools; what may be cached is cached anyway."""
-IN_MESSAGES = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
-OURS = ("messages", "tools", "add_generation_prompt", "self")
-"""Variables of a template that chat_template_kwargs can't set: the request has them itself, or Jinja does."""
+"""A caching hint of clients of Anthropic's models on messages, parts and tools, without effect here."""
+MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "self")
+"""Template variables that the request or Jinja sets, so chat_template_kwargs can't."""
 MAX_TOOLS = 128
-"""As many as OpenAI takes."""
-INLINE_BYTES = 20_000
-"""Bodies of more bytes than this are rendered in a thread."""
+"""OpenAI's limit."""
+MAX_INLINE_BYTES = 20_000
+"""The largest body whose prompt is rendered on the event loop; larger ones use a thread."""
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
-    """Answers one request. Raises RequestError for a field that is missing, wrong, or can't be honoured."""
-    with renamed(as_sent):
-        model, given = read_request(service, call, "chat/completions", FIELDS)
-        stream, usage = read_stream(given)
-        _check_response_format(given.get("response_format"))
-        sampling = read_sampling(
-            given,
-            DEFAULTS,
-            generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
-            tokens=given.one_of("max_completion_tokens", "max_tokens"),
-            logprobs=_read_logprobs(given),
-        )
-        one_call = not given.flag("parallel_tool_calls", True)
-        tools = read_tools(given.get("tools"), call.limits)
-        may_call = _read_tool_choice(given.get("tool_choice"), tools)
-        render = _prompt(model, given, tools if may_call else [], call.limits)
-        loop = asyncio.get_running_loop()
-        prompt = render() if len(call.body) <= INLINE_BYTES else await loop.run_in_executor(service.executor, render)
+    """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
+    model, parameters = read_request(service, call, "chat/completions", FIELDS)
+    stream, usage = read_stream(parameters)
+    _check_response_format(parameters.get("response_format"))
+    sampling = read_sampling(
+        parameters,
+        DEFAULTS,
+        generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
+        tokens=parameters.one_of("max_completion_tokens", "max_tokens"),
+        logprobs=_read_logprobs(parameters),
+    )
+    one_call = not parameters.flag("parallel_tool_calls", True)
+    tools = read_tools(parameters.get("tools"), call.limits)
+    may_call = _read_tool_choice(parameters.get("tool_choice"), tools)
+    render = _prompt_renderer(model, parameters, tools if may_call else [], call.limits)
+    if len(call.body) <= MAX_INLINE_BYTES:
+        prompt = render()
+    else:
+        prompt = await asyncio.get_running_loop().run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     answer = ChatAnswer(model, request, call.context, usage, tools=may_call, one_call=one_call)
     return answer if stream else await answer.whole()
 
 
-def _check_response_format(wanted: Json) -> None:
-    """Raises InvalidInput for any format but text."""
-    if wanted is None:
-        return
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    if kind != "text":
-        got = describe(wanted if kind is None else kind, quote=True)
-        raise InvalidInput.of(f"response_format: the model gives text alone, expected the type text, got {got}")
+def _check_response_format(value: Json) -> None:
+    """Raises InvalidInput for any format except text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is not None and kind != "text":
+        got = describe(value if kind is None else kind, quote=True)
+        raise InvalidInput("response_format", "the type text", got, "the model generates text only")
 
 
-def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
-    """How many tokens are told beside each, and the field that says so; None where none is told."""
-    told = given.flag("logprobs", False)
-    if "top_logprobs" not in given:
-        return (0, "logprobs") if told else None
-    count = given.integer("top_logprobs", 0, 0)
-    if told:
+def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
+    """The number of alternatives to each token, and the field that sets it; None without log probabilities."""
+    enabled = parameters.flag("logprobs", False)
+    if "top_logprobs" not in parameters:
+        return (0, "logprobs") if enabled else None
+    count = parameters.integer("top_logprobs", 0, 0)
+    if enabled:
         return count, "top_logprobs"
     if count:
-        raise InvalidInput.of('parameters.top_logprobs: needs "logprobs": true')
+        raise InvalidInput("top_logprobs", "0 without logprobs", str(count), 'add "logprobs": true')
     return None
 
 
-def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
-    """A function that renders the prompt, in any thread. Both raise InvalidInput; see also read_messages."""
+def _prompt_renderer(
+    model: Model, parameters: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
+) -> Callable[[], str]:
+    """A function that renders the prompt in any thread. Both raise InvalidInput; see also read_messages."""
     template = model.chat_template
     if template is None:
-        raise InvalidInput.of(
-            f"model: {model.name!r} has no chat template, so it can't be asked in messages; ask it by completions, or "
-            "start the service with --chat_template"
-        )
+        hint = "use completions, or start the service with --chat_template"
+        raise InvalidInput("model", "a model with a chat template", repr(model.name), hint)
     if tools and not template.supports_tools:
-        raise InvalidInput.of(f"tools: the chat template of {model.name!r} does not know tools; leave them out")
-    messages = read_messages(given.get("messages"), limits)
-    more = expect(given.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
-    more = without_nulls(more or {})
-    check_depth("chat_template_kwargs", more, limits)
-    for name in more:
-        if name in OURS:
-            raise InvalidInput.of(f"chat_template_kwargs.{name}: is given by the request itself; leave it out")
-    return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **more)
+        hint = f"the chat template of {model.name!r} does not support them; leave them out"
+        raise InvalidInput("tools", "no tools", hint=hint)
+    messages = read_messages(parameters.get("messages"), limits)
+    variables = expect(parameters.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
+    variables = without_nulls(variables or {})
+    check_depth("chat_template_kwargs", variables, limits)
+    for name in variables:
+        if name in RESERVED_VARIABLES:
+            raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
+    return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **variables)
 
 
-def without_nulls(given: Mapping[str, Json]) -> dict[str, Json]:
-    """The fields without nulls, which clients send for fields that are not set."""
-    return {name: value for name, value in given.items() if value is not None}
+def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
+    """The fields except nulls, which clients send for unset fields."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # Messages and tools
 
 
-def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
-    """The messages as templates want them: contents are strings, and the arguments of tool calls objects.
+def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
+    """The messages as templates expect them: contents are strings, and the arguments of tool calls objects.
 
-    ``limits`` are those of a request's JSON: arguments are JSON in a string, which the body's own limits don't count.
+    ``limits`` are those of the body's JSON: they also apply to arguments, which are JSON in a string.
 
     Raises:
-        InvalidInput: a message is not what it has to be; the error says where, and never what was written.
-        TooLarge: the arguments of all calls together hold more than the limits allow.
+        InvalidInput: a message has a missing, unknown or invalid field.
+        TooLarge: the arguments of all calls together exceed the limits.
     """
-    if not isinstance(given, list) or not given:
-        found = "nothing" if given is None else "an empty list" if given == [] else describe(given)
-        raise InvalidInput.of(f"messages: expected a list of messages, got {found}")
-    called: dict[str, dict[str, Json]] = {}
-    messages = [_read_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
-    check_depth("messages", [one.get("tool_calls") for one in messages], limits)
-    texts = [one["arguments"] for one in called.values() if isinstance(one["arguments"], str)]
-    if sum(map(len, texts)) > SMALL:
-        # They are parsed in this order: whatever an unclosed quote would hide comes after an error.
+    if not isinstance(value, list) or not value:
+        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
+        raise InvalidInput("messages", "a list of messages", got)
+    functions: dict[str, dict[str, Json]] = {}
+    messages = [_read_message(message, f"messages[{index}]", functions) for index, message in enumerate(value)]
+    check_depth("messages", [message.get("tool_calls") for message in messages], limits)
+    texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
+    if sum(map(len, texts)) > SMALL_BYTES:
+        # In the order of parsing: an unclosed quote hides only text after the syntax error.
         check_size(" ".join(texts).encode(), limits)
-    for where, function in called.items():
-        arguments, where = function["arguments"], f"{where}.arguments"
-        if isinstance(arguments, str):  # OpenAI's are JSON as text; templates write an object as JSON themselves
+    for path, function in functions.items():
+        arguments, path = function["arguments"], f"{path}.arguments"
+        if isinstance(arguments, str):  # OpenAI's are JSON as text; templates serialize an object themselves
             try:
                 arguments = orjson.loads(arguments or "{}")
             except orjson.JSONDecodeError:
-                raise InvalidInput.of(
-                    f"{where}: expected an object as JSON text, got a text that is not JSON"
-                ) from None
-        check_depth(where, arguments, limits)
-        function["arguments"] = expect(arguments, dict, where, "an object as JSON text")
+                raise InvalidInput(path, "an object as JSON text", "invalid JSON") from None
+        check_depth(path, arguments, limits)
+        function["arguments"] = expect(arguments, dict, path, "an object as JSON text")
     return messages
 
 
-def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -> dict[str, Json]:
-    """A message. The functions that it calls are added to ``called``, by their names in errors, arguments unread."""
-    message = without_nulls(expect(given, dict, where, "an object"))
+def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]]) -> dict[str, Json]:
+    """Reads a message. It adds the called functions to ``functions``, by path, with their arguments unread."""
+    message = without_nulls(expect(value, dict, path, "an object"))
     for name in message:
-        if name not in IN_MESSAGES:
-            raise InvalidInput.of(
-                f"{where}.{name[:40]}: not understood here, expected some of {', '.join(IN_MESSAGES)}"
-            )
+        if name not in MESSAGE_FIELDS:
+            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(MESSAGE_FIELDS)}", "an unknown name")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         got = "nothing" if role is None else describe(role, quote=True)
-        raise InvalidInput.of(f"{where}.role: expected one of {', '.join(ROLES)}, got {got}")
+        raise InvalidInput(f"{path}.role", f"one of {', '.join(ROLES)}", got)
     calls = message.get("tool_calls", [])
     if calls and role != "assistant":
-        raise InvalidInput.of(f"{where}.tool_calls: only a message of the assistant has them")
-    if message.get("annotations", []) != []:
-        got = describe(message["annotations"])
-        raise InvalidInput.of(
-            f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}"
-        )
+        raise InvalidInput(f"{path}.tool_calls", "no calls", describe(calls), "only the assistant calls tools")
+    annotations = message.get("annotations", [])
+    if annotations != []:
+        raise InvalidInput(f"{path}.annotations", "an empty list", describe(annotations), "the model can't read them")
     if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
-        raise InvalidInput.of(f'{where}.{CACHE_CONTROL}: expected {{"type": "ephemeral"}}, got {describe(mark)}')
-    content = _read_content(message, where)
+        raise InvalidInput(f"{path}.{CACHE_CONTROL}", '{"type": "ephemeral"}', describe(mark))
+    content = _read_content(message, path)
     if content is None and not calls:
-        raise InvalidInput.of(f"{where}.content: expected a string or a list of parts, got nothing")
-    text = _text_of("" if content is None else content, f"{where}.content")
-    found: dict[str, Json] = {"role": ROLES[role], "content": text}
+        raise InvalidInput(f"{path}.content", "a string or a list of parts", "nothing")
+    text = _read_text("" if content is None else content, f"{path}.content")
+    rendered: dict[str, Json] = {"role": ROLES[role], "content": text}
     for name in STRINGS:
         if name in message:
-            found[name] = expect(message[name], str, f"{where}.{name}", "a string")
-    if read := _read_calls(calls, f"{where}.tool_calls", called):  # templates may look for the name alone
-        found["tool_calls"] = read
-    return found
+            rendered[name] = expect(message[name], str, f"{path}.{name}", "a string")
+    if tool_calls := _read_calls(calls, f"{path}.tool_calls", functions):  # templates may test for the name alone
+        rendered["tool_calls"] = tool_calls
+    return rendered
 
 
-def _read_content(message: Mapping[str, Json], where: str) -> Json:
-    """The content; the assistant may have a refusal in its place."""
+def _read_content(message: Mapping[str, Json], path: str) -> Json:
+    """The content of a message; for the assistant a refusal may replace it."""
     content, refusal = message.get("content"), message.get("refusal")
     if refusal is None:
         return content
-    expect(refusal, str, f"{where}.refusal", "a string")
+    expect(refusal, str, f"{path}.refusal", "a string")
     if message["role"] != "assistant":
-        raise InvalidInput.of(f"{where}.refusal: only a message of the assistant has one")
+        raise InvalidInput(f"{path}.refusal", "no refusal", "a string", "only the assistant refuses")
     if content in (None, "", []):
         return refusal
     if refusal:
-        raise InvalidInput.of(f"{where}.refusal: beside a content, expected one of the two")
+        raise InvalidInput(f"{path}.refusal", "a content or a refusal", "both")
     return content
 
 
-def _text_of(content: Json, where: str) -> str:
-    """The text of a message, which may come in parts. Raises InvalidInput for any part that is not text."""
+def _read_text(content: Json, path: str) -> str:
+    """The text of a content, which may have parts. Raises InvalidInput for a part other than text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidInput.of(f"{where}: expected a string or a list of parts, got {describe(content)}")
+        raise InvalidInput(path, "a string or a list of parts", describe(content))
     texts = []
-    for number, part in enumerate(content):
+    for index, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else None
-            got = f"one of type {kind[:40]!r}" if isinstance(kind, str) and kind != "text" else describe(part)
-            raise InvalidInput.of(
-                f'{where}[{number}]: expected a part {{"type": "text", "text": string}}, got {got}; '
-                "the model reads text alone"
-            )
+            got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind != "text" else describe(part)
+            expected = 'a part {"type": "text", "text": string}'
+            raise InvalidInput(f"{path}[{index}]", expected, got, "the model reads text only")
         texts.append(part["text"])
     return "\n".join(texts)
 
 
-def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> list[Json]:
+def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]]) -> list[Json]:
+    """Reads the tool calls of a message; see _read_message for ``functions``."""
     calls = []
-    for index, call in enumerate(expect(given, list, where, "a list")):
+    for index, call in enumerate(expect(value, list, path, "a list")):
         function = call.get("function") if isinstance(call, dict) else None
-        here = f"{where}[{index}].function"
+        key = f"{path}[{index}].function"
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidInput.of(f"{here}: expected an object with the string name, got {describe(function)}")
-        called[here] = {"name": function["name"], "arguments": function.get("arguments")}
-        calls.append(without_nulls(call) | {"function": called[here]})
+            raise InvalidInput(key, "an object with the string name", describe(function))
+        functions[key] = {"name": function["name"], "arguments": function.get("arguments")}
+        calls.append(without_nulls(call) | {"function": functions[key]})
     return calls
 
 
-def read_tools(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
-    """The tools that the model may call: functions. Templates write all of a tool into the prompt, so what says nothing
-    is left out: nulls, but for those within a schema, and ``"strict": false``. Raises InvalidInput or TooLarge."""
-    if given is None:
+def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
+    """The functions that the model may call. Raises InvalidInput or TooLarge.
+
+    Templates write all of a tool into the prompt, so members without meaning are removed: ``"strict": false``, and
+    nulls outside of schemas.
+    """
+    if value is None:
         return []
-    if len(expect(given, list, "tools", "a list")) > MAX_TOOLS:
-        raise TooLarge.of(f"tools: {len(given)} in a request, at most {MAX_TOOLS} are taken")
-    check_depth("tools", given, limits)
+    if len(expect(value, list, "tools", "a list")) > MAX_TOOLS:
+        raise TooLarge("tools", f"at most {MAX_TOOLS} tools", str(len(value)))
+    check_depth("tools", value, limits)
     tools = []
-    for index, tool in enumerate(given):
-        where = f"tools[{index}]"
+    for index, tool in enumerate(value):
+        path = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise InvalidInput.of(f'{where}: expected {{"type": "function", "function": ...}}, got {describe(tool)}')
-        where, function = f"{where}.function", tool.get("function")
+            raise InvalidInput(path, '{"type": "function", "function": ...}', describe(tool))
+        path, function = f"{path}.function", tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidInput.of(f"{where}: expected an object with a name, got {describe(function)}")
+            raise InvalidInput(path, "an object with a name", describe(function))
         if function.get("strict"):
-            raise InvalidInput.of(f"{where}.strict: the model can't be held to a schema, expected false")
-        expect(function.get("parameters"), dict | None, f"{where}.parameters", "an object")
-        said = {name: value for name, value in without_nulls(function).items() if name != "strict"}
-        shared = {name: value for name, value in without_nulls(tool).items() if name != CACHE_CONTROL}
-        tools.append(shared | {"function": said})
+            raise InvalidInput(f"{path}.strict", "false", hint="the service can't enforce a schema")
+        expect(function.get("parameters"), dict | None, f"{path}.parameters", "an object")
+        members = {name: member for name, member in without_nulls(function).items() if name != "strict"}
+        rest = {name: member for name, member in without_nulls(tool).items() if name != CACHE_CONTROL}
+        tools.append(rest | {"function": members})
     return tools
 
 
-def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
-    """Whether the model may call one of the tools. Raises InvalidInput for a choice that it can't be held to."""
-    if given is None:
+def _read_tool_choice(value: Json, tools: list[dict[str, Json]]) -> bool:
+    """Whether the model may call tools. Raises InvalidInput for a choice that the service can't enforce."""
+    if value is None:
         return bool(tools)
-    if given == "none":
+    if value == "none":
         return False
-    if given != "auto":
-        got = describe(given, quote=True)
-        raise InvalidInput.of(f"tool_choice: the model can't be made to call a tool, expected none or auto, got {got}")
+    if value != "auto":
+        hint = "the service can't make the model call a tool"
+        raise InvalidInput("tool_choice", "none or auto", describe(value, quote=True), hint)
     if not tools:
-        raise InvalidInput.of("tool_choice: there are no tools to choose from, expected them in tools")
+        raise InvalidInput("tool_choice", "no choice without tools", "'auto'", "add tools")
     return True
 
 
@@ -291,9 +284,9 @@ def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
 
 
 class MessageParser:
-    """What one message says, in pieces: its content and, with ``tools``, its tool calls.
+    """Splits the pieces of a message into its content and, with ``tools``, its tool calls.
 
-    With ``one_call`` all of them but the first are left out (parallel_tool_calls).
+    ``one_call`` drops all calls but the first (parallel_tool_calls).
     """
 
     __slots__ = ("_one_call", "_parser", "calls")
@@ -304,18 +297,18 @@ class MessageParser:
         self.calls = 0
 
     def add(self, text: str, *, is_last: bool) -> tuple[str, list[Json]]:
-        """The content and the calls that are certain now. What may become a call is held back until it is one."""
+        """Adds text; returns the content and the calls that are complete. Text that may begin a call is held back."""
         if self._parser is None:
             return text, []
-        content, found = self._parser.push(text)
+        content, parsed = self._parser.push(text)
         if is_last:
             rest, more = self._parser.flush()
-            content, found = content + rest, found + more
+            content, parsed = content + rest, parsed + more
         if self._one_call:
-            found = found[: 1 - self.calls]
+            parsed = parsed[: 1 - self.calls]
         calls: list[Json] = []
-        for one in found:
-            function = {"name": one.name, "arguments": one.arguments}
+        for call in parsed:
+            function = {"name": call.name, "arguments": call.arguments}
             calls.append(
                 {"index": self.calls, "id": f"call_{new_request_id()}", "type": "function", "function": function}
             )
@@ -323,14 +316,14 @@ class MessageParser:
         return content, calls
 
     def reason(self, finish: str | None) -> str | None:
-        """Why the message ended: for its calls, unless it was cut off."""
+        """The finish reason of the message: ``tool_calls`` if it has calls and is complete."""
         return "tool_calls" if self.calls and finish == "stop" else finish
 
 
 class ChatAnswer(GeneratedAnswer):
-    """The answer of chat completions; see Speech for ``tools`` and ``one_call``."""
+    """The response of chat completions; see MessageParser for ``tools`` and ``one_call``."""
 
-    __slots__ = ("_open", "_speech")
+    __slots__ = ("_make_parser", "_parsers")
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
@@ -344,44 +337,44 @@ class ChatAnswer(GeneratedAnswer):
         one_call: bool,
     ) -> None:
         super().__init__(model, request, context, usage)
-        self._speech = partial(MessageParser, tools=tools, one_call=one_call)
-        self._open: dict[int, MessageParser] = {}
+        self._make_parser = partial(MessageParser, tools=tools, one_call=one_call)
+        self._parsers: dict[int, MessageParser] = {}  # of the unfinished choices of a stream
 
     def choice(self, index: int, whole: Piece) -> Json:
-        speech = self._speech()
-        content, calls = speech.add(whole.text, is_last=True)
+        parser = self._make_parser()
+        content, calls = parser.add(whole.text, is_last=True)
         for call in calls:
-            del call["index"]  # which tells calls of a stream apart
+            del call["index"]  # only calls of a stream have one
         message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
         return {
             "index": index,
             "message": message,
-            "logprobs": self._told(whole.tokens),
-            "finish_reason": speech.reason(whole.finish),
+            "logprobs": self._logprobs(whole.tokens),
+            "finish_reason": parser.reason(whole.finish),
         }
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """The first chunk of a choice has the role, the last one nothing but why it ended."""
-        found: list[Json] = []
-        speech = self._open.get(index)
-        if speech is None:
-            speech = self._open[index] = self._speech()
-            found.append(_chunk(index, {"role": "assistant", "content": ""}))
-        content, calls = speech.add(piece.text, is_last=piece.finish is not None)
+        """Renders a piece. The first chunk of a choice has the role, the last one the finish reason alone."""
+        chunks: list[Json] = []
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = self._make_parser()
+            chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
+        content, calls = parser.add(piece.text, is_last=piece.finish is not None)
         if content or piece.tokens:
-            found.append(_chunk(index, {"content": content}, self._told(piece.tokens) if piece.tokens else None))
-        found += [_chunk(index, {"tool_calls": [call]}) for call in calls]
+            chunks.append(_chunk(index, {"content": content}, self._logprobs(piece.tokens) if piece.tokens else None))
+        chunks += [_chunk(index, {"tool_calls": [call]}) for call in calls]
         if piece.finish is not None:
-            found.append(_chunk(index, {}, finish=speech.reason(piece.finish)))
-            del self._open[index]
-        return found
+            chunks.append(_chunk(index, {}, finish=parser.reason(piece.finish)))
+            del self._parsers[index]
+        return chunks
 
-    def _told(self, tokens: Sequence[TokenText]) -> Json:
+    def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
         if self._request.sampling.logprobs is None:
             return None
-        content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
+        content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
         return {"content": content, "refusal": None}
 
 

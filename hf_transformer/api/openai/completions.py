@@ -1,4 +1,4 @@
-"""OpenAI's completions: prompts in, what continues them out, whole or as a stream.
+"""OpenAI's completions: prompts -> their continuations, whole or as a stream.
 
     {"model": "m", "prompt": string | [string] | [int] | [[int]], "max_tokens": 16, "n": 1, "stop": [...],
      "echo": false, "logprobs": null | 0 to 20, "stream": false, ...}
@@ -6,7 +6,7 @@
         "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
-Choice number i * n + k is the k-th of prompt i. See generation.py for the other fields and the stream.
+Choice i * n + k is number k of prompt i. See generation.py for the other fields and the stream.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import renamed
-from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused
+from hf_transformer.api.openai.fields import ignored_fields, read_request, read_texts
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
 from hf_transformer.api.service import Service, generating_task
 from hf_transformer.api.streaming import TextStream
@@ -29,61 +28,56 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TokenIds
 
-FIELDS = (*SHARED, *unused("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
-USUAL_TOKENS = 16  # OpenAI's default of max_tokens
+FIELDS = (*SHARED, *ignored_fields("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default."""
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
-    """Answers one request. Raises RequestError for a field that is missing, wrong, or can't be honoured."""
-    with renamed(as_sent):
-        model, given = read_request(service, call, "completions", FIELDS)
-        task = generating_task(model, "completions")
-        sampling, echo = _read_sampling(given, task)
-        stream, usage = read_stream(given)
+    """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
+    model, parameters = read_request(service, call, "completions", FIELDS)
+    task = generating_task(model, "completions")
+    sampling, echo = _read_sampling(parameters, task)
+    stream, usage = read_stream(parameters)
 
-        def read_ids(ids: list[Json], where: str) -> TokenIds:
-            most = task.settings.max_length
-            if len(ids) > most:  # millions of them are refused before each is looked at
-                raise TooLarge.of(f"{where}: the prompt has {len(ids)} tokens, and the model takes {most}")
-            return read_token_ids(ids, where, task.settings.vocabulary.vocab_size)
+    def read_ids(ids: list[Json], path: str) -> TokenIds:
+        limit = task.settings.max_length
+        if len(ids) > limit:  # before millions of ids are read one by one
+            raise TooLarge(path, f"a prompt of at most {limit} tokens", str(len(ids)))
+        return read_token_ids(ids, path, task.settings.vocabulary.vocab_size)
 
-        prompts, single = read_texts("prompt", given.get("prompt"), service.max_texts, read_ids)
+    prompts, single = read_texts("prompt", parameters.get("prompt"), service.max_texts, read_ids)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
     answer = CompletionAnswer(model, request, call.context, usage)
     return answer if stream else await answer.whole()
 
 
-def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
-    """How texts are continued, and whether they begin with their prompts."""
-    if given.string("suffix"):
-        raise InvalidInput.of(
-            "parameters.suffix: text in front of something else can't be generated here; leave it out"
-        )
-    echo = given.flag("echo", False)
+def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
+    """The sampling of a request, and whether texts begin with their prompts."""
+    if parameters.string("suffix"):
+        raise InvalidInput("suffix", "no suffix", hint="the service can't insert text; leave it out")
+    echo = parameters.flag("echo", False)
     if echo and not task.knows_full_text:
-        raise InvalidInput.of(f"parameters.echo: {task.name} gives the new text alone, expected false")
-    logprobs = given.integer("logprobs", 0, 0) if "logprobs" in given else None
+        raise InvalidInput("echo", "false", "true", f"{task.name} returns the new text only")
+    logprobs = parameters.integer("logprobs", 0, 0) if "logprobs" in parameters else None
     if echo and logprobs is not None:
-        raise InvalidInput.of("parameters.logprobs: those of the prompt are not known, so they can't go with echo")
+        raise InvalidInput("logprobs", "no logprobs with echo", hint="the prompt's log probabilities are unknown")
     limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
-        given,
+        parameters,
         DEFAULTS,
         task.settings.vocabulary.vocab_size,
-        tokens=given.one_of("max_tokens"),
-        default_tokens=USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit),
+        tokens=parameters.one_of("max_tokens"),
+        default_tokens=DEFAULT_MAX_TOKENS if limit is None else min(DEFAULT_MAX_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
     )
-    if "best_of" in given and (best := given.integer("best_of", 1, 1)) != sampling.n:
-        raise InvalidInput.of(
-            f"parameters.best_of: {best}, expected as many as n, {sampling.n}: all that is generated is given, and "
-            "nothing is chosen"
-        )
+    if "best_of" in parameters and (best := parameters.integer("best_of", 1, 1)) != sampling.n:
+        raise InvalidInput("best_of", f"{sampling.n}, the value of n", str(best), "the service returns all texts")
     return sampling, echo
 
 
 class CompletionAnswer(GeneratedAnswer):
-    """The answer of completions; without ``logprobs`` in the request its tokens are not told."""
+    """The response of completions. Its choices have the tokens only if the request asks for ``logprobs``."""
 
     __slots__ = ()
     prefix = "cmpl"
@@ -100,30 +94,30 @@ class CompletionAnswer(GeneratedAnswer):
 
 
 def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
-    """Log probabilities of tokens, with the ``top`` likeliest beside each.
+    """Log probabilities of tokens, each with its ``top`` likeliest alternatives.
 
-    ``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the
-    likeliest ones too where it is none of them, as with OpenAI.
+    ``text_offset`` is in characters from the beginning of the choice's text. As with OpenAI the alternatives include
+    the chosen token.
     """
     return {
         "tokens": [_name(token) for token in tokens],
         "token_logprobs": [logprob(token) for token in tokens],
-        **({"top_logprobs": [_beside(token) for token in tokens]} if top else {}),
+        **({"top_logprobs": [_alternatives(token) for token in tokens]} if top else {}),
         "text_offset": [token.offset for token in tokens],
     }
 
 
-def _beside(token: TokenText) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; of several with the same text the likeliest."""
-    found: dict[str, float] = {}
-    for one in (*token.top, token):
-        found.setdefault(_name(one), logprob(one))
-    return found
+def _alternatives(token: TokenText) -> dict[str, float]:
+    """The likeliest tokens and the chosen one; of tokens with the same text the likeliest."""
+    alternatives: dict[str, float] = {}
+    for candidate in (*token.top, token):
+        alternatives.setdefault(_name(candidate), logprob(candidate))
+    return alternatives
 
 
 def _name(token: TokenText) -> str:
-    r"""Its text; one that is no text by itself is told in bytes, as with OpenAI (``bytes:\xe2\x80``), which keeps those
-    apart that would all read U+FFFD."""
+    r"""The token's text. A part of a character is named by its bytes, as with OpenAI (``bytes:\xe2\x80``): its text
+    would be U+FFFD, like that of other parts."""
     try:
         token.bytes.decode()
     except UnicodeDecodeError:

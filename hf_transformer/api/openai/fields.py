@@ -1,7 +1,7 @@
-"""The fields of a request to the OpenAI API: which are known, the model that they name, and those that change nothing.
+"""Fields of requests to the OpenAI API: known fields, the model, fields without effect; and errors in OpenAI's form.
 
-Also errors in OpenAI's form: {"error": {"message": "...", "type": "invalid_request_error", "param": "input[3]",
-"code": null}}, where ``param`` is the field that the message begins with.
+An error is {"error": {"message": "...", "type": "invalid_request_error", "param": "input[3]", "code": null}}, where
+``param`` is the path of the field.
 
 Sources: https://platform.openai.com/docs/api-reference/chat/create and
 https://platform.openai.com/docs/guides/error-codes
@@ -9,7 +9,6 @@ https://platform.openai.com/docs/guides/error-codes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -18,7 +17,7 @@ import orjson
 from hf_transformer.api.call import Call
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.service import Model, Models, Service
-from hf_transformer.errors import InvalidInput, UnknownModel, describe
+from hf_transformer.errors import InvalidInput, RequestError, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.request import Answers, Json
 
@@ -29,7 +28,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "completions": GENERATION,
     "chat/completions": GENERATION,
 }
-"""The endpoints, each with the tasks of which its model does one."""
+"""The endpoints, each with the tasks of its models."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
 
 CHATS, EMBEDDINGS, RERANK = ("chat/completions",), ("embeddings",), ("rerank",)
@@ -37,123 +36,131 @@ GENERATING = ("completions", *CHATS)
 OPENAIS = (*GENERATING, *EMBEDDINGS)
 
 
-class Unused(NamedTuple):
-    """A field that changes nothing here, as long as it has one of these values; None takes any string.
+class IgnoredField(NamedTuple):
+    """A field without effect.
 
-    ``why`` begins the message for any other value.
+    Attributes:
+        endpoints: the endpoints that accept the field.
+        values: the accepted values; None for any string.
+        reason: why other values are refused, the hint of the error.
     """
 
     name: str
     endpoints: tuple[str, ...]
     values: tuple[Json, ...] | None = None
-    why: str = ""
+    reason: str = ""
 
 
-TABLE: Final = (
-    # Who asks, and what the next request may have in common with this one.
-    Unused("user", (*OPENAIS, *RERANK)),
-    Unused("safety_identifier", OPENAIS),
-    Unused("prompt_cache_key", OPENAIS),
-    Unused("prompt_cache_retention", OPENAIS),
-    Unused("metadata", OPENAIS),  # strings by key, see _check_metadata
-    # OpenAI's own.
-    Unused("store", OPENAIS, (True, False), "nothing is stored here"),
-    Unused("service_tier", OPENAIS, ("auto", "default"), "there is one here"),
-    Unused("modalities", CHATS, (["text"],), "the model writes text alone"),
-    Unused("verbosity", CHATS, ("medium",), "it can't be asked for here"),
-    Unused(
+IGNORED_FIELDS: Final = (
+    # Client identity and caching hints.
+    IgnoredField("user", (*OPENAIS, *RERANK)),
+    IgnoredField("safety_identifier", OPENAIS),
+    IgnoredField("prompt_cache_key", OPENAIS),
+    IgnoredField("prompt_cache_retention", OPENAIS),
+    IgnoredField("metadata", OPENAIS),  # strings by key, see _check_metadata
+    # Fields of OpenAI's own service.
+    IgnoredField("store", OPENAIS, (True, False), "the service stores nothing"),
+    IgnoredField("service_tier", OPENAIS, ("auto", "default"), "the service has one tier"),
+    IgnoredField("modalities", CHATS, (["text"],), "the model generates text only"),
+    IgnoredField("verbosity", CHATS, ("medium",), "the model has no such setting"),
+    IgnoredField(
         "reasoning_effort",
         CHATS,
         ("none",),
-        "it can't be asked for here; a chat template that knows it takes it in chat_template_kwargs",
+        "a chat template with such a setting takes it in chat_template_kwargs",
     ),
-    # Those of vLLM, https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
-    Unused("priority", (*OPENAIS, *RERANK), (0,), "requests have none here"),
-    Unused("use_beam_search", GENERATING, (False,), "beams are not searched"),
-    Unused("length_penalty", GENERATING, (1.0,), "beams are not searched"),
-    Unused("early_stopping", GENERATING, (False,), "beams are not searched"),
-    Unused("skip_special_tokens", GENERATING, (True,), "special tokens are no part of a text"),
-    Unused("spaces_between_special_tokens", GENERATING, (True,), "special tokens are no part of a text"),
-    Unused("include_stop_str_in_output", GENERATING, (False,), "a stop string is no part of a text"),
-    Unused("add_generation_prompt", CHATS, (True,), "the answer is a message of its own"),
-    Unused("continue_final_message", CHATS, (False,), "the answer is a message of its own"),
-    Unused("add_special_tokens", CHATS, (False,), "the chat template adds them"),
-    Unused("add_special_tokens", ("completions", *EMBEDDINGS), (True,), "they are added (--disable_special_tokens)"),
-    Unused("echo", CHATS, (False,), "a chat has no prompt that could be given back"),
-    # Those of embeddings and rerank as vLLM, Jina and Cohere have them.
-    Unused("input_type", EMBEDDINGS),  # see embeddings.py
-    Unused("embedding_type", EMBEDDINGS, ("float",), "vectors are not quantized"),
-    Unused("late_chunking", EMBEDDINGS, (False,), "each text is embedded by itself"),
-    Unused("truncate_prompt_tokens", (*EMBEDDINGS, *RERANK), (-1,), "texts are cut at the model's length"),
-    Unused("truncation_side", (*EMBEDDINGS, *RERANK), ("right",), "texts are cut at their end"),
-    Unused("truncation_direction", (*EMBEDDINGS, *RERANK), ("Right", "right"), "texts are cut at their end"),
+    # Fields of vLLM, https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+    IgnoredField("priority", (*OPENAIS, *RERANK), (0,), "the service has no priorities"),
+    IgnoredField("use_beam_search", GENERATING, (False,), "the service has no beam search"),
+    IgnoredField("length_penalty", GENERATING, (1.0,), "the service has no beam search"),
+    IgnoredField("early_stopping", GENERATING, (False,), "the service has no beam search"),
+    IgnoredField("skip_special_tokens", GENERATING, (True,), "the text excludes special tokens"),
+    IgnoredField("spaces_between_special_tokens", GENERATING, (True,), "the text excludes special tokens"),
+    IgnoredField("include_stop_str_in_output", GENERATING, (False,), "the text excludes the stop string"),
+    IgnoredField("add_generation_prompt", CHATS, (True,), "the answer is a new message"),
+    IgnoredField("continue_final_message", CHATS, (False,), "the answer is a new message"),
+    IgnoredField("add_special_tokens", CHATS, (False,), "the chat template adds them"),
+    IgnoredField(
+        "add_special_tokens", ("completions", *EMBEDDINGS), (True,), "the service adds them (--disable_special_tokens)"
+    ),
+    IgnoredField("echo", CHATS, (False,), "a chat has no prompt to echo"),
+    # Fields of embeddings and rerank in vLLM, Jina and Cohere.
+    IgnoredField("input_type", EMBEDDINGS),  # see embeddings.py
+    IgnoredField("embedding_type", EMBEDDINGS, ("float",), "the service does not quantize vectors"),
+    IgnoredField("late_chunking", EMBEDDINGS, (False,), "the service embeds each text by itself"),
+    IgnoredField("truncate_prompt_tokens", (*EMBEDDINGS, *RERANK), (-1,), "the model's length is the limit"),
+    IgnoredField("truncation_side", (*EMBEDDINGS, *RERANK), ("right",), "texts are truncated at their end"),
+    IgnoredField(
+        "truncation_direction", (*EMBEDDINGS, *RERANK), ("Right", "right"), "texts are truncated at their end"
+    ),
 )
-"""All fields that are taken though they mean nothing here. Some models or servers know more values of them."""
+"""All fields that the API accepts without effect. Some models or servers accept more values."""
 TRUNCATE = "truncate"
 TRUNCATION = ("truncation", TRUNCATE)
 TRUNCATES: Mapping[bool, tuple[str, ...]] = {True: ("END",), False: ("NONE",)}
 """Other servers' names for the values of ``truncation``."""
-MOST_LABELS, LONGEST_KEY, LONGEST_LABEL = 16, 64, 512
-"""Of metadata, as with OpenAI: keys, and characters of a key and of its label."""
-
-FIELD = re.compile(r"(?!body:)(\w+(?:\[\d+\])*(?:\.\w+(?:\[\d+\])*)*): ")
-"""The name of a field, as messages begin with it. ``body`` is none."""
-ABOUT_FIELDS = frozenset((400, 404, 413))
-"""The statuses whose messages begin with a field; others may quote anybody."""
-SHOWN_NAMES = 5  # unknown fields that a message names
+MAX_METADATA_KEYS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+"""OpenAI's limits of metadata: keys, characters of a key, and characters of a value."""
+SHOWN_NAMES = 5
+"""Unknown fields that a message names."""
 Ids = TypeVar("Ids")
 
-_UNUSED = {endpoint: {one.name: one for one in TABLE if endpoint in one.endpoints} for endpoint in TASKS}
+_IGNORED = {
+    endpoint: {field.name: field for field in IGNORED_FIELDS if endpoint in field.endpoints} for endpoint in TASKS
+}
 
 
-def unused(endpoint: str) -> tuple[str, ...]:
-    """The names of an endpoint's fields that mean nothing here."""
-    return tuple(_UNUSED[endpoint])
+def ignored_fields(endpoint: str) -> tuple[str, ...]:
+    """The names of an endpoint's fields without effect."""
+    return tuple(_IGNORED[endpoint])
 
 
 def read_request(service: Service, call: Call, endpoint: str, known: Sequence[str]) -> tuple[Model, Parameters]:
-    """The model that a request names, and its fields. A field that is null counts as absent, whatever its name.
+    """The model and the fields of a request. A field that is null counts as absent, also an unknown one.
 
-    Errors about fields may begin with ``parameters.``, see as_sent.
+    It sets the context's ``field_names``: the parameters of a task are top-level fields of this API.
 
     Raises:
-        InvalidInput: no JSON object; an unknown or unsupported field; no model, or a model
-            of another task.
-        UnknownModel: another model is served.
+        InvalidInput: the body is no object, a field is unknown or unsupported, or the model has another task.
+        UnknownModel: the service does not serve the model.
         RequestError: the body can't be read, see Call.json.
     """
+    call.context.field_names = field_name
     payload = expect(call.json(), dict, "body", "an object")
     if None in payload.values():
         payload = {name: value for name, value in payload.items() if value is not None}
     if payload.keys() - known:
-        raise _unknown([name[:40] for name in payload if name not in known], known)
-    table = _UNUSED[endpoint]
+        raise _unknown_fields([name[:40] for name in payload if name not in known], known)
+    ignored = _IGNORED[endpoint]
     for name, value in payload.items():
-        if name in table:
-            _check_unused(table[name], value)
-    models, given = service.models, Parameters(payload, known)
-    asked = given.string("model")
-    if asked is None:
-        raise InvalidInput.of(
-            f"model: missing, expected the name of the model that is served: {', '.join(models.names)}"
-        )
-    model = known_model(models, asked)
+        if name in ignored:
+            _check_ignored(ignored[name], value)
+    models, parameters = service.models, Parameters(payload, known)
+    name = parameters.string("model")
+    if name is None:
+        raise InvalidInput("model", f"the name of a served model ({', '.join(models.names)})", "nothing")
+    model = find_model(models, name)
     if model.task.name not in TASKS[endpoint]:
-        needed = " or ".join(TASKS[endpoint])
-        raise InvalidInput.of(f"model: {model.name!r} does {model.task.name}, but {endpoint} needs {needed}")
-    return model, given
+        expected = f"a model for {' or '.join(TASKS[endpoint])}, which {endpoint} needs"
+        raise InvalidInput("model", expected, f"{model.name!r} for {model.task.name}")
+    return model, parameters
 
 
-def _unknown(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
-    expected = f"expected some of {', '.join(known)}"
+def field_name(path: str) -> str:
+    """The client's name of a canonical path."""
+    return path.removeprefix("parameters.")
+
+
+def _unknown_fields(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
+    expected = f"fields of {', '.join(known)}"
     if len(names) == 1:
-        return InvalidInput.of(f"{names[0]}: unknown, {expected}")
+        return InvalidInput(names[0], f"one of the {expected}", "an unknown name")
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return InvalidInput.of(f"body: unknown fields {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}, {expected}")
+    return InvalidInput("body", expected, f"the unknown {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}")
 
 
-def _check_unused(field: Unused, value: Json) -> None:
-    """Raises InvalidInput for a value that asks for something."""
+def _check_ignored(field: IgnoredField, value: Json) -> None:
+    """Raises InvalidInput for a value that the API does not accept."""
     name, values = field.name, field.values
     if name == "metadata":
         _check_metadata(name, value)
@@ -161,91 +168,83 @@ def _check_unused(field: Unused, value: Json) -> None:
         expect(value, str, name, "a string")
     elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
         expected = " or ".join(one if isinstance(one, str) else orjson.dumps(one).decode() for one in values)
-        raise InvalidInput.of(f"{name}: {field.why}, expected {expected}, got {describe(value, quote=True)}")
+        raise InvalidInput(name, expected, describe(value, quote=True), field.reason)
 
 
-def _check_metadata(name: str, value: Json) -> None:
-    """It labels a request that is stored, and nothing is stored here: whatever OpenAI would take is taken."""
-    if len(expect(value, dict, name, "an object of strings")) > MOST_LABELS:
-        raise InvalidInput.of(f"{name}: {len(value)} keys, at most {MOST_LABELS} are taken")
+def _check_metadata(path: str, value: Json) -> None:
+    """Raises InvalidInput for metadata that OpenAI would refuse. It has no effect, since the service stores nothing."""
+    if len(expect(value, dict, path, "an object of strings")) > MAX_METADATA_KEYS:
+        raise InvalidInput(path, f"at most {MAX_METADATA_KEYS} keys", str(len(value)))
     for key, label in value.items():
-        if len(key) > LONGEST_KEY:
-            raise InvalidInput.of(f"{name}: a key has {len(key)} characters, at most {LONGEST_KEY} are taken")
+        if len(key) > MAX_METADATA_KEY:
+            raise InvalidInput(path, f"keys of at most {MAX_METADATA_KEY} characters", str(len(key)))
         if not isinstance(label, str):
-            raise InvalidInput.of(f"{name}: the key {key!r} has {describe(label)}, expected a string")
-        if len(label) > LONGEST_LABEL:
-            raise InvalidInput.of(
-                f"{name}: the key {key!r} has {len(label)} characters, at most {LONGEST_LABEL} are taken"
-            )
+            raise InvalidInput(path, f"a string for the key {key!r}", describe(label))
+        if len(label) > MAX_METADATA_VALUE:
+            raise InvalidInput(path, f"at most {MAX_METADATA_VALUE} characters for the key {key!r}", str(len(label)))
 
 
-def known_model(models: Models, name: str) -> Model:
-    """The model of this name. Raises UnknownModel."""
-    if name not in models:
-        raise UnknownModel.of(f"model: {name[:200]!r} is not served here; served: {', '.join(models.names)}")
-    return models[name]
+def find_model(models: Models, name: str) -> Model:
+    """The model of this name. Raises UnknownModel about the field ``model``."""
+    try:
+        return models[name]
+    except UnknownModel as error:
+        raise error.at("model") from None
 
 
 def read_texts(
-    name: str, given: Json, max_texts: int, read_ids: Callable[[list[Json], str], Ids]
+    path: str, value: Json, max_texts: int, read_ids: Callable[[list[Json], str], Ids]
 ) -> tuple[list[str | Ids], bool]:
-    """The texts of a field, and whether it is one text rather than a list. ``read_ids`` reads a list of token ids,
-    under the name that it has in messages. Raises InvalidInput, and TooLarge for more than ``max_texts``."""
-    if isinstance(given, str):
-        return [given], True
-    if not isinstance(given, list) or not given:
-        got = "nothing" if given is None else "an empty list" if given == [] else describe(given)
-        raise InvalidInput.of(f"{name}: expected {TEXTS_OR_IDS}, got {got}")
-    if type(given[0]) is int:
-        return [read_ids(given, name)], True
-    require_few(name, given, max_texts)
+    """The texts of a field, and whether the field is a single text. ``read_ids`` reads a list of token ids at a path.
+
+    Raises:
+        InvalidInput: the field has another type.
+        TooLarge: the field has more than ``max_texts`` texts.
+    """
+    if isinstance(value, str):
+        return [value], True
+    if not isinstance(value, list) or not value:
+        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
+        raise InvalidInput(path, TEXTS_OR_IDS, got)
+    if type(value[0]) is int:
+        return [read_ids(value, path)], True
+    require_few(path, value, max_texts)
     texts: list[str | Ids] = []
-    for index, one in enumerate(given):
-        expect(one, str | list, f"{name}[{index}]", "a string or a list of token ids")
-        texts.append(one if isinstance(one, str) else read_ids(one, f"{name}[{index}]"))
+    for index, item in enumerate(value):
+        expect(item, str | list, f"{path}[{index}]", "a string or a list of token ids")
+        texts.append(item if isinstance(item, str) else read_ids(item, f"{path}[{index}]"))
     return texts, False
 
 
-def read_truncation(given: Parameters) -> dict[str, Json]:
-    """The task's parameter ``truncation`` if it is given, under this name or as ``truncate``: "END" or true, as with
-    Cohere, NVIDIA NIM, Jina and text-embeddings-inference, is to cut a text that is too long, "NONE" or false to refuse
-    it. Raises InvalidInput for anything else."""
-    if given.one_of(*TRUNCATION) != TRUNCATE:
-        return {name: given.get(name) for name in TRUNCATION if name in given}
-    value = given.get(TRUNCATE)
-    for meant, words in TRUNCATES.items():
-        if value is meant or (isinstance(value, str) and value in words):
-            return {"truncation": meant}
-    why = ": texts are cut at their end" if value == "START" else ""
-    raise InvalidInput.of(
-        f'{TRUNCATE}: expected "END" or true, "NONE" or false, got {describe(value, quote=True)}{why}'
-    )
+def read_truncation(parameters: Parameters) -> dict[str, Json]:
+    """The task's parameter ``truncation``, if the request has it, under this name or as ``truncate``.
 
-
-def as_sent(message: str, *only: str) -> str:
-    """An error's message, whose parameters are fields here. ``only`` has names for the one element that a list has been
-    made with, such as ``input[0]``; the client knows it by the name before the bracket."""
-    for name in only:
-        if message.startswith(name):
-            return f"{name.partition('[')[0]}{message.removeprefix(name)}"
-    return message.removeprefix("parameters.")
+    "END" and true truncate a text that is too long, "NONE" and false refuse it, as in Cohere, NVIDIA NIM, Jina and
+    text-embeddings-inference. Raises InvalidInput for another value.
+    """
+    if parameters.one_of(*TRUNCATION) != TRUNCATE:
+        return {name: parameters.get(name) for name in TRUNCATION if name in parameters}
+    value = parameters.get(TRUNCATE)
+    for truncation, words in TRUNCATES.items():
+        if value is truncation or (isinstance(value, str) and value in words):
+            return {"truncation": truncation}
+    hint = "the service truncates the end" if value == "START" else ""
+    raise InvalidInput(TRUNCATE, '"END" or true, "NONE" or false', describe(value, quote=True), hint)
 
 
 def usage(answers: Answers) -> dict[str, Json]:
-    """How many tokens the model has read, special ones included."""
+    """The number of tokens that the model has read, special tokens included."""
     return {"prompt_tokens": answers.tokens, "total_tokens": answers.tokens}
 
 
-def render_error(message: str, status: int) -> bytes:
+def render_error(error: RequestError, status: int) -> bytes:
     """OpenAI's error body."""
-    found = FIELD.match(message) if status in ABOUT_FIELDS else None
-    param = found[1] if found else None
-    # OpenAI says "requests" or "tokens" under 429: what there are too many of.
+    param = None if error.path in ("", "body") else error.path
     kind, code = "invalid_request_error" if status < 500 else "server_error", None
-    if status == 404 and param == "model":
+    if isinstance(error, UnknownModel):
         code = "model_not_found"
     elif status == 405:
         code = "method_not_supported"
-    elif status == 429:
+    elif status == 429:  # OpenAI's type is "requests" or "tokens", the exceeded limit
         kind, code = "requests", "rate_limit_exceeded"
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return orjson.dumps({"error": {"message": str(error), "type": kind, "param": param, "code": code}})

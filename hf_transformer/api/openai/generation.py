@@ -1,11 +1,11 @@
-"""What completions and chat completions share: how a text is generated, and the form of whole answers and streams.
+"""Shared parts of completions and chat completions: fields for sampling and streams, and the form of responses.
 
-A stream is server-sent events, ``data: {...}`` each, with ``data: [DONE]`` at its end. An error in the middle is an
-event with OpenAI's error body, and the last one.
+A stream has server-sent events, ``data: {...}``, and ends with ``data: [DONE]``. An error ends it with an event that
+has OpenAI's error body.
 
-Source: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; the fields that OpenAI
-does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, and continuous_usage_stats of
-stream_options) are named and meant as in vLLM, https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; for the fields that
+OpenAI does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, and
+stream_options.continuous_usage_stats) https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import ClassVar, Literal
 
 import orjson
 
-from hf_transformer.api.errors import expect, renamed
-from hf_transformer.api.openai.fields import as_sent, render_error
+from hf_transformer.api.errors import expect
+from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import TextStream, event
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
@@ -34,45 +34,52 @@ SAMPLING = (
     "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
     "repetition_penalty logit_bias ignore_eos"
 ).split()
-"""Fields that say how a text is generated."""
+"""Fields for sampling."""
 SHARED = ("model", "stream", "stream_options", *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
-"""OpenAI's: all of the distribution is drawn from."""
+"""OpenAI's defaults: sampling from the whole distribution."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 UsageChunks = Literal["none", "last", "every"]
-"""The chunks of a stream that have the usage."""
+"""The chunks of a stream with the usage."""
 DONE = event(b"[DONE]")
 
 
-def read_stream(given: Parameters) -> tuple[bool, UsageChunks]:
-    """``stream``, and which chunks of it are to have the usage. As in vLLM ``continuous_usage_stats`` means nothing
-    without ``include_usage``. Raises InvalidInput."""
-    stream = given.flag("stream", False)
-    options = given.get("stream_options")
+def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
+    """The flag ``stream``, and the chunks of the stream with the usage. Raises InvalidInput.
+
+    As in vLLM ``continuous_usage_stats`` has no effect without ``include_usage``.
+    """
+    stream = parameters.flag("stream", False)
+    options = parameters.get("stream_options")
     if options is None:
         return stream, "none"
-    expect(options, dict, "parameters.stream_options", "an object")
+    expect(options, dict, "stream_options", "an object")
     if not stream:
-        raise InvalidInput.of('parameters.stream_options: only a stream has them; add "stream": true')
-    for name, wanted in options.items():
-        where = f"parameters.stream_options.{name[:40]}"
+        raise InvalidInput("stream_options", "no options without a stream", hint='add "stream": true')
+    for name, value in options.items():
+        path = f"stream_options.{name[:40]}"
         if name not in STREAM_OPTIONS:
-            raise InvalidInput.of(f"{where}: unknown, expected some of {', '.join(STREAM_OPTIONS)}")
-        if expect(wanted, bool | None, where, "true or false") and name == "include_obfuscation":
-            raise InvalidInput.of(f"{where}: nothing is added to hide how long chunks are, expected false")
+            raise InvalidInput(path, f"one of {', '.join(STREAM_OPTIONS)}", "an unknown name")
+        if expect(value, bool | None, path, "true or false") and name == "include_obfuscation":
+            raise InvalidInput(path, "false", "true", "the service does not pad chunks to hide their length")
     if not options.get("include_usage"):
         return stream, "none"
     return stream, "every" if options.get("continuous_usage_stats") else "last"
 
 
 class GeneratedAnswer(TextStream):
-    """The answer to one request, as a stream or whole; a subclass per endpoint has the form of its choices.
+    """The response to one request, whole or as a stream; a subclass per endpoint renders its choices.
 
-    Ids begin with ``prefix``. ``object`` names a whole answer, ``chunk_object`` a part of a stream. ``usage`` says
-    which chunks tell the tokens: the last one those of all choices, any other one those of its own choice so far.
+    Attributes:
+        prefix: the prefix of the response's id.
+        object: the type of a whole response.
+        chunk_object: the type of a chunk of a stream.
+
+    With ``usage`` "last" the last chunk has the tokens of all choices; with "every" each other chunk also has those of
+    its choice so far.
     """
 
-    __slots__ = ("_about", "_after", "_before", "_so_far", "_usage")
+    __slots__ = ("_envelope", "_head", "_new_tokens", "_tail", "_usage")
     prefix: ClassVar[str]
     object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -80,61 +87,54 @@ class GeneratedAnswer(TextStream):
     def __init__(self, model: Model, request: GenerationRequest, context: Context, usage: UsageChunks) -> None:
         super().__init__(model, request, context)
         self._usage = usage
-        self._so_far = [0] * self.remaining
-        """New tokens of each choice."""
-        self._about: dict[str, Json] = {
+        self._new_tokens = [0] * self.remaining  # by choice
+        self._envelope: dict[str, Json] = {
             "id": f"{self.prefix}-{context.request_id}",
             "object": self.chunk_object,
             "created": int(time.time()),
             "model": model.name,
         }
-        # What stands around the only choice of an event is the same in all of a stream. Putting it together each time
-        # would cost as much as the choice does.
-        head = event(orjson.dumps({**self._about, "choices": [], **({} if usage == "none" else {"usage": None})}))
-        before, after = head.split(b'"choices":[]', 1)
-        self._before, self._after = before + b'"choices":[', b"]" + after
+        # Pre-serialize the constant envelope around the only choice of a chunk, which costs as much as the choice.
+        chunk = event(orjson.dumps({**self._envelope, "choices": [], **({} if usage == "none" else {"usage": None})}))
+        head, tail = chunk.split(b'"choices":[]', 1)
+        self._head, self._tail = head + b'"choices":[', b"]" + tail
 
     @abstractmethod
     def choice(self, index: int, whole: Piece) -> Json:
-        """One choice of a whole answer, of which ``whole`` is all of it."""
+        """Renders a choice of a whole response; ``whole`` is its complete text."""
 
     @abstractmethod
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """The choices of the events, one each, for a piece; may be none."""
+        """Renders a piece as the choices of any number of chunks, one each."""
 
     async def whole(self) -> Response:
-        """Raises RequestError."""
-        with renamed(self.as_sent):
-            async with await self.start() as running:
-                found = await running.collect()
-                used = usage(running)
-        texts = [one for choices in found for one in choices]
-        choices = [self.choice(index, one) for index, one in enumerate(texts)]
-        return reply(orjson.dumps({**self._about, "object": self.object, "choices": choices, "usage": used}))
+        """Generates the whole response. Raises RequestError."""
+        async with await self.start() as running:
+            texts = [text for prompt in await running.collect() for text in prompt]
+            tokens = usage(running)
+        choices = [self.choice(index, text) for index, text in enumerate(texts)]
+        return reply(orjson.dumps({**self._envelope, "object": self.object, "choices": choices, "usage": tokens}))
 
     def piece(self, piece: Piece) -> bytes:
         index = piece.prompt * self._request.sampling.n + piece.choice
-        chunks, after = self.chunks(index, piece), self._after
+        chunks, tail = self.chunks(index, piece), self._tail
         if self._usage == "every":
-            self._so_far[index] += piece.count
-            used = _usage(self.running.prompt_length(index), self._so_far[index])
-            after = after.replace(b"null", orjson.dumps(used))
-        return b"".join([self._before + orjson.dumps(one) + after for one in chunks])
+            self._new_tokens[index] += piece.count
+            tokens = _usage(self.running.prompt_length(index), self._new_tokens[index])
+            tail = tail.replace(b"null", orjson.dumps(tokens))
+        return b"".join([self._head + orjson.dumps(choice) + tail for choice in chunks])
 
     def end(self) -> bytes:
         if self._usage == "none":
             return DONE
-        return event(orjson.dumps({**self._about, "choices": [], "usage": usage(self.running)})) + DONE
+        return event(orjson.dumps({**self._envelope, "choices": [], "usage": usage(self.running)})) + DONE
 
-    def error(self, message: str, status: int) -> bytes:
-        return event(render_error(message, status))
-
-    def as_sent(self, message: str) -> str:
-        return as_sent(message)
+    def error(self, error: RequestError) -> bytes:
+        return event(render_error(error, error.status))
 
 
 def usage(running: Generation) -> dict[str, int]:
-    """The tokens of all prompts, and of all their continuations."""
+    """The tokens of all prompts and of all new texts."""
     return _usage(running.prompt_tokens, running.completion_tokens)
 
 
@@ -143,5 +143,5 @@ def _usage(prompt: int, new: int) -> dict[str, int]:
 
 
 def logprob(token: TokenText) -> float:
-    """A token's log probability. JSON has no number for that of an impossible token: it is -9999, as with OpenAI."""
+    """A token's natural log probability. That of an impossible token is -9999, as with OpenAI: JSON has no infinity."""
     return max(token.logprob, -9999.0)

@@ -1,10 +1,10 @@
-"""Rerank, which OpenAI does not have, as vLLM and Jina do: a query and documents in, the best documents first out.
+"""Rerank, an addition of vLLM and Jina to OpenAI's API: a query and documents -> the documents, best first.
 
     {"model": "m", "query": "...", "documents": ["..." | {"text": "..."}], "top_n": 3, "return_documents": true}
     -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
         "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
 
-Beside these fields there are the parameters of the task: truncation (also truncate), raw_scores, prompt, prompt_name.
+In addition the API takes the parameters of the task: truncation (also truncate), raw_scores, prompt, prompt_name.
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
 https://api.jina.ai/redoc#tag/rerank
@@ -15,8 +15,8 @@ from __future__ import annotations
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, renamed, require_few
-from hf_transformer.api.openai.fields import TRUNCATE, as_sent, read_request, read_truncation, unused, usage
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.openai.fields import TRUNCATE, field_name, ignored_fields, read_request, read_truncation, usage
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput, describe
@@ -25,44 +25,55 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Query
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores", "prompt", "prompt_name")
-"""Fields that the task reads."""
-FIELDS = ("model", "query", "documents", *unused("rerank"), "max_tokens_per_doc", TRUNCATE, *PARAMETERS)
+"""The task's parameters."""
+FIELDS = ("model", "query", "documents", *ignored_fields("rerank"), "max_tokens_per_doc", TRUNCATE, *PARAMETERS)
+
+INSTANCE = "documents[0]"
 
 
 async def create(service: Service, call: Call) -> Response:
-    """Answers one request."""
-    with renamed(as_sent):
-        model, given = read_request(service, call, "rerank", FIELDS)
-        if "max_tokens_per_doc" in given:  # Cohere's; documents are cut at the model's length in any case
-            given.integer("max_tokens_per_doc", 0, model.task.settings.max_length)
-        query = read_query(given, service.max_texts)
-    with renamed(lambda message: as_sent(message, "documents[0].texts", "documents[0]")):
-        answers = await model.predict(query, call.context)
+    """Answers one request. Raises RequestError."""
+    model, parameters = read_request(service, call, "rerank", FIELDS)
+    if "max_tokens_per_doc" in parameters:  # Cohere's; documents are truncated to the model's length in any case
+        parameters.integer("max_tokens_per_doc", 0, model.task.settings.max_length)
+    query = read_query(parameters, service.max_texts)
+    call.context.field_names = _field_of_instance
+    answers = await model.predict(query, call.context)
     results = []
-    for one in answers.predictions[0]:
-        document = {"document": {"text": one["text"]}} if "text" in one else {}
-        results.append({"index": one["index"], **document, "relevance_score": one["score"]})
+    for result in answers.predictions[0]:
+        document = {"document": {"text": result["text"]}} if "text" in result else {}
+        results.append({"index": result["index"], **document, "relevance_score": result["score"]})
     answer = {"id": f"rerank-{call.context.request_id}", "model": model.name, "usage": usage(answers)}
     return reply(orjson.dumps({**answer, "results": results}))
 
 
-def read_query(given: Parameters, max_texts: int) -> Query:
-    """The query with its documents, as the task's only instance; the task checks its own parameters.
+def _field_of_instance(path: str) -> str:
+    """The client's name of a path: the query and the documents are the task's only instance."""
+    if not path.startswith(INSTANCE):
+        return field_name(path)
+    field = path.removeprefix(INSTANCE).removeprefix(".")
+    return f"documents{field.removeprefix('texts')}" if field[:5] in ("", "texts") else field
 
-    Raises InvalidInput for a field that is missing or wrong, and TooLarge for more than ``max_texts`` documents.
+
+def read_query(parameters: Parameters, max_texts: int) -> Query:
+    """The query of a request: one instance with all documents. The task checks its own parameters.
+
+    Raises:
+        InvalidInput: a field is missing or has another type.
+        TooLarge: the request has more than ``max_texts`` documents.
     """
-    query, documents = given.string("query"), given.get("documents")
+    query, documents = parameters.string("query"), parameters.get("documents")
     if query is None:
-        raise InvalidInput.of("query: expected a string, got nothing")
+        raise InvalidInput("query", "a string", "nothing")
     if not isinstance(documents, list) or not documents:
-        found = "nothing" if documents is None else "an empty one" if documents == [] else describe(documents)
-        raise InvalidInput.of(f"documents: expected a list of texts, got {found}")
+        got = "nothing" if documents is None else "an empty list" if documents == [] else describe(documents)
+        raise InvalidInput("documents", "a list of texts", got)
     require_few("documents", documents, max_texts)
     texts: list[str] = []
-    for index, one in enumerate(documents):
-        text = one["text"] if isinstance(one, dict) and one.keys() == {"text"} else one
+    for index, document in enumerate(documents):
+        text = document["text"] if isinstance(document, dict) and document.keys() == {"text"} else document
         texts.append(expect(text, str, f"documents[{index}]", 'a string or {"text": string}'))
-    # vLLM and Jina send the documents back; the form is this API's, whatever the service's own is.
-    parameters = {"return_documents": True, "output_format": "kserve"}
-    parameters |= {name: given.get(name) for name in PARAMETERS if name in given}
-    return Query([{"query": query, "texts": texts}], parameters | read_truncation(given), name="documents")
+    # vLLM and Jina return the documents; the form is this API's, not that of --output_format.
+    options = {"return_documents": True, "output_format": "kserve"}
+    options |= {name: parameters.get(name) for name in PARAMETERS if name in parameters}
+    return Query([{"query": query, "texts": texts}], options | read_truncation(parameters), name="documents")

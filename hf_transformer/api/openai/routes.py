@@ -1,4 +1,4 @@
-"""The OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
+"""The routes of the OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
 
     POST {prefix}/v1/completions        completions.py
     POST {prefix}/v1/chat/completions   chat.py
@@ -7,7 +7,7 @@
     GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
     GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
-Without a prefix the last two are V1's routes too: V1 answers them, with the fields of both.
+Without a prefix the last two are also V1's routes: V1 serves them, with the fields of both.
 
 Source: https://platform.openai.com/docs/api-reference
 """
@@ -23,14 +23,14 @@ from starlette.routing import Route
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
-from hf_transformer.api.openai.fields import known_model, render_error
+from hf_transformer.api.openai.fields import find_model, render_error
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json
 
 
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, by their paths."""
+    """The endpoints of this API, with their paths."""
     handlers: dict[str, Handle] = {
         "completions": partial(completions.create, service),
         "chat/completions": partial(chat.create, service),
@@ -38,45 +38,45 @@ def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
         "rerank": partial(rerank.create, service),
     }
     base = f"{root_of(prefix)}/v1"
-    return [(f"{base}/{path}", Endpoint("openai", one, render_error, service)) for path, one in handlers.items()]
+    return [(f"{base}/{path}", Endpoint("openai", handle, render_error, service)) for path, handle in handlers.items()]
 
 
 def routes(service: Service, prefix: str) -> list[Route]:
-    """The other routes of this API, but for those that it shares with V1."""
+    """The other routes of this API, except those that V1 serves."""
     root = root_of(prefix)
     if not root:
         return []
     cards = model_cards(service.models)
     return [
         json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards.values())}),
-        json_route(f"{root}/v1/models/{{model}}", lambda model: cards[known_model(service.models, model).name]),
+        json_route(f"{root}/v1/models/{{model}}", lambda model: cards[find_model(service.models, model).name]),
     ]
 
 
 def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | None:
-    """The cards of models if V1 answers these routes: without a prefix."""
+    """The model objects for V1's routes; None with a prefix, where V1 does not need them."""
     return None if root_of(prefix) else model_cards(service.models)
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
-    """Which error body a path's answers have: OpenAI's under the prefix, V1's and V2's elsewhere."""
+    """Selects the RenderError of a path: OpenAI's under the prefix, that of V1 and V2 elsewhere."""
     root = root_of(prefix)
-    mine = f"{root or '/v1'}/"
+    base = f"{root or '/v1'}/"
 
     def renderer(path: str) -> RenderError:
-        shared = not root and f"{path}/".startswith("/v1/models/")  # V1 keeps its own errors there
-        return render_error if f"{path}/".startswith(mine) and not shared else error_json
+        shared = not root and f"{path}/".startswith("/v1/models/")  # V1 serves these routes
+        return render_error if f"{path}/".startswith(base) and not shared else error_json
 
     return renderer
 
 
 def root_of(prefix: str) -> str:
-    """What comes before /v1: empty, or a path that begins with a slash and ends without."""
+    """The path before /v1: empty, or with a leading slash and without a trailing one."""
     bare = prefix.strip("/")
     return f"/{bare}" if bare else ""
 
 
 def model_cards(models: Models) -> dict[str, dict[str, Json]]:
-    """What is said of each model, by name; it was created when the service was."""
-    about = {"object": "model", "created": int(time.time()), "owned_by": "hf_transformer"}
-    return {name: {"id": name, **about} for name in models.names}
+    """OpenAI's model objects by name; ``created`` is the start of the service."""
+    shared = {"object": "model", "created": int(time.time()), "owned_by": "hf_transformer"}
+    return {name: {"id": name, **shared} for name in models.names}

@@ -1,1 +1,1 @@
-"""``hf-transformer bench``: how fast a service is, where its time goes, and which settings make it faster."""
+"""``hf-transformer bench``: measures a service's throughput and latency, and finds faster settings."""

@@ -1,7 +1,7 @@
-"""The load generator: a number of connections, each of which sends its next request as soon as it has an answer.
+"""A closed-loop load generator: each connection sends its next request when it has the answer.
 
-Its client is the service's own for Triton. A request costs it less than a third of what it costs a worker of the
-service; ``Figures.busy`` says how near it came to its own limit.
+It uses the service's HTTP client for Triton, and needs less than a third of the processor time of a worker of the
+service. ``Figures.busy`` is its own load.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import Client, HttpError
 from hf_transformer.types.request import Json
 
-ANSWER_SECONDS: Final = 60.0  # how long after the end of a run its last answers may take
+ANSWER_SECONDS: Final = 60.0
+"""Timeout of an answer, after the end of a run for its last answers."""
+MAX_ANSWER_BYTES: Final = 2**30
 ROWS: Final = "rows per run"
-"""Of Triton's model, among its statistics: how many texts share a batch."""
+"""Key of ``Figures.triton``: the mean number of texts in one execution of Triton's model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. ``headers`` go with each of them, such as an API key."""
+    """The server's address, and ``headers`` for each request, such as an API key."""
 
     address: Address
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """Where a URL leads. Raises ConfigError."""
+        """The target of a URL without a path. Raises ConfigError."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
@@ -50,27 +52,26 @@ class Target:
             raise ConfigError(f"{url}: expected http://HOST:PORT or https://HOST:PORT, without a path") from None
 
     def client(self) -> Client:
-        """For an event loop that runs."""
+        """A client for the running event loop."""
         tls = ssl.create_default_context() if self.address.use_ssl else None
-        most = 2**30  # bytes of an answer
-        return Client(self.address, tls, lambda size, headers: memoryview(bytearray(size)), most)
+        return Client(self.address, tls, lambda size, headers: memoryview(bytearray(size)), MAX_ANSWER_BYTES)
 
     def request(self, path: str, body: Json = None) -> bytes:
-        """A whole request: a GET, or with a body a POST."""
+        """A whole HTTP request: a GET, or with a body a POST."""
         method, content = ("GET", b"") if body is None else ("POST", orjson.dumps(body))
         fields = {"Host": self.address.authority, "Content-Type": "application/json", **self.headers}
         head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
     def ask(self, path: str, body: Json = None) -> tuple[int, Any]:
-        """One request: the status, and the JSON or text of the answer. Raises LoadError where none comes."""
+        """Send one request; return the status, and the answer's JSON or text. Raises LoadError without an answer."""
 
         async def answer() -> tuple[int, bytes]:
             client = self.client()
             async with asyncio.timeout(ANSWER_SECONDS):
-                found = await client.request(self.request(path, body))
+                response = await client.request(self.request(path, body))
             await client.close()
-            return found.status, bytes(found.body)
+            return response.status, bytes(response.body)
 
         try:
             status, content = uvloop.run(answer())
@@ -84,12 +85,18 @@ class Target:
 
 @dataclass(slots=True)
 class Figures:
-    """The result of a run over ``connections``. Times are in seconds, of time.perf_counter where they are moments.
+    """The result of a run. Durations are in seconds, moments in seconds of time.perf_counter.
 
-    Requests that were sent from ``counted_from`` until ``until`` count, the ``last`` answer may come later. ``stages``:
-    sums of Server-Timing, in milliseconds, over ``timed`` answers. Streams have the times to the ``first`` token, the
-    ``gaps`` between tokens, and the number of ``tokens``. ``busy``: the load generator's share of a processor.
-    ``triton``: means of its statistics, in milliseconds, and ROWS.
+    Attributes:
+        connections: number of connections.
+        counted_from, until: the run counts requests sent between these moments.
+        last: the moment of the last answer.
+        latencies: time from each request to its whole answer.
+        first, gaps, tokens: streams only: times to the first token, times between tokens, and the number of tokens.
+        stages: sums of Server-Timing in milliseconds, over ``timed`` answers.
+        errors: failed requests by reason.
+        busy: the load generator's share of a processor.
+        triton: means of Triton's statistics in milliseconds, and ROWS.
     """
 
     connections: int = 0
@@ -107,12 +114,12 @@ class Figures:
     triton: Mapping[str, float] = field(default_factory=dict)
 
     def answered(self, started: float) -> None:
-        """Notes the latency of a request that has its answer now."""
+        """Records the latency of a request whose answer has just arrived."""
         self.last = time.perf_counter()
         self.latencies.append(self.last - started)
 
     def per_second(self, count: int) -> float:
-        """A rate over the run, 0 where nothing was answered."""
+        """``count`` per second of the run; 0.0 without an answer."""
         return count / (self.last - self.counted_from) if self.last > self.counted_from else 0.0
 
     @property
@@ -122,7 +129,7 @@ class Figures:
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean milliseconds of a request: each stage of the service, the rest of the latency, and Triton's part."""
+        """Mean milliseconds of a request: the service's stages, the rest of the latency, and Triton's stages."""
         means = {name: total / self.timed for name, total in self.stages.items()}
         if means and self.latencies:
             latency = sum(self.latencies) / len(self.latencies) * 1000
@@ -140,15 +147,15 @@ async def send(
     streamed: bool = False,
     progress: Callable[[float, int], None] = lambda share, count: None,
 ) -> Figures:
-    """Sends whole HTTP requests in turn for ``seconds``, after a warm-up that is not counted.
+    """Sends whole HTTP requests in rotation for ``seconds``, after ``warmup`` seconds that do not count.
 
-    ``streamed``: answers are server-sent events of OpenAI's completions. ``progress`` gets the share of the run that is
-    over, and the requests answered so far.
+    ``streamed``: answers are server-sent events of OpenAI's completions. ``progress`` gets the elapsed share of the
+    run, from 0 to 1, and the number of answers.
     """
-    began, cpu, client, turn = time.perf_counter(), time.process_time(), server.client(), cycle(requests)
+    began, cpu, client, rotation = time.perf_counter(), time.process_time(), server.client(), cycle(requests)
     figures = Figures(connections, began + warmup, began + warmup + seconds, began + warmup)
     ask = _ask_for_stream if streamed else _ask
-    pending = {asyncio.create_task(_keep_asking(ask, client, turn, figures)) for _ in range(connections)}
+    pending = {asyncio.create_task(_send_until_end(ask, client, rotation, figures)) for _ in range(connections)}
     while pending and (now := time.perf_counter()) < figures.until + ANSWER_SECONDS:
         _, pending = await asyncio.wait(pending, timeout=0.2)
         progress(min(1.0, (now - began) / (figures.until - began)), len(figures.latencies))
@@ -162,19 +169,19 @@ async def send(
 
 
 Ask = Callable[[Client, bytes, Figures], Coroutine[Any, Any, None]]
-"""Sends a request and notes its answer. Raises LoadError, OSError or HttpError where it fails."""
+"""Sends a request and records its answer. Raises LoadError, OSError or HttpError if the request fails."""
 
 
-async def _keep_asking(ask: Ask, client: Client, requests: Iterator[bytes], figures: Figures) -> None:
-    """One request after the other, until the end."""
+async def _send_until_end(ask: Ask, client: Client, requests: Iterator[bytes], figures: Figures) -> None:
+    """Sends one request after another over one connection until the run ends."""
     while (now := time.perf_counter()) < figures.until:
         counting = figures if now >= figures.counted_from else Figures()
         try:
             await ask(client, next(requests), counting)
         except (LoadError, OSError, HttpError) as error:
-            why = str(error) if isinstance(error, LoadError) else f"no answer: {error or type(error).__name__}"
-            counting.errors[why[:120]] += 1
-            await asyncio.sleep(0.05)  # so that a server that refuses at once is not flooded
+            reason = str(error) if isinstance(error, LoadError) else f"no answer: {error or type(error).__name__}"
+            counting.errors[reason[:120]] += 1
+            await asyncio.sleep(0.05)  # limits requests to a server that refuses immediately
 
 
 async def _ask(client: Client, request: bytes, figures: Figures) -> None:
@@ -182,7 +189,7 @@ async def _ask(client: Client, request: bytes, figures: Figures) -> None:
     answer = await client.request(request)
     if answer.status != 200:
         raise LoadError(f"{answer.status} {bytes(answer.body).decode('utf-8', 'replace')}")
-    # Reading it costs time, so only one of eight answers has it read.
+    # Parsing takes time, so only every eighth answer's header counts.
     if len(figures.latencies) % 8 == 0 and (timing := answer.headers.get(b"server-timing")):
         figures.timed += 1
         for part in timing.decode("latin-1").split(","):

@@ -1,4 +1,4 @@
-"""Tables of what was measured, for a terminal and as one HTML file that loads nothing from elsewhere."""
+"""Tables of results, for a terminal and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ td {{ background: linear-gradient(90deg, #48f5 var(--bar, 0%), #0000 0) }}
 th:first-child, td:first-child {{ text-align: left }}
 </style><h1>hf-transformer bench</h1>
 {body}
-<p>Closed loop: each connection sends its next request when it has the answer. The service's stages are those of its
-header Server-Timing, Triton's those of its statistics. A bar compares a value with the largest of its column.</p>
+<p>Closed loop: each connection sends its next request when it has the answer. The service's stages come from its header
+Server-Timing, Triton's from its statistics. A bar compares a value with the largest in its column.</p>
 """
 
 Cell = str | float
 Table = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
-"""Title, head and rows. Numbers may be NaN."""
+"""Title, head and rows. NaN stands for a missing number."""
 
 
 def speeds(runs: Sequence[Figures], *, streamed: bool) -> Table:
-    """Throughput and latency, a row per run."""
+    """Throughput and latency, one row for each run."""
     if streamed:
         head = ["streams", "streams/s", "tokens/s", "first token ms: p50", "p99", "between tokens ms: p50", "p99"]
     else:
-        head = ["connections", "requests/s", *(f"p{one:g} ms" for one in PERCENTILES)]
+        head = ["connections", "requests/s", *(f"p{percent:g} ms" for percent in PERCENTILES)]
     batched = any(ROWS in run.triton for run in runs)
     rows: list[list[Cell]] = []
     for run in runs:
@@ -54,21 +54,21 @@ def speeds(runs: Sequence[Figures], *, streamed: bool) -> Table:
 
 
 def times(runs: Sequence[Figures]) -> Table:
-    """Where the time of a request goes, a column per run; no rows where nothing is known."""
+    """Mean time of a request in each stage, one column for each run; no rows without timings."""
     means = [run.means for run in runs]
-    names = dict.fromkeys(name for one in means for name in one)
-    rows: list[list[Cell]] = [[name, *(one.get(name, math.nan) for one in means)] for name in names]
+    names = dict.fromkeys(name for stages in means for name in stages)
+    rows: list[list[Cell]] = [[name, *(stages.get(name, math.nan) for stages in means)] for name in names]
     return "Where the time goes, by connections", ["mean ms", *(str(run.connections) for run in runs)], rows
 
 
 def errors(runs: Sequence[Figures]) -> Table:
     """The most frequent reasons for failed requests."""
-    found = sum((run.errors for run in runs), Counter())
-    return "Errors", ["requests"], [[f"{count} x {why}"] for why, count in found.most_common(10)]
+    counts = sum((run.errors for run in runs), Counter())
+    return "Errors", ["requests"], [[f"{count} x {reason}"] for reason, count in counts.most_common(10)]
 
 
 def tried(trials: Sequence[Trial]) -> Table:
-    """The settings of a sweep."""
+    """The trials of a sweep."""
     rows: list[list[Cell]] = [
         [name, math.nan if run.errors else run.throughput, next(iter(run.errors), "")] for name, run in trials
     ]
@@ -76,18 +76,18 @@ def tried(trials: Sequence[Trial]) -> Table:
 
 
 def warning(runs: Sequence[Figures]) -> str:
-    """A warning if the load generator uses so much of a processor that it may limit the result; else empty."""
+    """A warning if the load generator itself may limit the result; else empty."""
     busy = max(run.busy for run in runs)
     return f"The load generator used {busy:.0%} of a processor: it may be the limit." if busy > 0.7 else ""
 
 
 def percentiles(times: Sequence[float], *percents: float) -> list[float]:
-    """Percentiles of times in seconds, in milliseconds; NaN where there are none."""
-    return [float(np.percentile(times, one)) * 1000 if len(times) else math.nan for one in percents]
+    """Percentiles in milliseconds of times in seconds; NaN without times."""
+    return [float(np.percentile(times, percent)) * 1000 if len(times) else math.nan for percent in percents]
 
 
-def shown(cell: Cell) -> str:
-    """A text as it is, a number with three digits or more, - for NaN."""
+def cell_text(cell: Cell) -> str:
+    """A text unchanged, a number with at least three digits, "-" for NaN."""
     if isinstance(cell, str):
         return cell
     if math.isnan(cell):
@@ -96,30 +96,32 @@ def shown(cell: Cell) -> str:
 
 
 def print_tables(tables: Sequence[Table], terminal: Terminal) -> None:
-    """The tables that have rows, for people."""
+    """Prints the tables that have rows."""
     for title, head, rows in tables:
         if rows:
-            terminal.say(f"\n{title}\n{table(head, [list(map(shown, row)) for row in rows], terminal)}")
+            terminal.say(f"\n{title}\n{table(head, [list(map(cell_text, row)) for row in rows], terminal)}")
 
 
 def html(facts: Mapping[str, str], notes: Sequence[str], tables: Sequence[Table]) -> str:
-    """The whole page, with all texts escaped. ``notes`` are sentences, which may be empty."""
+    """The whole page. Escapes all texts, and skips empty ``notes``."""
     parts = [f"<p>{escape('; '.join(f'{name}: {value}' for name, value in facts.items()))}</p>"]
     parts += [f"<p><strong>{escape(note)}</strong></p>" for note in notes if note]
-    for title, head, rows in tables:
+    for caption, head, rows in tables:
         if rows:
             body = "\n".join(f"<tr>{''.join(map(_cell, row, _largest(rows)))}" for row in rows)
-            parts.append(f"<h2>{title}</h2><table><tr>{''.join(f'<th>{escape(one)}' for one in head)}\n{body}</table>")
+            parts.append(
+                f"<h2>{caption}</h2><table><tr>{''.join(f'<th>{escape(title)}' for title in head)}\n{body}</table>"
+            )
     return PAGE.format(body="\n".join(parts))
 
 
 def _largest(rows: Sequence[Sequence[Cell]]) -> list[float]:
-    """The largest number of each column, 0.0 where there is none."""
+    """The largest number of each column; 0.0 for a column without numbers."""
     numbers = [[cell for cell in column if isinstance(cell, float)] for column in zip(*rows, strict=True)]
     return [float(np.nanmax([0.0, *column])) for column in numbers]
 
 
 def _cell(cell: Cell, largest: float) -> str:
-    """With a bar behind a number."""
+    """The HTML of a cell, with a bar behind a number."""
     share = cell / largest if isinstance(cell, float) and largest else 0.0
-    return f"<td{f' style=--bar:{share:.0%}' if share > 0 else ''}>{escape(shown(cell))}"
+    return f"<td{f' style=--bar:{share:.0%}' if share > 0 else ''}>{escape(cell_text(cell))}"

@@ -1,4 +1,4 @@
-"""What is sent: the model's name, the form of its instances and the texts, as bodies of requests."""
+"""Request bodies for a service's model and API, from texts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ WORDS: Final = (
     "were all her she there would their we him been has when who will more no if out so said what up its about into "
     "time state world life day house night music science city river language question answer winter market doctor"
 ).split()
-"""Frequent words of English: nearly all are one token."""
+"""Frequent English words; nearly all are one token."""
 FORMS: Final[Mapping[str, Callable[[str], Json]]] = {
     "question_answering": lambda text: {"question": "Where is it?", "context": text},
     "rerank": lambda text: {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]},
     "zero_shot_classification": lambda text: {"sequence": text, "candidate_labels": ["science", "music", "politics"]},
 }
-"""Texts as instances of the tasks that take more than a text."""
+"""For tasks whose instances are objects, an instance made of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent to which model. ``streamed``: its answers are streams of tokens."""
+    """Requests to a model. ``streamed``: the responses are server-sent events with tokens."""
 
     model: str
     path: str
@@ -41,43 +41,47 @@ class Plan:
     streamed: bool
 
 
-def make_plan(server: Target, texts: Sequence[Json], given: Namespace, model: str | None) -> Plan:
-    """Asks the service what the model does, and makes requests for that.
+def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: str | None) -> Plan:
+    """Reads the model's task from the service, makes requests and tries the first.
 
-    ``texts`` may be instances of the task too, as V1 has them. Without ``model`` it is the service's first one,
-    without --api OpenAI's where the model generates text, else V1. Raises ConfigError if the service has no such model,
-    or no such API for it, LoadError if it does not answer, or not to these requests.
+    ``texts`` are texts or V1 instances of the task. ``model`` defaults to the service's first model, --api to OpenAI's
+    if the model generates text, else to V1. Raises ConfigError if the service lacks the model, or this API for it;
+    LoadError if the service does not answer or refuses the request.
     """
-    status, found = server.ask("/v1/models")
-    names = [one["id"] for one in found["data"]] if "data" in found else found["models"] if "models" in found else []
+    status, listing = server.ask("/v1/models")
+    models = listing["data"] if "data" in listing else listing["models"] if "models" in listing else []
+    names = [entry["id"] if isinstance(entry, dict) else entry for entry in models]
     name = model or "".join(names[:1])
     if status == 200 and name not in names:
-        raise ConfigError(f"--model_name={name}: the service has {', '.join(names)}")
+        raise ConfigError(f"--model_name={name}: expected a model of the service: {', '.join(names)}")
     status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:
-        raise LoadError(f"the service does not say what its model does, but {status}: {str(info)[:200]}")
+        raise LoadError(f"GET /v1/models/{name}/info failed with status {status}: {str(info)[:200]}")
     mask, form = info.get("mask_token"), FORMS.get(info["task"])
     if mask and mask not in str(texts[0]):
         texts = [f"{text} {mask}." for text in texts]
-    instances = [form(one) if form and isinstance(one, str) else one for one in texts]
-    api = given.api or ("openai" if "generation" in info else "v1")
-    tokens = given.max_tokens if "generation" in info else None
+    instances = [form(text) if form and isinstance(text, str) else text for text in texts]
+    api = flags.api or ("openai" if "generation" in info else "v1")
+    tokens = flags.max_tokens if "generation" in info else None
     path = info["protocols"][api]
     if api == "openai":
         if not path:
-            raise ConfigError(f"--api=openai: OpenAI's API has nothing for {info['task']}")
-        path, bodies = path[0], [_of_openai(name, one, tokens) for one in instances]
+            raise ConfigError(f"--api=openai: OpenAI's API has no endpoint for {info['task']}")
+        path, bodies = path[0], [_openai_body(name, instance, tokens) for instance in instances]
     else:
-        more = {"parameters": {"max_new_tokens": tokens}} if tokens else {}
-        bodies = [{**({"instances": [one]} if api == "v1" else {"inputs": _tensors(one)}), **more} for one in instances]
+        parameters = {"parameters": {"max_new_tokens": tokens}} if tokens else {}
+        bodies = [
+            {**({"instances": [instance]} if api == "v1" else {"inputs": _tensors(instance)}), **parameters}
+            for instance in instances
+        ]
     status, answer = server.ask(path, bodies[0])
     if status != 200:
-        raise LoadError(f"POST {path} is answered with {status}: {str(answer)[:300]}; see --texts")
+        raise LoadError(f"POST {path} failed with status {status}: {str(answer)[:300]}; see --texts")
     return Plan(name, path, bodies, api == "openai" and tokens is not None)
 
 
-def _of_openai(model: str, instance: Any, tokens: int | None) -> Json:
-    """The body for embeddings, rerank or, with the number of new ``tokens``, completions."""
+def _openai_body(model: str, instance: Any, tokens: int | None) -> Json:
+    """The body of a request for embeddings or rerank, or with ``tokens`` for completions of that length."""
     if tokens:
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": model, "prompt": instance, "max_tokens": tokens, "temperature": 0, **stream}
@@ -87,15 +91,15 @@ def _of_openai(model: str, instance: Any, tokens: int | None) -> Json:
 
 
 def _tensors(instance: Any) -> list[Json]:
-    """An instance as tensors of V2: one of the text, or one per field of an object."""
+    """A text, or each field of an object, as a BYTES tensor of shape [1]."""
     fields = {"text": instance} if isinstance(instance, str) else instance
     if not all(isinstance(value, str) for value in fields.values()):
-        raise ConfigError("--api=v2: lists have no form in V2")
+        raise ConfigError("--api=v2: V2 has no form for the lists in these instances")
     return [{"name": key, "shape": [1], "datatype": "BYTES", "data": [value]} for key, value in fields.items()]
 
 
 def read_texts(path: Path) -> list[Json]:
-    """A text per line, or JSON: an instance of the task as V1 has it. Raises ConfigError."""
+    """The texts of a file, one in each line, or V1 instances as JSON. Raises ConfigError."""
 
     def instance(line: str) -> Json:
         with suppress(orjson.JSONDecodeError):
@@ -103,27 +107,27 @@ def read_texts(path: Path) -> list[Json]:
         return line
 
     try:
-        found = [instance(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        texts = [instance(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--texts={path}: can't be read: {error}") from error
-    if not found:
-        raise ConfigError(f"--texts={path}: has no text")
-    return found
+        raise ConfigError(f"--texts={path}: can't read the file: {error}") from error
+    if not texts:
+        raise ConfigError(f"--texts={path}: the file has no text")
+    return texts
 
 
-def made_up(lengths: Sequence[range]) -> list[str]:
-    """512 texts of frequent words, always the same ones. Each range of lengths, in words, is equally frequent."""
-    chance = random.Random(0)  # noqa: S311 - no secret
-    sizes = [chance.choice(lengths[number % len(lengths)]) for number in range(512)]
-    return [" ".join(chance.choices(WORDS, k=size)) for size in sizes]
+def random_texts(lengths: Sequence[range]) -> list[str]:
+    """512 texts of frequent words, the same at each call. Each range of lengths, in words, is equally frequent."""
+    generator = random.Random(0)  # noqa: S311 - no secret
+    sizes = [generator.choice(lengths[number % len(lengths)]) for number in range(512)]
+    return [" ".join(generator.choices(WORDS, k=size)) for size in sizes]
 
 
 def read_lengths(text: str) -> tuple[range, ...]:
     """The lengths in ``8,8,16-64``. Raises ValueError."""
-    found = []
+    lengths = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
             raise ValueError(part)
-        found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(found)
+        lengths.append(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(lengths)

@@ -1,7 +1,7 @@
-"""Starts a service with settings, and tries others.
+"""Starts a service and compares settings.
 
-One setting at a time, each with the best of those before: all combinations would take hours, and settings act mostly on
-their own. A gain counts if it is larger than the noise, and if a last comparison shows it again.
+A sweep tries one setting at a time, with the best values so far: all combinations would take hours, and settings are
+mostly independent. A gain counts if it exceeds the noise and a second comparison repeats it.
 """
 
 from __future__ import annotations
@@ -29,68 +29,71 @@ FLAGS: Final = {
     "--max_batch_tokens": (4096, 16384, 65536),
     "--pad_to_multiple_of": (1, 8, 32),
 }
-"""Of hf-transformer serve, with the values to try."""
+"""Flags of hf-transformer serve, with the values to try."""
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
-"""Of a request in Triton's statistics."""
+"""Stages of a request in Triton's statistics."""
 
 Trial = tuple[str, Figures]
-"""Settings for people, and the result. If the model does not run with them, the result has that error alone."""
+"""A text of the settings, and the result; a result without answers has the error."""
 Settings = Mapping[str, Any]
-"""Flags of the service with their values, and entries of Triton's configuration as JSON; None leaves one out."""
+"""Values of the service's flags, and entries of Triton's model configuration as JSON; None removes an entry."""
 
 
 class Setup:
-    """The service with --service_flags, and Triton where those have no --predictor_host; ``restart`` starts it anew.
+    """The service with --service_flags, and Triton unless these have a --predictor_host.
 
     Args:
-        stack: ends what was started.
-        given: the command's flags. Triton gets --model_name of --model_repository, of the demo's models without it.
-            The tokenizer lies in the model's folder, as export writes it.
+        stack: ends Triton and the service.
+        flags: the command's flags. Triton loads --model_name of --model_repository, or a demo model without it. The
+            model's folder must hold the tokenizer, as export writes it.
+        environ: variables for Triton and the service.
 
-    Raises ConfigError if there is no such model, or a flag has a bad value or does not go with another, LoadError if
-    Triton does not start.
+    Raises ConfigError for an unknown model and for a bad flag or combination of flags, LoadError if Triton does not
+    start.
     """
 
-    def __init__(self, stack: ExitStack, given: Namespace, environ: Mapping[str, str]) -> None:
+    def __init__(self, stack: ExitStack, flags: Namespace, environ: Mapping[str, str]) -> None:
         self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="hf-transformer-bench-")))
         self._environ = environ
-        self._flags = shlex.split(given.service_flags or "")
+        self._flags = shlex.split(flags.service_flags or "")
         local = not any(re.match("--predictor[-_]host", flag) for flag in self._flags)
         if local:
-            self._flags[:0] = self._start_triton(stack, given)
-        elif given.model_repository is not None:
-            raise ConfigError("--model_repository: --service_flags have a --predictor_host; leave one of them out")
+            self._flags[:0] = self._start_triton(stack, flags)
+        elif flags.model_repository is not None:
+            raise ConfigError(
+                "--model_repository: --service_flags set --predictor_host, so bench starts no Triton; omit one of them"
+            )
         self._service = stack.enter_context(ExitStack())  # ends before Triton, which waits for open connections
         self._serving, _ = parse_config(self._flags, environ)
         self.model = self._serving.model_name
         over_rest = self._serving.predictor_protocol == "v2" and not self._serving.predictor_use_ssl
         self.triton = Target.at(self._serving.predictor_host) if over_rest else None
-        """Triton's REST port, None where the service talks to it in another way."""
+        """Triton's REST address; None if the service uses gRPC or TLS."""
         self._config: Settings = {}
-        """Of the model at a local Triton; empty where it can't be changed."""
+        """The model's configuration at a local Triton; empty if bench can't change it."""
         if local and self.triton:
             self._config = self.triton.ask(f"/v2/models/{self.model}/config")[1]
         self._loaded = self._config
 
-    def _start_triton(self, stack: ExitStack, given: Namespace) -> list[str]:
-        """The service's flags for it."""
-        name = given.model_name or EXAMPLES["fill_mask"].model
-        model = (given.model_repository or default_model_repository()).absolute() / name
+    def _start_triton(self, stack: ExitStack, options: Namespace) -> list[str]:
+        """Starts Triton and returns the service's flags for it."""
+        name = options.model_name or EXAMPLES["fill_mask"].model
+        model = (options.model_repository or default_model_repository()).absolute() / name
         if not (model / "config.pbtxt").is_file():
-            raise ConfigError(f"--model_repository: there is no {model}/config.pbtxt")
+            raise ConfigError(f"--model_repository: {model} has no config.pbtxt")
         log = self._folder / "triton.log"
         triton = stack.enter_context(
             LocalTriton(
-                model.parent, environment=given.triton_environment, models=[name], environ=self._environ, log=log
+                model.parent, environment=options.triton_environment, models=[name], environ=self._environ, log=log
             )
         )
-        found = [f"--model_name={name}", f"--model_dir={model}", f"--predictor_host={triton.http_address}"]
+        flags = [f"--model_name={name}", f"--model_dir={model}", f"--predictor_host={triton.http_address}"]
         if model.parent == default_model_repository():
-            found += next((one.flags for one in EXAMPLES.values() if one.model == name), ())
-        return found
+            flags += next((example.flags for example in EXAMPLES.values() if example.model == name), ())
+        return flags
 
     def restart(self, settings: Settings) -> Target:
-        """Starts the service with more settings. Raises LoadError."""
+        """Starts the service again, with ``settings`` in addition to the flags. Raises LoadError."""
         self._service.close()
         entries = {name: value for name, value in settings.items() if not name.startswith("--")}
         if self._loaded != (wanted := {**self._config, **entries}):
@@ -104,7 +107,7 @@ class Setup:
         return Target.at(f"{HOST}:{http_port}")
 
     def _load(self, config: Settings) -> None:
-        """Has Triton load the model with a configuration. Raises LoadError.
+        """Makes Triton load the model with a configuration. Raises LoadError.
 
         Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
         """
@@ -116,77 +119,80 @@ class Setup:
         self._loaded = config
 
     def settings(self) -> dict[str, list[Any]]:
-        """The values to try of each setting, without the one that it has. Triton's come first: the default of
-        --max_batches_in_flight follows from its instances."""
-        found: dict[str, list[Any]] = {}
+        """The values to try for each setting, without its current value.
+
+        Triton's settings come first: the default of --max_batches_in_flight depends on its instances.
+        """
+        candidates: dict[str, list[Any]] = {}
         if self._config:
             groups, batching = self._config["instance_group"], self._config.get("dynamic_batching")
-            count, most = sum(one["count"] for one in groups), self._config["max_batch_size"]
-            counts = [one for one in (1, 2, 4) if one != count and one <= max(2, len(os.sched_getaffinity(0)))]
-            # The device stays: a model for a GPU may not run elsewhere.
-            found["instance_group"] = [[{"count": one, "kind": groups[0]["kind"]}] for one in counts]
-            now = batching and (batching["preferred_batch_size"] or [most])
-            preferred = [None, [most], [most // 2, most]] if most > 1 else []
-            found["dynamic_batching"] = [
+            current, rows = sum(group["count"] for group in groups), self._config["max_batch_size"]
+            max_count = max(2, len(os.sched_getaffinity(0)))
+            counts = [count for count in (1, 2, 4) if count != current and count <= max_count]
+            # Keeps the device: a model for a GPU may not run on a CPU.
+            candidates["instance_group"] = [[{"count": count, "kind": groups[0]["kind"]}] for count in counts]
+            now = batching and (batching["preferred_batch_size"] or [rows])
+            preferred = [None, [rows], [rows // 2, rows]] if rows > 1 else []
+            candidates["dynamic_batching"] = [
                 sizes and {"preferred_batch_size": sizes} for sizes in preferred if sizes != now
             ]
         for flag, values in FLAGS.items():
             now = getattr(self._serving, flag.removeprefix("--"))
-            found[flag] = [one for one in values if one != now]
-        return found
+            candidates[flag] = [value for value in values if value != now]
+        return candidates
 
 
-def shown(settings: Settings) -> str:
-    """Settings as one writes them on the command line and in config.pbtxt, which has no quotes there."""
+def settings_text(settings: Settings) -> str:
+    """Settings in the syntax of the command line and, without quotes around names, of config.pbtxt."""
     parts = []
     for name, value in settings.items():
         entry = re.sub(r'"(\w+)"', r"\1", json.dumps(value))
         parts.append(f"{name}={value}" if name.startswith("--") else f"{name} {entry}" if value else f"no {name}")
-    return ", ".join(parts) or "as given"
+    return ", ".join(parts) or "as configured"
 
 
 def sweep(
     setup: Setup, measure: Callable[[Target, str], Figures], say: Callable[[float, str], None]
 ) -> tuple[list[Trial], str]:
-    """Tries all settings; the trials, and a sentence that recommends. The service is started anew for each trial.
+    """Tries all settings, restarting the service for each; returns the trials and a recommendation.
 
-    ``measure`` makes one run against it; the text says which. ``say`` gets the share that is over and a line about each
-    trial. Raises LoadError where nothing can be measured with the settings as they are.
+    ``measure`` makes one run with a title. ``say`` gets the elapsed share of the sweep, from 0 to 1, and a line about
+    each trial. Raises LoadError if the current settings fail.
     """
     candidates = setup.settings()
-    most = 4 + sum(map(len, candidates.values()))
+    max_trials = 4 + sum(map(len, candidates.values()))
     trials: list[Trial] = []
 
     def tried(settings: Settings) -> float:
-        """The throughput, 0 where something fails."""
-        title = shown(settings)
+        """The throughput with these settings, 0.0 if any request fails."""
+        title = settings_text(settings)
         try:
             figures = measure(setup.restart(settings), title)
         except LoadError as error:
             figures = Figures(errors=Counter({" ".join(str(error).split())[:300]: 1}))
         trials.append((title, figures))
-        found = 0.0 if figures.errors else figures.throughput
-        say(len(trials) / most, f"{f'{found:,.1f}/s' if found else 'fails':>12}  {title}")
-        return found
+        throughput = 0.0 if figures.errors else figures.throughput
+        say(len(trials) / max_trials, f"{f'{throughput:,.1f}/s' if throughput else 'fails':>12}  {title}")
+        return throughput
 
     best: Settings = {}
     first, second = tried(best), tried(best)
     if not (first and second):
-        raise LoadError(f"--sweep: the settings as they are already fail: {', '.join(trials[-1][1].errors)}")
+        raise LoadError(f"--sweep: the current settings already fail: {', '.join(trials[-1][1].errors)}")
     highest = (first + second) / 2
-    noise = max(0.03, abs(first - second) / highest)  # smaller gains are not worth a setting
+    noise = max(0.03, abs(first - second) / highest)  # a smaller gain is not worth a setting
     for name, values in candidates.items():
         base = best
         for settings in ({**base, name: value} for value in values):
             if (throughput := tried(settings)) > highest * (1 + noise):
                 best, highest = settings, throughput
-    how = f"{len(trials)} trials, noise {noise:.0%}"
+    basis = f"{len(trials)} trials, noise {noise:.0%}"
     if best:
         again, without = tried(best), tried({})
         gain = again / without - 1 if without else 0.0
         if gain > noise:
-            return trials, f"Use {shown(best)}: {gain:+.0%} throughput in a second comparison ({how})."
-    return trials, f"Keep the settings: no other ones gain more than the noise ({how})."
+            return trials, f"Use {settings_text(best)}: {gain:+.0%} throughput in a second comparison ({basis})."
+    return trials, f"Keep the settings: no change gains more than the noise ({basis})."
 
 
 def triton_statistics(triton: Target, model: str) -> dict[str, int]:
@@ -194,17 +200,17 @@ def triton_statistics(triton: Target, model: str) -> dict[str, int]:
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
     """
-    status, found = triton.ask(f"/v2/models/{model}/stats")
+    status, answer = triton.ask(f"/v2/models/{model}/stats")
     if status != 200:
-        raise LoadError(f"Triton's statistics of {model} are answered with {status}: {str(found)[:200]}")
-    counted = found["model_stats"][-1]
+        raise LoadError(f"Triton does not return its statistics of {model}, status {status}: {str(answer)[:200]}")
+    counted = answer["model_stats"][-1]
     stages = {stage: counted["inference_stats"][stage]["ns"] for stage in STAGES}
     requests = counted["inference_stats"]["success"]["count"]
     return {**stages, "requests": requests, "runs": counted["execution_count"], "rows": counted["inference_count"]}
 
 
 def triton_means(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
-    """Milliseconds per request by stage, and rows per run of the model; empty where there was no request."""
+    """Milliseconds per request by stage, and rows per execution of the model; empty without requests."""
     grown = {name: count - before[name] for name, count in after.items()}
     if not grown["requests"] or not grown["runs"]:
         return {}

@@ -1,6 +1,6 @@
-"""What can be wrong between the service, its model's files and the predictor.
+"""``hf-transformer doctor``: checks of the service's flags, its model's files and the predictor.
 
-A check is ``async def check(subject: Subject) -> list[Finding]``; command.py lists all. Those of advice.py are plain
-functions of a ``Pair``, since the service's start has no ``Subject``. A check may raise any TransformerError: its
-message is a finding.
+A check is ``async def check(subject: Subject) -> list[Finding]``; command.py lists all. The checks in advice.py are
+plain functions of a ``ModelBinding``, because the service runs them at its start without a ``Subject``. A check may
+raise any TransformerError, whose message becomes a finding.
 """

@@ -1,6 +1,6 @@
-"""What the model's files and configuration could do better.
+"""Advice on the model's files and configuration.
 
-These checks ask the predictor nothing and take microseconds, so the service makes them too when it starts.
+These checks take microseconds and no call to the predictor, so the service runs them at its start too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hf_transformer.tokenizer.load import model_limit
 logger = logging.getLogger(__name__)
 
 
-def batch_size(pair: FittedBinding) -> list[Finding]:
-    """Whether several texts can go to the model at once."""
-    signature, size = pair.signature, pair.spec.max_batch_size
+def batch_size(binding: FittedBinding) -> list[Finding]:
+    """Check that the model takes several texts in a batch."""
+    signature, size = binding.signature, binding.spec.max_batch_size
     if size is None:
-        return ok(f"the predictor does not tell max_batch_size; batches of up to {signature.max_rows} are sent")
+        return ok(f"the predictor does not report max_batch_size; batches have up to {signature.max_rows} texts")
     change = 'set "max_batch_size: 32" in config.pbtxt'
-    if size >= 8:  # up to there most encoders answer more texts in hardly more time
+    if size >= 8:  # up to 8 texts take most encoders hardly longer than one
         return ok(f"max_batch_size is {size}")
     if size > 1:
         return warning(f"max_batch_size is {size}, which is small", change)
@@ -32,129 +32,129 @@ def batch_size(pair: FittedBinding) -> list[Finding]:
         return warning("max_batch_size is 1: the model takes one text at a time", change)
     if not signature.batch_axis:
         return warning(
-            "max_batch_size is 0 and the dims have no batch axis: the model takes one text at a time",
+            "max_batch_size is 0 and dims has no batch axis: the model takes one text at a time",
             f"export it with a batch axis and {change}",
         )
     change = 'set "max_batch_size: 32" and leave the batch axis out of dims in config.pbtxt'
     if signature.exact_rows:
         return warning(
-            f"max_batch_size is 0 and the dims say {signature.exact_rows} rows: each batch is filled up to that",
+            f"max_batch_size is 0 and dims fixes {signature.exact_rows} rows: the service fills up each batch to that",
             f"export it with a free batch axis, {change}",
         )
     return warning(
-        f"max_batch_size is 0 and the dims have a batch axis: batches of up to {signature.max_rows} are sent, and "
-        "Triton can't merge those of several workers",
+        f"max_batch_size is 0 and dims has a batch axis: batches have up to {signature.max_rows} texts, "
+        "and Triton can't merge batches of several workers",
         change,
     )
 
 
-def attention_mask(pair: FittedBinding) -> list[Finding]:
-    """Whether a mask hides padding from the model, if there will be any."""
-    signature = pair.signature
+def attention_mask(binding: FittedBinding) -> list[Finding]:
+    """Check that a mask hides padding from the model, if the service pads at all."""
+    signature = binding.signature
     if signature.masked:
-        return ok("attention_mask goes along")
-    if any(tensor.name == "attention_mask" for tensor in pair.spec.inputs):
+        return ok("the model takes attention_mask")
+    if any(tensor.name == "attention_mask" for tensor in binding.spec.inputs):
         change = "add attention_mask to --tensor_input_names"
     else:
-        change = "export the model with attention_mask, and add that to input in config.pbtxt"
+        change = "export the model with attention_mask, and list it under input in config.pbtxt"
     if signature.length is not None:
         return warning(
-            f"texts are padded to the model's {signature.length} tokens, and without attention_mask it takes the "
-            "padding for text",
+            f"the service pads texts to the model's {signature.length} tokens, and without attention_mask the model "
+            "reads the padding as text",
             change,
         )
     if signature.max_rows == 1:
-        return ok("no attention_mask, and none is needed: one text at a time is never padded")
-    return warning("without attention_mask only texts with the same number of tokens share a batch", change)
+        return ok("no attention_mask, and none is needed: a text alone in its batch has no padding")
+    return warning("without attention_mask only texts with the same number of tokens can share a batch", change)
 
 
-def text_length(pair: FittedBinding) -> list[Finding]:
-    """Whether texts are cut shorter than the model's files say."""
-    fixed, longest = pair.signature.length, pair.tokenizer.max_length
+def text_length(binding: FittedBinding) -> list[Finding]:
+    """Check that texts are not truncated below the limit in the model's files."""
+    fixed, longest = binding.signature.length, binding.tokenizer.max_length
     if fixed is not None and fixed < longest:
         return warning(
-            f"the model always takes {fixed} tokens, where its files allow {longest}: longer texts are cut",
-            f"export it with a free sequence axis (dims: [ -1 ]), or say so with --max_model_len={fixed}",
+            f"the model always takes {fixed} tokens, but its files allow {longest}: longer texts are truncated",
+            f"export it with a free sequence axis (dims: [ -1 ]), or set --max_model_len={fixed}",
         )
-    stated = model_limit(pair.model_config)
-    where = "config.json names no limit" if stated is None else f"config.json allows {stated}"
+    stated = model_limit(binding.model_config)
+    limit = "config.json names no limit" if stated is None else f"config.json allows {stated}"
     padded = "" if fixed is None or fixed == longest else f", padded to the {fixed} that the model always takes"
-    return ok(f"texts are cut at {longest} tokens{padded} ({where})")
+    return ok(f"texts are truncated at {longest} tokens{padded} ({limit})")
 
 
-def dynamic_batching(pair: ModelBinding) -> list[Finding]:
-    """Whether Triton merges requests that wait."""
-    size = pair.spec.max_batch_size
+def dynamic_batching(binding: ModelBinding) -> list[Finding]:
+    """Check that Triton merges waiting requests."""
+    size = binding.spec.max_batch_size
     if size is None:
-        return skipped("the predictor does not tell")
+        return skipped("the predictor does not report it")
     if size < 2:
         return skipped(f"max_batch_size is {size}")
-    if pair.spec.decoupled:
-        return skipped("a decoupled model batches by itself")
-    if pair.spec.dynamic_batching:
+    if binding.spec.decoupled:
+        return skipped("a decoupled model makes its own batches")
+    if binding.spec.dynamic_batching:
         return ok("on")
     return warning(
-        "off: Triton merges no requests, so batches of several workers or services run one after the other",
+        "off: Triton does not merge requests, so batches of several workers or services run one after another",
         'add "dynamic_batching { }" to config.pbtxt',
     )
 
 
-def instances(pair: ModelBinding) -> list[Finding]:
-    """Whether as many batches are sent as the model can work on."""
-    if pair.spec.max_batch_size is None:
-        return skipped("the predictor does not tell")
-    count, most = pair.spec.instances, pair.config.max_batches_in_flight
-    if most is not None and most * pair.config.workers < count:
+def instances(binding: ModelBinding) -> list[Finding]:
+    """Check that the batches in flight keep all instances of the model busy."""
+    if binding.spec.max_batch_size is None:
+        return skipped("the predictor does not report it")
+    count, limit = binding.spec.instances, binding.config.max_batches_in_flight
+    if limit is not None and limit * binding.config.workers < count:
         return warning(
-            f"the model has {count} instances, and --max_batches_in_flight={most} leaves some of them idle",
-            f"--max_batches_in_flight={count + 1}, or leave the flag out",
+            f"the model has {count} instances, and --max_batches_in_flight={limit} leaves some of them idle",
+            f"set --max_batches_in_flight={count + 1}, or omit the flag",
         )
-    return ok(f"{count} of the model, and up to {most or count + 1} batches in flight")
+    return ok(f"{count} instance{'s' if count > 1 else ''} of the model, up to {limit or count + 1} batches in flight")
 
 
-def vocabulary(pair: ModelBinding) -> list[Finding]:
-    """Whether the tokenizer's ids are those that config.json declares, and the logits of a model that generates too."""
-    declared, size = pair.model_config.get("vocab_size"), pair.tokenizer.vocab_size
+def vocabulary(binding: ModelBinding) -> list[Finding]:
+    """Compare vocab_size in config.json with the tokenizer's size, and with the width of generative logits."""
+    declared, size = binding.model_config.get("vocab_size"), binding.tokenizer.vocab_size
     if type(declared) is not int:
         return skipped(f"config.json names no vocab_size; the tokenizer has {size} tokens")
-    width = _logits_width(pair)
+    width = _logits_width(binding)
     if width is not None and width != declared:
         return warning(
-            f"the model gives logits of {width} tokens, config.json's vocab_size is {declared} and the tokenizer has "
-            f"{size}",
-            "serve the model with the tokenizer and config.json that it was exported from (--model_dir, --model_id)",
+            f"the model's logits have {width} tokens, config.json's vocab_size is {declared}, the tokenizer has {size}",
+            "serve the model with the tokenizer and config.json of its export (--model_dir, --model_id)",
         )
-    # Models round theirs up: phi-2's tokenizer fills 98 % of it, mT5's all but 12 of 250,112.
+    # Models round vocab_size up: phi-2's tokenizer fills 98 % of it, mT5's all but 12 of 250,112.
     if 0.9 * declared <= size <= declared:
         return ok(f"{size} tokens, config.json says {declared}")
     return warning(
         f"the tokenizer has {size} tokens, {'more' if size > declared else 'far fewer'} than config.json's vocab_size "
         f"{declared}",
-        "put the tokenizer files and the config.json of the model that was exported into one folder (--model_dir)",
+        "put the tokenizer files and config.json of the exported model into one folder (--model_dir)",
     )
 
 
-def _logits_width(pair: ModelBinding) -> int | None:
-    """The last dim of the logits of a model that generates; None for other models, and where it is free."""
-    if isinstance(pair, FittedBinding):
-        return None  # the contract compares it
-    names = pair.config.tensor_output_names or ("logits",)
-    widths = [one.shape[-1] for one in pair.spec.outputs if one.name in names and one.datatype in FLOATS and one.shape]
+def _logits_width(binding: ModelBinding) -> int | None:
+    """The last dim of a generative model's logits; None for other models, and if that dim is free."""
+    if isinstance(binding, FittedBinding):
+        return None  # the contract check compares it
+    names = binding.config.tensor_output_names or ("logits",)
+    outputs = [tensor for tensor in binding.spec.outputs if tensor.name in names and tensor.datatype in FLOATS]
+    widths = [tensor.shape[-1] for tensor in outputs if tensor.shape]
     return widths[0] if widths and widths[0] > 0 else None
 
 
-def padding_token(pair: ModelBinding) -> list[Finding]:
-    """Whether both mean the same padding token: some models count positions by it."""
-    declared, own = pair.model_config.get("pad_token_id"), pair.tokenizer.pad_token_id
-    if type(declared) is not int or own is None:
-        missing = "config.json names none" if own is not None else "the tokenizer has none"
-        return skipped(f"{missing}; id {pair.tokenizer.pad_id} is used")
-    if declared != own:
+def padding_token(binding: ModelBinding) -> list[Finding]:
+    """Compare the tokenizer's padding token with config.json's: some models count positions by it."""
+    declared, actual = binding.model_config.get("pad_token_id"), binding.tokenizer.pad_token_id
+    if type(declared) is not int or actual is None:
+        missing = "the tokenizer has none" if actual is None else "config.json names none"
+        return skipped(f"{missing}; the service pads with id {binding.tokenizer.pad_id}")
+    if declared != actual:
         return warning(
-            f"the tokenizer pads with id {own}, config.json's pad_token_id is {declared}",
+            f"the tokenizer pads with id {actual}, config.json's pad_token_id is {declared}",
             "correct pad_token in tokenizer_config.json, or pad_token_id in config.json",
         )
-    return ok(f"id {own}")
+    return ok(f"id {actual}")
 
 
 ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[ModelBinding]]] = (
@@ -166,24 +166,24 @@ ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[ModelBinding]]]
     ("vocabulary", vocabulary, ModelBinding),
     ("padding token", padding_token, ModelBinding),
 )
-"""These checks by name, in the order of the table, and the pairs that they are for."""
+"""Name, function and kind of binding of each check, in the order of the table."""
 
 
 class StartAdvice:
-    """Logs each warning of the pairs that it is called with, once. The service binds a pair again whenever the model
+    """Logs each warning about a binding once. The service calls it with each new binding, that is whenever the model
     changes at the predictor."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def __call__(self, pair: ModelBinding) -> None:
-        # Requests that wait for the model come first.
-        asyncio.get_running_loop().call_soon(self._log, pair)
+    def __call__(self, binding: ModelBinding) -> None:
+        # Requests that wait for the binding go first.
+        asyncio.get_running_loop().call_soon(self._log, binding)
 
-    def _log(self, pair: ModelBinding) -> None:
+    def _log(self, binding: ModelBinding) -> None:
         for name, check, kind in ADVICE:
-            for finding in check(pair) if isinstance(pair, kind) else ():
+            for finding in check(binding) if isinstance(binding, kind) else ():
                 line = f"{name}: {finding.found} ({finding.change})"
-                if finding.status == "warning" and line not in self._said:
-                    self._said.add(line)
-                    logger.warning("model %r: %s", pair.spec.name, line)
+                if finding.status == "warning" and line not in self._logged:
+                    self._logged.add(line)
+                    logger.warning("model %r: %s", binding.spec.name, line)

@@ -1,4 +1,4 @@
-"""hf-transformer doctor: finds faults between the service, its model's files and the predictor."""
+"""hf-transformer doctor: checks the service's flags, its model's files and the predictor, and prints remedies."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from hf_transformer.config.options import parse_config
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]
 
-Checks everything between the service, its model's files and the predictor, and says what to change. It takes the flags
-and variables of hf-transformer serve (see hf-transformer --help), and serves nothing.
+Checks that flags, model files and predictor fit together, and says what to change. It takes the flags and variables of
+hf-transformer serve (see hf-transformer --help), and serves nothing.
 
   --json      print the results as JSON
   --strict    exit with 1 if there are warnings
   -h, --help  show this text and exit
 
-Exit codes: 0 nothing has failed (there may be warnings), 1 there are warnings and --strict is set, 2 something does
-not work or a flag has a bad value.
+Exit codes: 0 no check failed (there may be warnings), 1 there are warnings and --strict is set, 2 a check failed or a
+flag has a bad value.
 
 Checks: {checks}.
 """
 
 COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 _ONE_ROW = 'set "max_batch_size: 1" in config.pbtxt if the model can\'t batch'
-_NAME, _STATUS = 18, 9  # columns of a check's name and of its status
+_NAME_WIDTH, _STATUS_WIDTH = 18, 9
 
 
 def _advice(check: Callable[[Any], list[Finding]]) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
     async def run(subject: Subject) -> Sequence[Finding]:
-        return check(subject.pair)
+        return check(subject.binding)
 
     return run
 
 
 _SAME_MODEL = (
-    "serve the model with the tokenizer and the config.json that it was exported from (--model_dir, --model_id), or "
-    "set --task; the predictor's log may say more"
+    "serve the model with the tokenizer and config.json of its export (--model_dir, --model_id), or set --task; the "
+    "predictor's log may say more"
 )
 
 CHECKS: Sequence[Check] = (
@@ -70,61 +70,65 @@ CHECKS: Sequence[Check] = (
     Check("longest text", inference.longest_text, ("inference",), "see --max_model_len, and the predictor's log"),
     Check("highest token id", inference.highest_id, ("inference",)),
     Check("shared batch", inference.batch_invariance, ("inference",), _ONE_ROW),
-    Check("shared memory", inference.shared_memory, ("inference",), "--predictor_shared_memory=off", predictive=True),
+    Check(
+        "shared memory", inference.shared_memory, ("inference",), "set --predictor_shared_memory=off", predictive=True
+    ),
     Check("golden text", inference.smoke_test, ("inference",), _SAME_MODEL),
 )
-"""All checks, in the order in which they are made."""
+"""All checks, in their order."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Makes all checks and prints what they find; the exit code. Raises ConfigError for a bad flag or variable."""
+    """Runs all checks, prints the findings and returns the exit code. Raises ConfigError for a bad flag or variable."""
     if "-h" in argv or "--help" in argv:
         print(HELP.format(checks=", ".join(check.name for check in CHECKS)), end="")
         return 0
-    own = ("--json", "--strict")
-    as_json, strict = (flag in argv for flag in own)
-    config, notes = parse_config([word for word in argv if word not in own], environ)
+    as_json, strict = (flag in argv for flag in ("--json", "--strict"))
+    config, notes = parse_config([word for word in argv if word not in ("--json", "--strict")], environ)
     terminal = Terminal(environ)
     if not as_json:
-        where = f"{config.predictor_host} over {config.predictor_protocol}"
-        terminal.say(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {where}\n")
+        predictor = f"{config.predictor_host} over {config.predictor_protocol}"
+        terminal.say(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {predictor}\n")
 
-    async def results() -> list[Finding]:
-        found = []
+    async def examination() -> list[Finding]:
+        findings = []
         progress = (lambda text: None) if as_json else terminal.progress
-        async for one in examine(Subject(config, notes), CHECKS, progress):
-            found.append(one)
-            if not (as_json or one.blocked):
-                terminal.say(row(one, terminal))
-        return found
+        async for finding in examine(Subject(config, notes), CHECKS, progress):
+            findings.append(finding)
+            if not (as_json or finding.blocked):
+                terminal.say(row(finding, terminal))
+        return findings
 
-    # The findings say what the service would log. Errors are bugs, and are shown.
+    # The findings repeat the service's warnings. Errors are bugs, and go to stderr.
     log, errors = logging.getLogger("hf_transformer"), logging.StreamHandler()
     errors.setLevel(logging.ERROR)
     log.addHandler(errors)  # without any handler, logging prints warnings too
     try:
-        found = asyncio.run(results())
+        findings = asyncio.run(examination())
     finally:
         log.removeHandler(errors)
-    code = exit_code(found, strict=strict)
+    code = exit_code(findings, strict=strict)
     if as_json:
-        print(json_text(config.model_name, found, code))
+        print(json_text(config.model_name, findings, code))
     else:
-        terminal.say(f"{rest(found, terminal)}\n{summary(found, code)}")
+        terminal.say(f"{blocked_row(findings, terminal)}\n{summary(findings, code)}")
     return code
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:
-    """2 if anything failed, 1 if there are warnings and they count, else 0."""
-    statuses = {one.status for one in results}
+    """2 after a failure, 1 after a warning with ``strict``, else 0."""
+    statuses = {finding.status for finding in results}
     return 2 if "failed" in statuses else int(strict and "warning" in statuses)
 
 
 def row(result: Finding, terminal: Terminal) -> str:
-    """A row of the table: status, name and finding. What to change follows on lines of its own."""
-    margin = " " * (_STATUS + _NAME)
+    """A row of the table: status, name and finding; the remedy follows on further lines."""
+    margin = " " * (_STATUS_WIDTH + _NAME_WIDTH)
     wrapper = textwrap.TextWrapper(terminal.columns, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = f"{result.status:<{_STATUS}}{result.name:<{_NAME}}", margin
+    wrapper.initial_indent, wrapper.subsequent_indent = (
+        f"{result.status:<{_STATUS_WIDTH}}{result.name:<{_NAME_WIDTH}}",
+        margin,
+    )
     rows = wrapper.fill(" ".join(result.found.split()))
     rows = terminal.styled(result.status, COLOURS[result.status]) + rows.removeprefix(result.status)
     if not result.change:
@@ -134,24 +138,24 @@ def row(result: Finding, terminal: Terminal) -> str:
     return f"{rows}\n{margin}{terminal.styled(change, 'bold')}"
 
 
-def rest(results: Sequence[Finding], terminal: Terminal) -> str:
-    """One row for all checks that were not made because others failed, and a line break; empty if there are none."""
-    names = [one.name for one in results if one.blocked]
-    found = f"not made, since others come first: {', '.join(names)}"
-    return f"{row(Finding('skipped', found, name=f'{len(names)} checks'), terminal)}\n" if names else ""
+def blocked_row(results: Sequence[Finding], terminal: Terminal) -> str:
+    """One row and a line break for all checks that did not run because others failed; empty if there are none."""
+    names = [finding.name for finding in results if finding.blocked]
+    text = f"not run, because they need a check that failed: {', '.join(names)}"
+    return f"{row(Finding('skipped', text, name=f'{len(names)} checks'), terminal)}\n" if names else ""
 
 
 def summary(results: Sequence[Finding], code: int) -> str:
-    """How many there are of each status, and the exit code."""
-    counts = Counter(one.status for one in results)
-    plural = "s" if counts["warning"] > 1 else ""
-    shown = (f"{counts[one]} {one}{plural if one == 'warning' else ''}" for one in get_args(Status) if counts[one])
-    return f"{', '.join(shown)}; exit code {code}"
+    """The number of findings by status, and the exit code."""
+    counts = Counter(finding.status for finding in results)
+    names = {"warning": "warnings"} if counts["warning"] > 1 else {}
+    parts = (f"{counts[status]} {names.get(status, status)}" for status in get_args(Status) if counts[status])
+    return f"{', '.join(parts)}; exit code {code}"
 
 
 def json_text(model_name: str, results: Sequence[Finding], code: int) -> str:
     """{"version", "model", "exit_code", "results": [{"name", "status", "found", "change", "seconds"}]}, indented."""
     names = ("name", "status", "found", "change")
-    rows = [{name: getattr(one, name) for name in names} | {"seconds": round(one.seconds, 4)} for one in results]
+    rows = [{name: getattr(row, name) for name in names} | {"seconds": round(row.seconds, 4)} for row in results]
     document = {"version": __version__, "model": model_name, "exit_code": code, "results": rows}
     return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()

@@ -1,4 +1,4 @@
-"""What checks get and give, and how they follow each other."""
+"""The input and output of checks, and the loop that runs them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from hf_transformer.types.tensors import ModelSpec
 logger = logging.getLogger(__name__)
 
 Status = Literal["ok", "warning", "failed", "skipped"]
-"""``warning``: it works, and could work better or will fail for some texts. ``skipped``: it could not, or need not, be
-checked."""
+"""``warning``: it works, but could work better or fails for some texts. ``skipped``: the check does not apply, or a
+check that it needs failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``found`` is what there is, ``change`` what to do about it (a flag, an entry of config.pbtxt), empty where
-    nothing is wrong.
+    """One result of a check.
 
-    ``examine`` adds the ``name`` of the check, the ``seconds`` that its findings took together, and ``blocked`` where
-    it was not made, because one that it needs failed.
+    Attributes:
+        found: the state, for people.
+        change: the remedy (a flag, an entry of config.pbtxt); empty if nothing is wrong.
+        name: the check's name, set by ``examine``.
+        seconds: the check's duration, set by ``examine``; findings of one check share it.
+        blocked: True if the check did not run because a check that it needs failed; set by ``examine``.
     """
 
     status: Status
@@ -58,19 +61,19 @@ def skipped(found: str) -> list[Finding]:
 
 
 class Subject:
-    """What is examined: ``config`` and ``notes`` as ``parse_config`` gave them, and what checks have found out so far.
+    """The state of an examination: ``config`` and ``notes`` from ``parse_config``, and the results of earlier checks.
 
-    Each attribute without a value is set by one check. A check that reads it names that check among its ``needs``.
-    ``admin`` asks what the predictor says of itself. ``predictor`` makes calls over the same connections, with a bound
-    in time. ``stack`` is closed at the end.
+    One check sets each attribute without a value. A check that reads it lists that check among its ``needs``.
+    ``admin`` reads metadata and health of the predictor. ``predictor`` infers over the same connections, with a
+    timeout. ``examine`` closes ``stack`` at the end.
     """
 
-    parts: LoadedModel
+    loaded: LoadedModel
     address: Address
     admin: Transport
     predictor: Predictor
     spec: ModelSpec
-    pair: ModelBinding
+    binding: ModelBinding
     pipeline: Pipeline | GenerationPipeline
 
     def __init__(self, config: Config, notes: Sequence[str]) -> None:
@@ -79,17 +82,23 @@ class Subject:
         self.stack = AsyncExitStack()
 
     @property
-    def bound(self) -> FittedBinding:
-        """The pair of a predictive task."""
-        if not isinstance(self.pair, FittedBinding):
-            raise TypeError(f"{self.pair.task.name} is not a predictive task")
-        return self.pair
+    def fitted(self) -> FittedBinding:
+        """The binding of a predictive task. Raises TypeError for a model that generates text."""
+        if not isinstance(self.binding, FittedBinding):
+            raise TypeError(f"{self.binding.task.name} is not a predictive task")
+        return self.binding
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One row of the table. It is not made if one of ``needs`` has failed. If ``run`` raises a TransformerError, the
-    finding is its message, and ``hint`` what to change. ``predictive``: not for models that generate text."""
+    """One row of the table.
+
+    Attributes:
+        run: the check. If it raises a TransformerError, the finding is the message, with ``hint`` as the remedy.
+        needs: names of checks that must pass before this one runs.
+        hint: the remedy for a TransformerError.
+        predictive: skip the check for models that generate text.
+    """
 
     name: str
     run: Callable[[Subject], Awaitable[Sequence[Finding]]]
@@ -101,9 +110,9 @@ class Check:
 async def examine(
     subject: Subject, checks: Sequence[Check], progress: Callable[[str], object] = lambda text: None
 ) -> AsyncIterator[Finding]:
-    """Makes the checks, one after the other, and gives each finding as soon as it is there.
+    """Runs the checks in order and yields each finding as soon as its check ends.
 
-    ``progress`` gets a line about each check before it is made.
+    ``progress`` gets a line about each check before it runs.
     """
     unusable: set[str] = set()
     async with subject.stack:
@@ -111,21 +120,21 @@ async def examine(
             progress(f"checking {check.name} ({number} of {len(checks)}) ...")
             started = time.perf_counter()
             missing = [name for name in check.needs if name in unusable]
-            findings = skipped(f"not made: {missing[0]} comes first") if missing else await _findings(check, subject)
-            if missing or any(one.status == "failed" for one in findings):
+            findings = skipped(f"not run: it needs {missing[0]}") if missing else await _findings(check, subject)
+            if missing or any(finding.status == "failed" for finding in findings):
                 unusable.add(check.name)
             seconds = time.perf_counter() - started
-            for one in findings:
-                yield replace(one, name=check.name, seconds=seconds, blocked=bool(missing))
+            for finding in findings:
+                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(missing))
 
 
 async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
     try:
-        if check.predictive and not isinstance(subject.pair, FittedBinding):
+        if check.predictive and not isinstance(subject.binding, FittedBinding):
             return skipped("does not apply to generated text")
         return await check.run(subject)
     except TransformerError as error:
         return failed(str(error), check.hint)
-    except Exception as error:  # our own bug in one check must not keep the others from being made
+    except Exception as error:  # a bug in one check must not stop the others
         logger.exception("the check %r failed", check.name)
-        return failed(f"the check itself failed: {type(error).__name__}", "report this, with the traceback above")
+        return failed(f"the check has a bug: {type(error).__name__}", "report it, with the traceback above")

@@ -1,4 +1,4 @@
-"""Whether the predictor's address exists, and whether protocol and TLS there are those of the flags."""
+"""Checks of the predictor's address, protocol and TLS against the flags."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.credentials import KeyPair
 from hf_transformer.predictor.base import Address, parse_address
-from hf_transformer.predictor.tls import own_certificate, ssl_context
+from hf_transformer.predictor.tls import client_certificate, ssl_context
 
-SECONDS = 5.0  # for a name to be found, and for a connection to open
-PROBE_SECONDS = 3.0  # for a probe's connection, its handshake, and each part of the answer
-SOON_DAYS = 14  # how long before its end a certificate is worth a warning
+CONNECT_SECONDS = 5.0
+"""Timeout of the name's resolution, and of the connection."""
+PROBE_SECONDS = 3.0
+"""Timeout of a probe's connection, of its TLS handshake, and of each read."""
+EXPIRY_WARNING_DAYS = 14
 
-PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics, unless told otherwise"
+PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics by default"
 
 # From OpenSSL's x509_vfy.h; the ssl module has them as numbers only.
 _CHANGES = {
-    9: "compare the clocks of the two machines, or issue the predictor's certificate anew",  # not yet valid
+    9: "compare the clocks of the two machines, or reissue the predictor's certificate",  # not yet valid
     10: "renew the predictor's certificate",  # expired
     **dict.fromkeys(
         (2, 18, 19, 20, 21, 27),  # an unknown issuer
-        "name the CA that has signed it with --predictor_ca_file (or --predictor_ca_path)",
+        "set --predictor_ca_file (or --predictor_ca_path) to the CA that signed it",
     ),
 }
 
 
 class Wire(NamedTuple):
-    """One way to talk to a predictor: how it is called, and Triton's ``port`` for it. A client offers ``alpn`` in the
-    handshake of TLS. A probe sends ``hello``; the first ``enough`` bytes that come back match ``answer``."""
+    """One protocol of a predictor, with Triton's default ``port`` for it.
+
+    A client offers ``alpn`` in the TLS handshake. A probe sends ``hello``, reads ``enough`` bytes and matches them with
+    ``answer``.
+    """
 
     name: str
     carrier: str
@@ -52,10 +57,10 @@ class Wire(NamedTuple):
 
 
 _GET = b"GET %b HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-_METRICS_BYTES = 2**20  # of metrics that are read at most
-ITSELF = "a service of hf-transformer, and not Triton"
+_MAX_METRICS_BYTES = 2**20
+ITSELF = "a service of hf-transformer, not Triton"
 OTHER_SERVERS = {b"\nhf_transformer_": ITSELF, b"\nnv_": "Triton's port for metrics"}
-"""What a port is that has metrics with such names."""
+"""A prefix of metric names -> the server that exposes them."""
 # nginx, Go and Envoy answer plain HTTP on a TLS port with 400 and a text that names HTTPS.
 _HTTP1 = re.compile(rb"HTTP/1\.\d (?!400.*HTTPS)", re.DOTALL)
 # The preface of RFC 9113, section 3.4, and an empty SETTINGS frame. A server answers with such a frame.
@@ -65,137 +70,146 @@ WIRES = {
     "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET % b"/v2/health/live", _HTTP1, 4096),
     "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE, _SETTINGS, 9),
 }
-"""By --predictor_protocol."""
+"""Each protocol by its value of --predictor_protocol."""
 
 
 async def address(subject: Subject) -> list[Finding]:
-    """Whether the name in --predictor_host is found. Raises ConfigError where it is not an address."""
-    subject.address = where = parse_address(predictor_settings(subject.config))
+    """Resolve the name in --predictor_host. Raises ConfigError for a malformed address."""
+    subject.address = predictor = parse_address(predictor_settings(subject.config))
     try:
-        async with asyncio.timeout(SECONDS):
-            found = await asyncio.get_running_loop().getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            infos = await asyncio.get_running_loop().getaddrinfo(
+                predictor.host, predictor.port, type=socket.SOCK_STREAM
+            )
     except TimeoutError:
-        return failed(f"{where.host} was not found within {SECONDS:g} s", "correct --predictor_host, or mend the DNS")
+        return failed(
+            f"no DNS answer for {predictor.host} within {CONNECT_SECONDS:g} s",
+            "correct --predictor_host, or repair the DNS",
+        )
     except (OSError, UnicodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         return failed(
-            f"{where.host} can't be found: {reason}",
+            f"{predictor.host} can't be resolved: {reason}",
             "correct --predictor_host; in Kubernetes a service of another namespace is NAME.NAMESPACE",
         )
-    numbers = ", ".join(dict.fromkeys(str(one[4][0]) for one in found))
-    return ok(numbers if numbers == where.host else f"{where.host} is {numbers}")
+    numbers = ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
+    return ok(numbers if numbers == predictor.host else f"{predictor.host} is {numbers}")
 
 
 async def connection(subject: Subject) -> list[Finding]:
-    """Whether the port accepts connections."""
-    where, config = subject.address, subject.config
-    named = bool(config.predictor_port) or str(where.port) in config.predictor_host
-    assumed = "" if named else f" (no port is set, so it is {where.port})"
+    """Open a connection to the port."""
+    predictor, config = subject.address, subject.config
+    named = bool(config.predictor_port) or str(predictor.port) in config.predictor_host
+    assumed = "" if named else f" (no port is set, so the default, {predictor.port})"
     try:
-        async with asyncio.timeout(SECONDS):
-            _, writer = await asyncio.open_connection(where.host, where.port)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(predictor.host, predictor.port)
     except OSError as exc:
         reason = (exc.strerror or str(exc)).lower()
         if isinstance(exc, TimeoutError):
-            reason = f"no connection within {SECONDS:g} s, as behind a firewall or NetworkPolicy"
-        return failed(f"{where}: {reason}{assumed}", f"correct --predictor_host or --predictor_port ({PORTS})")
+            reason = f"no connection within {CONNECT_SECONDS:g} s, as behind a firewall or NetworkPolicy"
+        return failed(f"{predictor}: {reason}{assumed}", f"correct --predictor_host or --predictor_port ({PORTS})")
     writer.close()
-    return ok(f"{where} is reached")
+    return ok(f"connected to {predictor}")
 
 
 async def protocol(subject: Subject) -> list[Finding]:
-    """Whether the port speaks the protocol of the flags, over TLS if they say so. Raises ConfigError.
+    """Check that the port speaks the protocol in the flags, with or without TLS. Raises ConfigError.
 
-    It verifies no certificate: the check of TLS does that.
+    The TLS check verifies certificates, this one does not.
     """
-    where, wanted = subject.address, subject.config.predictor_protocol
-    own = own_certificate(predictor_settings(subject.config))
+    predictor, wanted = subject.address, subject.config.predictor_protocol
+    key_pair = client_certificate(predictor_settings(subject.config))
     answers = []
-    for tls in (where.use_ssl, not where.use_ssl):
-        for spoken in sorted(WIRES, key=lambda one: one != wanted):  # what the flags say comes first
+    for tls in (predictor.use_ssl, not predictor.use_ssl):
+        for spoken in sorted(WIRES, key=lambda name: name != wanted):  # the protocol of the flags first
             wire = WIRES[spoken]
-            context = _trusting_context(wire, own) if tls else None
-            answers.append((await asyncio.to_thread(probe, where, wire, context)).answer)
+            context = _trusting_context(wire, key_pair) if tls else None
+            answers.append((await asyncio.to_thread(probe, predictor, wire, context)).answer)
             if answers[-1] not in ("understood", "wants a certificate"):
                 continue
-            if (spoken, tls) == (wanted, where.use_ssl):
+            if (spoken, tls) == (wanted, predictor.use_ssl):
                 return ok(wire.described(tls))
-            said = WIRES[wanted].described(where.use_ssl)
-            if other := await other_server(where, context) if wire is WIRES["v2"] else "":
-                return failed(f"{where} is {other}", f"correct --predictor_host or --predictor_port ({PORTS})")
-            return failed(f"{where} speaks {wire.described(tls)}, the flags say {said}", _flags(subject, spoken, tls))
-    if answers[0] == "closed" and where.use_ssl:
+            configured = WIRES[wanted].described(predictor.use_ssl)
+            if identity := await other_server(predictor, context) if wire is WIRES["v2"] else "":
+                return failed(f"{predictor} is {identity}", f"correct --predictor_host or --predictor_port ({PORTS})")
+            return failed(
+                f"{predictor} speaks {wire.described(tls)}, the flags say {configured}", _flags(subject, spoken, tls)
+            )
+    if answers[0] == "closed" and predictor.use_ssl:
         return failed(
-            f"{where} closes the connection after the handshake of TLS, as one does that asks for our certificate",
-            "set --predictor_cert_file and --predictor_key_file, or see the predictor's log for its reason",
+            f"{predictor} closes the connection after the TLS handshake; it may require a client certificate",
+            "set --predictor_cert_file and --predictor_key_file, or see the predictor's log",
         )
     if answers[0] == "silent":
         return failed(
-            f"{where} takes connections and does not answer",
-            "see whether the predictor hangs (its log), or correct --predictor_host and --predictor_port",
+            f"{predictor} accepts connections but does not answer",
+            "see in the predictor's log whether it hangs, or correct --predictor_host and --predictor_port",
         )
-    return failed(f"{where} speaks neither REST nor gRPC", f"correct --predictor_host or --predictor_port ({PORTS})")
+    return failed(
+        f"{predictor} speaks neither REST nor gRPC", f"correct --predictor_host or --predictor_port ({PORTS})"
+    )
 
 
-async def other_server(where: Address, context: ssl.SSLContext | None) -> str:
-    """What a port that answers HTTP is by its metrics, if it is not Triton's REST port; else an empty text."""
+async def other_server(address: Address, context: ssl.SSLContext | None) -> str:
+    """The server behind an HTTP port, by the names of its metrics; empty for an unknown one, or Triton's REST port."""
 
     def read() -> bytes:
         answer = b""
-        with suppress(OSError), _connected(where, context) as connection:
+        with suppress(OSError), _connected(address, context) as connection:
             connection.sendall(_GET % b"/metrics")
-            while len(answer) < _METRICS_BYTES and (more := connection.recv(_METRICS_BYTES)):
+            while len(answer) < _MAX_METRICS_BYTES and (more := connection.recv(_MAX_METRICS_BYTES)):
                 answer += more
         return answer
 
-    found = await asyncio.to_thread(read)
-    return next((name for sign, name in OTHER_SERVERS.items() if sign in found), "")
+    metrics = await asyncio.to_thread(read)
+    return next((name for prefix, name in OTHER_SERVERS.items() if prefix in metrics), "")
 
 
 def _flags(subject: Subject, spoken: str, tls: bool) -> str:
-    """The flags for the protocol that is spoken."""
+    """The remedy: flags for the protocol that the predictor speaks."""
     changes, wanted = [], WIRES[subject.config.predictor_protocol]
     if WIRES[spoken] is not wanted:
         changes.append(
-            f"--predictor_protocol={spoken}, or the port for {wanted.name} in --predictor_host "
-            f"({wanted.port} unless Triton was told otherwise)"
+            f"set --predictor_protocol={spoken}, or the port for {wanted.name} in --predictor_host "
+            f"(Triton's default is {wanted.port})"
         )
     if tls is not subject.address.use_ssl:
         scheme = " (or https:// in --predictor_host)" if tls else " (and no https:// in --predictor_host)"
-        changes.append(f"--predictor_use_ssl={str(tls).lower()}{scheme}")
+        changes.append(f"set --predictor_use_ssl={str(tls).lower()}{scheme}")
     return ", and ".join(changes)
 
 
 async def tls(subject: Subject) -> list[Finding]:
-    """Whether the service trusts the predictor's certificate, and the predictor ours. Raises ConfigError."""
-    where, wire = subject.address, WIRES[subject.config.predictor_protocol]
-    if not where.use_ssl:
-        return skipped("not asked for (--predictor_use_ssl)")
+    """Check that the service trusts the predictor's certificate, and the predictor ours. Raises ConfigError."""
+    predictor, wire = subject.address, WIRES[subject.config.predictor_protocol]
+    if not predictor.use_ssl:
+        return skipped("not used (--predictor_use_ssl=false)")
     context = ssl_context(predictor_settings(subject.config))
     context.set_alpn_protocols([wire.alpn])
-    seen = await asyncio.to_thread(probe, where, wire, context)
-    error = seen.error
+    result = await asyncio.to_thread(probe, predictor, wire, context)
+    error = result.error
     if isinstance(error, ssl.SSLCertVerificationError):
         change = _CHANGES.get(error.verify_code, "see --predictor_ca_file and --predictor_ca_path")
         if error.verify_code in (62, 64):  # another host's name or address
-            context.check_hostname = False  # the chain is verified all the same
-            names = _names((await asyncio.to_thread(probe, where, wire, context)).certificate, "it has none")
-            change = f"use one of its names in --predictor_host ({names}), or issue it for {where.host}"
-        return failed(f"the predictor's certificate is refused: {error.verify_message}", change)
+            context.check_hostname = False  # OpenSSL still verifies the chain
+            names = _names((await asyncio.to_thread(probe, predictor, wire, context)).certificate, "it has none")
+            change = f"use one of its names in --predictor_host ({names}), or issue it for {predictor.host}"
+        return failed(f"the service refuses the predictor's certificate: {error.verify_message}", change)
     reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-    if seen.answer == "wants a certificate":
+    if result.answer == "wants a certificate":
         return failed(
             f"the predictor refuses our certificate, or asks for one: {reason}",
             "set --predictor_cert_file and --predictor_key_file to a certificate that it trusts",
         )
     if error is not None:
-        return failed(f"the handshake fails: {reason}", "see the predictor's log for its reason")
-    until = str(seen.certificate.get("notAfter", ""))
-    left = (ssl.cert_time_to_seconds(until) - time.time()) / 86400 if until else SOON_DAYS
-    found = f"{seen.version}, a certificate for {_names(seen.certificate, 'no name')} until {until or 'ever'}"
-    if left < SOON_DAYS:
-        return warning(found, f"renew the predictor's certificate: it ends in {left:.0f} days")
-    return ok(found)
+        return failed(f"the TLS handshake fails: {reason}", "see the predictor's log")
+    until = str(result.certificate.get("notAfter", ""))
+    days = (ssl.cert_time_to_seconds(until) - time.time()) / 86400 if until else EXPIRY_WARNING_DAYS
+    state = f"{result.version}, a certificate for {_names(result.certificate, 'no name')} until {until or 'ever'}"
+    if days < EXPIRY_WARNING_DAYS:
+        return warning(state, f"renew the predictor's certificate: it expires in {days:.0f} days")
+    return ok(state)
 
 
 def _names(certificate: Mapping[str, Any], otherwise: str) -> str:
@@ -205,8 +219,15 @@ def _names(certificate: Mapping[str, Any], otherwise: str) -> str:
 
 @dataclass(slots=True)
 class Probe:
-    """How a port answers a hello. ``silent``: the connection stays open without an answer. ``closed``: it ends without
-    one, after its handshake. ``error`` ended the attempt. ``certificate`` and ``version`` are those of TLS."""
+    """The result of a probe.
+
+    Attributes:
+        answer: ``silent`` if the port keeps the connection open without a reply, ``closed`` if it closes the connection
+            without a reply after the handshake.
+        error: the exception that ended the probe.
+        certificate: the peer's certificate, as ``SSLSocket.getpeercert`` returns it; empty without TLS.
+        version: the version of TLS, empty without.
+    """
 
     answer: Literal["understood", "wants a certificate", "something else", "silent", "closed"] = "something else"
     error: Exception | None = None
@@ -214,52 +235,52 @@ class Probe:
     version: str = ""
 
 
-def probe(where: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe:
-    """Says hello to a port, and nothing else; over TLS with a ``context``.
+def probe(address: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe:
+    """Send one hello to a port, with a ``context`` over TLS.
 
-    It blocks, so it runs in a thread. asyncio hides a refusal that follows the handshake, and TLS 1.3 refuses a
-    client's certificate there.
+    It blocks in a thread instead of using asyncio, which hides alerts after the handshake: TLS 1.3 refuses a client's
+    certificate by such an alert.
     """
-    seen = Probe()
+    result = Probe()
     try:
-        with _connected(where, context) as connection:
+        with _connected(address, context) as connection:
             if isinstance(connection, ssl.SSLSocket):
-                seen.certificate, seen.version = connection.getpeercert() or {}, connection.version() or "TLS"
-            seen.answer = _exchange(connection, wire)
-        if seen.answer == "closed" and context is not None:
-            # A client that has sent something may see a reset connection instead of the refusal.
-            with _connected(where, context) as connection:
+                result.certificate, result.version = connection.getpeercert() or {}, connection.version() or "TLS"
+            result.answer = _exchange(connection, wire)
+        if result.answer == "closed" and context is not None:
+            # After sending data a client may see a reset instead of the alert, so this connection only reads.
+            with _connected(address, context) as connection:
                 connection.recv(1)
     except (OSError, ValueError) as error:
-        seen.error = error
+        result.error = error
         refusals = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "UNKNOWN_CA")
         if isinstance(error, ssl.SSLError) and any(part in str(error.reason) for part in refusals):
-            seen.answer = "wants a certificate"
-        elif isinstance(error, TimeoutError) and seen.answer != "closed":
-            seen.answer = "silent"
-    return seen
+            result.answer = "wants a certificate"
+        elif isinstance(error, TimeoutError) and result.answer != "closed":
+            result.answer = "silent"
+    return result
 
 
 @contextmanager
-def _connected(where: Address, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
-    """A connection, after its handshake if there is a ``context``. Raises OSError, of which ssl.SSLError is one."""
-    with socket.create_connection((where.host, where.port), PROBE_SECONDS) as plain:
+def _connected(address: Address, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
+    """A connection, with a ``context`` after its TLS handshake. Raises OSError, including ssl.SSLError."""
+    with socket.create_connection((address.host, address.port), PROBE_SECONDS) as plain:
         if context is None:
             yield plain
             return
-        with context.wrap_socket(plain, server_hostname=where.host.rstrip(".")) as secured:
+        with context.wrap_socket(plain, server_hostname=address.host.rstrip(".")) as secured:
             yield secured
 
 
 def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "something else", "closed"]:
-    """Sends the hello and reads the answer. Raises TimeoutError where none comes, ssl.SSLError for an alert of TLS."""
+    """Send the hello and classify the answer. Raises TimeoutError without an answer, ssl.SSLError for a TLS alert."""
     answer = b""
     try:
         connection.sendall(wire.hello)
         while len(answer) < wire.enough and (more := connection.recv(wire.enough)):
             answer += more
     except (ConnectionError, ssl.SSLEOFError):
-        pass  # a part of the answer may be enough
+        pass  # the bytes so far may suffice
     except TimeoutError:
         if not answer:
             raise
@@ -268,12 +289,12 @@ def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "s
     return "understood" if wire.answer.match(answer) else "something else"
 
 
-def _trusting_context(wire: Wire, own: KeyPair | None) -> ssl.SSLContext:
-    """A context that accepts any certificate, and shows ``own`` to a server that asks for one."""
+def _trusting_context(wire: Wire, key_pair: KeyPair | None) -> ssl.SSLContext:
+    """A context that accepts any certificate, and sends ``key_pair`` to a server that requests one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([wire.alpn])
-    if own is not None:
-        own.load_into(context)
+    if key_pair is not None:
+        key_pair.load_into(context)
     return context

@@ -1,4 +1,4 @@
-"""A model's weights, tokenizer and files, from a folder or a hub."""
+"""Loads a model's weights, tokenizer and files from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
-from hf_transformer.tokenizer.files import ModelFiles, find_model_files, transformer_folder
+from hf_transformer.tokenizer.files import transformer_folder
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
 
 LENGTH = "max_position_embeddings"
-"""The field of config.json."""
+"""The field of config.json with the limit of tokens."""
 CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
 HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "fill_mask": ("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
@@ -42,13 +43,13 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "text_generation": ("AutoModelForCausalLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
     "text2text_generation": ("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")}),
 }
-"""Each task's class in transformers, and its outputs with their axes; sizes are names of the model's configuration."""
+"""Each task's class in transformers, and its outputs with their axes; a size is the name of a field of config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is exported: ``model`` is the torch model, in evaluation mode on the CPU, in float32. ``changes`` are fields
-    of config.json that it has otherwise than the folder."""
+    """A loaded model: ``model`` is the torch module in evaluation mode, on the CPU, in float32. ``changes`` are the
+    fields of config.json in which the export differs from the original."""
 
     files: ModelFiles
     task: str
@@ -58,7 +59,7 @@ class Checkpoint:
     changes: Mapping[str, Json] = field(default_factory=dict)
 
 
-CAN_NOT_BE_FILES: Mapping[str, str] = {
+NOT_EXPORTABLE: Mapping[str, str] = {
     **dict.fromkeys(("longformer", "led"), "pads each text to a multiple of its window of attention"),
     "funnel": "pools neighbouring tokens, by the length of the text",
     "reformer": "pads each text to a multiple of its chunks, and sorts it by hashes",
@@ -67,20 +68,20 @@ CAN_NOT_BE_FILES: Mapping[str, str] = {
         "carries a state from token to token, which padding changes",
     ),
 }
-"""Model types whose code depends on the texts in a way that no file of a graph holds, and how."""
+"""Model types whose code depends on the texts, so that no static graph holds it, and the reason."""
 
 
 def remedy(model_config: Mapping[str, Json], form: str) -> str:
-    """What to do about a model that can't be written as ``form``, in a sentence."""
-    elsewhere = "run it as it is in a model.py of Triton's Python backend, or in vLLM if it generates text"
-    if why := CAN_NOT_BE_FILES.get(str(model_config.get("model_type"))):
-        return f"A {model_config['model_type']} model {why}: {elsewhere}"
+    """A sentence on alternatives for a model that can't be exported as ``form``."""
+    elsewhere = "run the original in a model.py of Triton's Python backend, or in vLLM if it generates text"
+    if reason := NOT_EXPORTABLE.get(str(model_config.get("model_type"))):
+        return f"A {model_config['model_type']} model {reason}: {elsewhere}"
     return f"Try --format={'torchscript' if form == 'onnx' else 'onnx'}, or {elsewhere}"
 
 
 @contextmanager
 def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
-    """Ends a LoadError of the block with what to do, unless it says that itself."""
+    """Adds the remedy to a LoadError of the block, unless its message has one."""
     try:
         yield
     except LoadError as error:
@@ -91,9 +92,9 @@ def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
 
 @contextmanager
 def explained(message: str) -> Iterator[None]:
-    """Makes a LoadError of any error of torch, transformers, onnx or the tokenizer, with its reason.
+    """Turns any error of torch, transformers, onnx or the tokenizer into a LoadError with its reason.
 
-    They raise nearly every kind of exception for a model that they can't handle, and a model may bring its own code.
+    These libraries raise nearly every type of exception for unsupported models, and a model may bring its own code.
     """
     try:
         yield
@@ -105,8 +106,10 @@ def explained(message: str) -> Iterator[None]:
 
 
 def load_checkpoint(settings: Namespace) -> Checkpoint:
-    """Loads everything, and downloads the files of a hub's model that are not there yet. Raises ConfigError if --task
-    names none that can be served or the weights are for another task, LoadError if files are missing or broken."""
+    """Loads the model, after a download from the hub if needed.
+
+    Raises ConfigError for an unknown --task or weights of another task, LoadError for missing or broken files.
+    """
     trusting = settings.trust_remote_code
     files = find_model_files(
         settings.model_id,
@@ -119,14 +122,14 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
     if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
-            f"{settings.model_id}: its vectors go through {sentences.inside} behind the pooling, which this export "
-            "leaves out; export it whole, with sentence-transformers' own ONNX backend"
+            f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
+            "sentence-transformers' own ONNX export"
         )
     rules = batch_rules(files.config, None)
     if rules.equal_lengths and rules.pad_id is None and files.config.get("model_type") in DECODERS:
         raise LoadError(
-            f"{settings.model_id}: config.json has no pad_token_id, by which this classifier finds the end of "
-            "each text in a batch: set it there to the id that the tokenizer pads with"
+            f"{settings.model_id}: config.json has no pad_token_id, which this classifier needs to find the end of "
+            "each text in a batch; set it to the tokenizer's padding id"
         )
     changes = changes_of(files.config)
     files = replace(files, config={**files.config, **changes})
@@ -138,12 +141,11 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Fields of config.json that the exported model has otherwise, because transformers reads long texts in another way
-    than short ones, and a graph holds one of them: that of short texts, which are then the longest that it takes.
+    """Fields of config.json that limit the exported model to short texts.
 
-    BigBird reads texts of up to 704 tokens with full attention and longer ones in blocks, which depend on the padding;
-    it switches to full attention for good at the first short text. Dynamic and long rotary positions depend on the
-    longest text of a batch.
+    Some models process long texts differently, and a graph holds one variant: the one for short texts. BigBird reads up
+    to 704 tokens with full attention, longer texts in blocks that depend on the padding; the first short text switches
+    it to full attention for good. Dynamic and long rotary positions depend on the longest text of a batch.
     """
     if model_config.get("model_type") in ("big_bird", "bigbird_pegasus"):
         if model_config.get("attention_type") == "original_full":
@@ -165,29 +167,29 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
 
 def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json], subfolder: str) -> Any:
     transformers.logging.set_verbosity_error()
-    if not sys.stderr.isatty():  # people see the progress of a download, logs do not
+    if not sys.stderr.isatty():  # progress bars are for terminals, not for logs
         transformers.logging.disable_progress_bar()
     name, _ = HEADS[task]
     auto = getattr(transformers, name)
-    with explained(f"{settings.model_id}: its weights can't be loaded for {task}"), warnings.catch_warnings():
+    with explained(f"{settings.model_id}: can't load the weights for {task}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, found = auto.from_pretrained(
+        model, info = auto.from_pretrained(
             settings.model_id,
-            subfolder=subfolder,  # empty but for folders of the first versions of sentence-transformers
+            subfolder=subfolder,  # only early versions of sentence-transformers use one
             revision=settings.revision or "main",
             token=settings.token,
             trust_remote_code=settings.trust_remote_code,
-            # The other implementations are written for one device, or hide their arithmetic from a trace.
+            # Other implementations depend on the device, or can't be traced.
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
             **{name: value for name, value in changes.items() if name == "attention_type"},
         )
-    # The pooler of a bare encoder is not exported.
-    missing = sorted(key for key in found["missing_keys"] if not (name == "AutoModel" and "pooler." in key))
+    # The export leaves out an encoder's pooler.
+    missing = sorted(key for key in info["missing_keys"] if not (name == "AutoModel" and "pooler." in key))
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ConfigError(
-            f"--task={task}: {settings.model_id} has no weights for {shown}; it was trained for another task"
+            f"--task={task}: {settings.model_id} has no weights for {listed}; it was trained for another task"
         )
     return model.train(False)

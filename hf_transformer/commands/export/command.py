@@ -1,7 +1,7 @@
-"""``hf-transformer export``: a model's weights as a folder for Triton, with the tokenizer beside them.
+"""``hf-transformer export``: writes a Hugging Face model as a folder that Triton serves, and verifies it.
 
-Exit codes: 0 if the folder is there and gives the same as the model, 1 if something failed, 2 for a bad flag, 128 and
-the number of a signal that ended it. It leaves no part of a folder, however it ends.
+Exit codes: 0 for a folder whose model gives the original's answers, 1 after an error, 2 for a bad flag, 128 plus the
+number of the signal that ended it. It leaves no incomplete folder, however it ends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.predictor.shared_memory import ALLOW_FLAG
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
-"""What each format needs beside the service's own libraries; the last one is what the Python backend runs it with."""
+"""Libraries of each format; the Python backend runs the format with the last one."""
 BACKENDS: Mapping[str, tuple[str, ...]] = {"onnx": ("onnxruntime", "python"), "torchscript": ("pytorch", "python")}
-"""Triton's backends that run each format, the default first."""
+"""Triton's backends for each format, the default first."""
 TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
-"""The default of --tolerance by precision."""
-SERVES_FLAGS = {
+"""The default of --tolerance, by precision."""
+EXPORT_FLAGS = {
     "--model_dir or --model_id": "--model_id",
     "--model_revision, --tokenizer_revision": "--revision",
     "--model_revision": "--revision",
@@ -40,7 +40,7 @@ SERVES_FLAGS = {
     "--model_dir": "--model_id",
     "--hf_token": "--token",
 }
-"""Flags of serve in messages of shared code, and those of export that mean the same."""
+"""Flags of serve in messages of shared code -> the same flags of export."""
 MANIFEST = """\
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
@@ -61,18 +61,21 @@ spec:
         args:
 {arguments}\
           - --predictor_protocol=v2
-          # Not ready while Triton is not, so that no request is sent to a pod that can't answer it.
+          # The pod is ready only while Triton is, so it gets no request that it can't answer.
           - --enable_predictor_health_check=true
         env:
-          # Filled with the same folder: the tokenizer is in it.
+          # KServe mounts the same folder here, for the tokenizer.
           - name: STORAGE_URI
             value: {storage}
 """
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exports one model; returns the exit code. Raises ConfigError if a flag has a bad value or the task can't be
-    exported so, LoadError if the model can't be loaded or written, or the written one differs from it."""
+    """Exports one model and returns the exit code.
+
+    Raises ConfigError for a bad flag, or one that the task does not support; LoadError if the model can't be loaded or
+    written, or if the written model differs from it.
+    """
     settings = parse(argv, environ)
     missing = [name for name in LIBRARIES[settings.format] if find_spec(name) is None]
     if missing:
@@ -81,32 +84,32 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     source = Path(settings.model_id)
     if source.is_dir() and source.resolve().is_relative_to(target.resolve()):
         raise ConfigError(
-            f"--output: {target} is where --model_id={settings.model_id} lies, which would be gone; choose another "
-            "folder or --model_name"
+            f"--output: {target} would overwrite --model_id={settings.model_id}; choose another folder or --model_name"
         )
-    require_free(target, force=settings.force)  # before the weights are loaded
+    require_free(target, force=settings.force)  # fails before the slow load of the weights
     try:
         export(settings, target, Terminal(environ))
-    except (ConfigError, LoadError) as error:  # of code that serve uses too
-        message = re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], str(error))
+    except (ConfigError, LoadError) as error:  # from code that serve uses too
+        message = re.sub("|".join(EXPORT_FLAGS), lambda match: EXPORT_FLAGS[match[0]], str(error))
         raise type(error)(message) from error
     return 0
 
 
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
-    """Everything that needs torch, which takes seconds to import. Raises as ``run``."""
+    """Loads, writes and verifies the model, with torch. Raises the errors of ``run``."""
     with step(f"Loading {settings.model_id}", terminal) as results:
+        # Here, because torch takes seconds to import.
         from hf_transformer.commands.export.checkpoint import load_checkpoint, with_remedy
         from hf_transformer.commands.export.graph import build_graph
         from hf_transformer.commands.export.model_file import take_samples, verify, write_model
 
         checkpoint = load_checkpoint(settings)
         graph = build_graph(checkpoint, settings)
-        weights = sum(one.numel() for one in checkpoint.model.parameters())
+        weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
         results.append(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
     helping = partial(with_remedy, checkpoint.files.config, settings.format)
     with new_folder(target, force=settings.force) as folder:
-        with step("Asking it for the answers to sample texts", terminal, folder) as results, helping():
+        with step("Running it on sample texts", terminal, folder) as results, helping():
             samples = take_samples(graph, checkpoint, settings)
             results.append(f"{len(samples)} batches")
         path = folder / "1" / FILES[settings.format]
@@ -123,69 +126,67 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
         with step("Comparing it with the model", terminal, folder) as results, helping():
             difference = verify(graph, path, samples, settings)
             results.append(
-                f"the same in {len(samples)} batches: the largest difference is {difference:.2g} "
+                f"same outputs in {len(samples)} batches: the largest difference is {difference:.2g} "
                 f"(tolerance {settings.tolerance:g})"
             )
         view = triton_view(folder, settings)
     for name, value in checkpoint.changes.items():
-        terminal.say(f"config.json: {name} is {value}, as the exported model has it")
+        terminal.say(f"config.json: changed {name} to {value}, to match the exported model")
     terminal.say(f"{view.replace(folder.name, target.name, 1)}.")
     terminal.say(f"\n{target} is ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
     terminal.say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
 
 
 @contextmanager
-def step(what: str, terminal: Terminal, folder: Path | None = None) -> Iterator[list[str]]:
-    """Says what begins, and at the end the text that the block has appended, and how long it took.
+def step(title: str, terminal: Terminal, folder: Path | None = None) -> Iterator[list[str]]:
+    """Prints ``title``, and after the block the text that it appended, with the duration.
 
-    With a ``folder`` a terminal shows the time and how much is in it, meanwhile. A download shows its own progress.
+    With a ``folder`` a terminal also shows the folder's size and the time so far.
     """
     began, ended, results = time.monotonic(), threading.Event(), list[str]()
 
     def watch(folder: Path) -> None:
         while not ended.wait(0.25):
-            with suppress(OSError):  # a file that is gone again
+            with suppress(OSError):  # a temporary file is gone
                 terminal.progress(f"  {megabytes(folder)}, {time.monotonic() - began:.0f} s")
 
-    terminal.say(f"{what} ...")
-    watching = threading.Thread(target=watch, args=(folder,)) if folder and terminal.live else None
-    if watching:
-        watching.start()
+    terminal.say(f"{title} ...")
+    watcher = threading.Thread(target=watch, args=(folder,)) if folder and terminal.live else None
+    if watcher:
+        watcher.start()
     try:
         yield results
     finally:
         ended.set()
-        if watching:
-            watching.join()
+        if watcher:
+            watcher.join()
         terminal.clear()
     terminal.say(f"  {results[0]} ({time.monotonic() - began:.1f} s)")
 
 
 def _flags(settings: Namespace, task: str) -> list[str]:
-    """The service's flags for this model, without the place of its folder."""
+    """The service's flags for this model, without addresses and paths."""
     return [f"--model_name={settings.model_name}", *([] if settings.task is None else [f"--task={task}"])]
 
 
 def commands(folder: Path, settings: Namespace, task: str) -> str:
-    """Triton on this machine, and the service in front of it."""
+    """Shell commands that start Triton and the service on this machine."""
     repository = folder.parent.resolve()
-    places = [f"--model_dir={repository / folder.name}", "--predictor_host=localhost:8000"]
+    locations = [f"--model_dir={repository / folder.name}", "--predictor_host=localhost:8000"]
     note = ""
     if settings.backend == "python":
         note = f"  # Triton's Python needs {LIBRARIES[settings.format][-1]} and numpy<2.\n"
-    note += f"  # Triton 26.04 and newer: add {ALLOW_FLAG}, for large outputs. Older ones do not start with it.\n"
-    service = shlex.join(["hf-transformer", *_flags(settings, task), *places])
+    note += f"  # With Triton 26.04 and newer add {ALLOW_FLAG}, for large outputs. Older ones reject this flag.\n"
+    service = shlex.join(["hf-transformer", *_flags(settings, task), *locations])
     return f"{note}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {service}\n"
 
 
 def manifest(settings: Namespace, task: str) -> str:
-    """An InferenceService; its storage has the model repository with the model's folder."""
+    """An InferenceService whose storage is the model repository."""
     image = ""
     if settings.backend == "python":
-        image = (
-            f"      # Triton's own image has no {LIBRARIES[settings.format][-1]} in its Python: name one that has.\n"
-        )
-    # Kubernetes wants lower-case letters, digits and hyphens, a letter first.
+        image = f"      # Triton's own image lacks Python's {LIBRARIES[settings.format][-1]}: set one that has it.\n"
+    # Kubernetes names are lower-case letters, digits and hyphens, a letter first.
     name = re.sub(r"[^a-z0-9]+", "-", settings.model_name.lower()).strip("-")
     return MANIFEST.format(
         name=name if name[:1].isalpha() else f"model-{name}".rstrip("-"),
@@ -196,61 +197,78 @@ def manifest(settings: Namespace, task: str) -> str:
 
 
 def megabytes(folder: Path) -> str:
-    """Of all files in the folder."""
-    return f"{sum(one.stat().st_size for one in folder.rglob('*') if one.is_file()) / 1e6:.1f} MB"
+    """The size of all files in the folder, as a text."""
+    return f"{sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 1e6:.1f} MB"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
-    """Reads the flags. Exits with code 2 and a message for an unknown one or a value that is none. Raises ConfigError
-    where flags contradict each other."""
-    given = vars(_parser(environ).parse_args(argv))
-    backends = BACKENDS[given["format"]]
-    backend = given["backend"] or backends[0]
+    """Reads the flags. Exits with code 2 and a message for an unknown flag or a bad value; raises ConfigError for
+    contradictory flags."""
+    flags = vars(_parser(environ).parse_args(argv))
+    backends = BACKENDS[flags["format"]]
+    backend = flags["backend"] or backends[0]
     if backend not in backends:
-        raise ConfigError(
-            f"--backend={backend}: does not run --format={given['format']}, expected {' or '.join(backends)}"
-        )
-    name = given["model_name"] or Path(given["model_id"]).name
+        raise ConfigError(f"--backend={backend}: expected {' or '.join(backends)} for --format={flags['format']}")
+    name = flags["model_name"] or Path(flags["model_id"]).name
     if not re.fullmatch(r"""[^\s/?#%"'\\.][^\s/?#%"'\\]*""", name):
         raise ConfigError(
             f"--model_name={name}: expected a name without spaces, quotes and / \\ ? # %, and no dot first"
         )
-    if given["top_k"] is not None and not given["reduce"]:
-        raise ConfigError("--top_k: belongs to --reduce, which is not set")
-    if backend == "python" and re.search(r"\s", str(given["output"].resolve())):
-        raise ConfigError(f"--output={given['output']}: a path with spaces, where Triton's Python backend can't start")
-    folder = Path(given["model_id"]).expanduser()
-    given |= {
-        "model_id": str(folder) if folder.is_dir() else given["model_id"],
+    if flags["top_k"] is not None and not flags["reduce"]:
+        raise ConfigError("--top_k: has no effect without --reduce")
+    if backend == "python" and re.search(r"\s", str(flags["output"].resolve())):
+        raise ConfigError(
+            f"--output={flags['output']}: expected a path without spaces, in which Triton's Python backend can't start"
+        )
+    folder = Path(flags["model_id"]).expanduser()
+    flags |= {
+        "model_id": str(folder) if folder.is_dir() else flags["model_id"],
         "backend": backend,
         "model_name": name,
-        "tolerance": TOLERANCES[given["precision"]] if given["tolerance"] is None else given["tolerance"],
+        "tolerance": TOLERANCES[flags["precision"]] if flags["tolerance"] is None else flags["tolerance"],
     }
-    return Namespace(**given)
+    return Namespace(**flags)
 
 
 def _parser(environ: Mapping[str, str]) -> FlagParser:
     parser = FlagParser(
-        "export", "Export a Hugging Face model for Triton, with the tokenizer beside it, and check the result."
+        "export", "Export a Hugging Face model and its tokenizer as a folder that Triton serves, and verify the result."
     )
     add, count = parser.add, integer(1)
-    add("model_id", required=True, metavar="ID", help="model on the Hugging Face hub, or a local folder")
-    add("output", required=True, type=Path, metavar="FOLDER", help="model repository to write the model's folder into")
+    add("model_id", required=True, metavar="ID", help="model on the Hugging Face hub, or local folder")
+    add("output", required=True, type=Path, metavar="FOLDER", help="model repository that gets the model's folder")
     add("model_name", metavar="NAME", help="name of the model in Triton and in the service [the end of --model_id]")
-    add("task", metavar="NAME", help="what the model does [by the architecture in config.json]")
+    add(
+        "task",
+        metavar="NAME",
+        help="task of the model, see hf-transformer --help=task [by the architecture in config.json]",
+    )
     add("format", choices=tuple(BACKENDS), default="onnx", help="format of the model file [onnx]")
-    add("backend", choices=("onnxruntime", "pytorch", "python"), help="Triton's backend [that of the format]")
-    add("revision", metavar="REVISION", help="a branch, tag or commit of --model_id [main]")
+    add(
+        "backend",
+        choices=("onnxruntime", "pytorch", "python"),
+        help="Triton's backend [onnxruntime for onnx, pytorch for torchscript]",
+    )
+    add("revision", metavar="REVISION", help="branch, tag or commit of --model_id [main]")
     names = name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask")
-    add("inputs", names, default=(), help="the model's inputs, with commas [all that it takes]")
-    add("max_batch_size", count, default=32, help="texts in one batch [32]")
-    add("precision", choices=tuple(TOLERANCES), default="fp32", help="of the weights and outputs [fp32]")
-    add("instances", count, default=1, help="copies of the model in Triton [1]")
-    add("dynamic_batching", BOOLEAN, default=True, help="let Triton run waiting requests together [true]")
-    add("reduce", action="store_true", help="end the graph in the task's own reduction: bytes instead of megabytes")
-    add("top_k", count, help=f"tokens per mask of a reduced fill_mask model [{TOP_K}]")
-    add("tolerance", number(zero=True), help="largest difference that counts as the same [0.001, fp16 0.05]")
-    add("force", action="store_true", help="replace the model's folder if it is there")
-    add("trust_remote_code", action="store_true", help="allow a model that comes with Python code of its own")
-    add("token", TOKEN, default=environ.get("HF_TOKEN"), help="for private models; better: HF_TOKEN")
+    add("inputs", names, default=(), help="inputs of the written model [all that the model takes]")
+    add("max_batch_size", count, default=32, help="most texts in a batch [32]")
+    add("precision", choices=tuple(TOLERANCES), default="fp32", help="precision of weights and outputs [fp32]")
+    add("instances", count, default=1, help="instances of the model in Triton, for each GPU or the CPU [1]")
+    add("dynamic_batching", BOOLEAN, default=True, help="let Triton merge waiting requests [true]")
+    add(
+        "reduce",
+        action="store_true",
+        help="add the task's last step to the graph: responses of bytes instead of megabytes",
+    )
+    add("top_k", count, help=f"tokens for each mask, with --reduce and fill_mask [{TOP_K}]")
+    add("tolerance", number(zero=True), help="largest difference between written and original model [0.001, fp16 0.05]")
+    add("force", action="store_true", help="replace the model's folder if it exists")
+    add("trust_remote_code", action="store_true", help="allow a model that brings its own Python code")
+    add(
+        "token",
+        TOKEN,
+        default=environ.get("HF_TOKEN"),
+        help="token for private models; better set the variable HF_TOKEN",
+    )
     return parser

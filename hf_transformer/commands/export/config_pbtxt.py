@@ -1,4 +1,4 @@
-"""config.pbtxt of an exported model.
+"""Writes config.pbtxt of an exported model.
 
 The fields are those of ModelConfig in Triton's model_config.proto:
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from textwrap import indent
 
 FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
-"""The names by format that Triton's backends look for in the folder of a version."""
-TOP_K = 10  # tokens per mask of a reduced fill_mask model, without --top_k
+"""The file name of each format that Triton's backends expect in a version's folder."""
+TOP_K = 10
+"""The default of --top_k."""
 BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence", "masks")
-"""Free axes, by the names that they have in an ONNX file."""
+"""Names of free axes, in ONNX files too."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """An input or output: free axes by name, others by size; the datatype as Triton calls it (INT64, FP32, FP16)."""
+    """An input or output: free axes by name, others by size; datatype in Triton's names (INT64, FP32, FP16)."""
 
     name: str
     axes: tuple[str | int, ...]
@@ -28,9 +29,9 @@ class GraphTensor:
 
 
 NAMES = {"onnxruntime": "ONNX Runtime", "pytorch": "PyTorch", "python": "Python"}
-"""Triton's backends, for people to read."""
+"""Triton's backends, for people."""
 QUEUE = """\
-# A queue that refuses, instead of growing, and gives up what has waited too long:
+# A bounded queue that rejects requests when full or after five seconds:
 #   default_queue_policy {
 #     max_queue_size: 256
 #     timeout_action: REJECT
@@ -38,22 +39,22 @@ QUEUE = """\
 #   }
 """
 BATCHING = f"""\
-# Requests that wait are run together, where their texts are of one shape.
+# Triton merges waiting requests with inputs of the same shape.
 dynamic_batching {{
 {indent(QUEUE, "  ")}}}
 """
 NO_BATCHING = """\
-# Requests that wait could be run together, where their texts are of one shape:
+# To merge waiting requests with inputs of the same shape:
 #   dynamic_batching {}
 """
 THREADS = """
-# Of one execution. A small model loses more to several threads than it gains.
+# Threads of one execution. Small models are slower with several threads.
 parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
 
 
 def config_pbtxt(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], settings: Namespace, task: str) -> str:
-    """The whole file."""
+    """The text of config.pbtxt."""
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
     warmup = "".join(
         f'#     inputs {{ key: "{_name(tensor, index, settings)}" '
@@ -65,10 +66,10 @@ def config_pbtxt(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], 
 name: "{settings.model_name}"
 backend: "{settings.backend}"
 default_model_filename: "{file}"
-# Triton takes a folder for a version by its leading digits, such as sentence-transformers' 2_Normalize.
+# Triton takes folders with leading digits for versions, such as sentence-transformers' 2_Normalize.
 version_policy {{ specific {{ versions: [ 1 ] }} }}
 
-# Dimensions below leave the batch axis out: Triton adds it, for up to so many texts.
+# The dims below leave out the batch axis, which Triton adds for up to max_batch_size texts.
 max_batch_size: {settings.max_batch_size}
 
 input [
@@ -79,10 +80,10 @@ output [
 ]
 
 {BATCHING if settings.dynamic_batching else NO_BATCHING}
-# Without a kind, on each GPU that there is, else on the CPU.
+# Without a kind: instances on each GPU, or on the CPU without a GPU.
 instance_group [ {{ count: {settings.instances} }} ]
 
-# A first execution before the model counts as ready, where that is slow (CUDA graphs, TensorRT):
+# To run a slow first execution (CUDA graphs, TensorRT) before the model is ready:
 #   model_warmup [ {{
 #     name: "sixteen tokens"
 #     batch_size: 1
@@ -91,7 +92,7 @@ instance_group [ {{ count: {settings.instances} }} ]
 
 
 def _name(tensor: GraphTensor, index: int, settings: Namespace) -> str:
-    """TorchScript keeps no names, so its backend goes by the number behind the name."""
+    """The tensor's name, for TorchScript with an index: its files have no names, so the backend uses the index."""
     return f"{tensor.name}__{index}" if settings.format == "torchscript" else tensor.name
 
 

@@ -1,7 +1,7 @@
-"""The graph of a task: the model as a function of tensors and, with --reduce, the last step of the task.
+"""The graph of a task: the model as a function of tensors and, with --reduce, the task's last step.
 
-With that step, the reduction, a response is bytes instead of megabytes of logits. Only exact reductions are here: the
-service gives the same answers, and refuses requests that need the missing values.
+The reduction makes responses of bytes instead of megabytes of logits. All reductions are exact: the service's answers
+stay the same, and it refuses requests that need the missing values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hf_transformer.tasks.text_embedding import KSERVE
 from hf_transformer.types.tensors import Array
 
 POOLINGS = ("mean", "cls", "max")
-"""sentence-transformers' names of the poolings that can be part of a graph."""
+"""Poolings that a graph supports, by their names in sentence-transformers."""
 
 
 class Graph(torch.nn.Module):
-    """Takes ``inputs``, INT64 [B,S] each, and gives ``outputs``, in these orders."""
+    """A module from ``inputs``, INT64 [B,S] each, to ``outputs``, in these orders."""
 
     def __init__(self, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
         super().__init__()
@@ -40,21 +40,21 @@ class Graph(torch.nn.Module):
 
     def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """The inputs by name."""
-        return {tensor.name: given for tensor, given in zip(self.inputs, tensors, strict=True)}
+        return {spec.name: tensor for spec, tensor in zip(self.inputs, tensors, strict=True)}
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        """The right outputs for one text, by the service's own arithmetic.
+        """The correct outputs for one text, calculated like the service does.
 
-        ``whole`` is what the model as it was loaded gives, ``ids`` are the text's tokens, both without padding.
+        ``whole`` are the original model's outputs, ``ids`` the text's tokens, both without padding.
         """
         return whole
 
 
 class Head(Graph):
-    """Calls the model; ``options`` are the call's other arguments.
+    """Calls the model; ``options`` are further arguments of the call.
 
-    The model builds its attention masks itself, because families differ in what a mask covers (windows, relative
-    positions, the positions of tokens).
+    The model makes its own attention masks, because their shape depends on the architecture (windows, relative
+    positions).
     """
 
     def __init__(
@@ -65,36 +65,36 @@ class Head(Graph):
         self.options = options
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found = self.model(**self.named(tensors), **self.options)
-        return tuple(getattr(found, output.name) for output in self.outputs)
+        result = self.model(**self.named(tensors), **self.options)
+        return tuple(getattr(result, output.name) for output in self.outputs)
 
 
-class LastEnd(Head):
-    """A classifier of an encoder-decoder that reads the state at the last eos token of each text: logits [B,L].
+class LastEosHead(Head):
+    """An encoder-decoder classifier that reads the state at each text's last eos token: logits [B,L].
 
-    transformers gathers the states at all eos tokens of the batch first, so a text that holds more of them changes the
-    answers of others. Alone, a text gets the same answer here and there.
+    transformers gathers the states at all eos tokens of the batch, so a text with several of them changes the answers
+    to the others. For a single text both agree.
     """
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given, model = self.named(tensors), self.model
-        ids = given["input_ids"]
+        inputs, model = self.named(tensors), self.model
+        ids = inputs["input_ids"]
         if hasattr(model, "_shift_right"):  # T5's base model does not make the decoder's inputs itself
-            given["decoder_input_ids"] = model._shift_right(ids)
-        states = model.base_model(**given, use_cache=False).last_hidden_state
+            inputs["decoder_input_ids"] = model._shift_right(ids)
+        states = model.base_model(**inputs, use_cache=False).last_hidden_state
         positions = torch.cumsum(torch.ones_like(ids), dim=1) * (ids == model.config.eos_token_id)
         last = positions.argmax(dim=1, keepdim=True)
         return (model.classification_head(_at(states, last)[:, 0]),)
 
 
 class TopTokens(Graph):
-    """The likeliest tokens at the mask tokens of each text, of a head that gives logits [B,S,V].
+    """The most probable tokens at each text's mask tokens, from a head with logits [B,S,V].
 
-    topk_ids INT64 [B,M,K] and topk_scores FP32 [B,M,K], the probabilities over the whole vocabulary, the likeliest
-    first. M is the largest number of masks in a text of the batch; a text's own masks come first, in their order.
+    Outputs are topk_ids INT64 [B,M,K] and topk_scores FP32 [B,M,K], probabilities over the whole vocabulary in
+    descending order. M is the largest number of masks in a text of the batch; a text's masks come first, in order.
 
-    Where the model is an encoder (``base_model``) with a head that looks at each token by itself, the head gets only
-    the tokens at the masks: with a large vocabulary it is much of the work.
+    If the model is an encoder (``base_model``) with a head for each token, the head gets the tokens at the masks only,
+    which saves much work with a large vocabulary.
     """
 
     def __init__(self, head: Head, mask_id: int, count: int) -> None:
@@ -105,15 +105,15 @@ class TopTokens(Graph):
         self.count = count
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        places = self._places(self.named(tensors)["input_ids"])
+        positions = self._mask_positions(self.named(tensors)["input_ids"])
         model, gathered = self.head.model, False
 
-        def gather(_: Any, __: Any, found: Any) -> Any:
+        def gather(_: Any, __: Any, result: Any) -> Any:
             nonlocal gathered
-            if getattr(found, "last_hidden_state", None) is not None:
-                found["last_hidden_state"] = _at(found.last_hidden_state, places)
+            if getattr(result, "last_hidden_state", None) is not None:
+                result["last_hidden_state"] = _at(result.last_hidden_state, positions)
                 gathered = True
-            return found
+            return result
 
         hook = None if model.base_model is model else model.base_model.register_forward_hook(gather)
         try:
@@ -121,30 +121,30 @@ class TopTokens(Graph):
         finally:
             if hook is not None:
                 hook.remove()
-        rows = logits if gathered else _at(logits, places)
+        rows = logits if gathered else _at(logits, positions)
         scores, best = torch.softmax(rows.to(torch.float32), dim=-1).topk(self.count, dim=-1)
         return best, scores
 
-    def _places(self, ids: Tensor) -> Tensor:
-        """INT64 [B,M]: the positions of the masks of each text, then any others."""
+    def _mask_positions(self, ids: Tensor) -> Tensor:
+        """The positions of each text's masks, INT64 [B,M]; arbitrary positions fill shorter rows."""
         masked = (ids == self.mask_id).to(torch.int64)
         positions = torch.cumsum(torch.ones_like(ids), dim=1)
-        # The earlier a mask stands, the higher its number; other tokens have 0.
+        # Earlier masks sort higher; other tokens have 0.
         order = torch.argsort(masked * (positions.max() + 1 - positions), dim=1, descending=True)
         return order[:, : masked.sum(dim=1).max()]
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        """All probabilities at the masks, float32 [M,V]: the order of equally likely tokens is free."""
+        """All probabilities at the masks, float32 [M,V], because equally probable tokens have no fixed order."""
         return {"probabilities": softmax(whole["logits"][np.array(ids) == self.mask_id])}
 
 
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """[B,S,N] at INT64 [B,M] -> [B,M,N]"""
-    return torch.gather(values, 1, places[:, :, None].expand(-1, -1, values.shape[-1]))
+def _at(values: Tensor, positions: Tensor) -> Tensor:
+    """The values [B,M,N] at positions INT64 [B,M] of values [B,S,N]."""
+    return torch.gather(values, 1, positions[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
 class Probabilities(Graph):
-    """The probabilities of the labels, FP32 [B,L], of a head that gives logits [B,L]."""
+    """The probabilities of labels, FP32 [B,L], from a head with logits [B,L]."""
 
     def __init__(self, head: Head, function: Literal["softmax", "sigmoid"], labels: int) -> None:
         super().__init__(head.inputs, [GraphTensor("probabilities", (BATCH, labels))])
@@ -160,10 +160,10 @@ class Probabilities(Graph):
 
 
 class SentenceVector(Graph):
-    """One vector per text, FP32 [B,D], of a head that gives token vectors [B,S,D].
+    """One vector for each text, FP32 [B,D], from a head with token vectors [B,S,D].
 
-    With ``normalize`` it has an L2 norm of 1. The norm that it had is an output too, embedding_norm FP32 [B,1]: the
-    service weighs the windows of a long text by it, and a request may ask for the vector without normalization.
+    With ``normalize`` vectors have an L2 norm of 1, and embedding_norm FP32 [B,1] is the norm before. The service
+    weights the windows of a long text by it, and needs it for requests without normalization.
     """
 
     def __init__(self, head: Head, pooling: str, size: int, *, normalize: bool) -> None:
@@ -175,15 +175,15 @@ class SentenceVector(Graph):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         vectors = self.head(*tensors)[0].to(torch.float32)
-        given = self.named(tensors)
-        mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
-        shown = mask.to(torch.float32)[:, :, None]
+        inputs = self.named(tensors)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        weights = mask.to(torch.float32)[:, :, None]
         if self.pooling == "cls":
             pooled = vectors[:, 0]
         elif self.pooling == "max":
-            pooled = torch.where(shown > 0, vectors, torch.full_like(vectors, torch.finfo(torch.float32).min)).amax(1)
+            pooled = torch.where(weights > 0, vectors, torch.full_like(vectors, torch.finfo(torch.float32).min)).amax(1)
         else:
-            pooled = (vectors * shown).sum(1) / shown.sum(1).clamp(min=1e-9)
+            pooled = (vectors * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
         if not self.normalize:
             return (pooled,)
         norm = torch.sqrt((pooled * pooled).sum(dim=-1, keepdim=True))
@@ -197,8 +197,8 @@ class SentenceVector(Graph):
 
 
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
-    """The graph of the task, with its reduction if --reduce is set. Raises ConfigError if --inputs names an input that
-    the model does not take, or the task has no exact reduction."""
+    """The task's graph, with --reduce its reduction too. Raises ConfigError if --inputs names an input that the model
+    does not take, or if the task has no exact reduction."""
     inputs = [
         GraphTensor(name, (BATCH, DECODED if name == "decoder_input_ids" else SEQUENCE), "INT64")
         for name in _inputs(checkpoint, settings)
@@ -209,25 +209,25 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
     ]
-    # A cache would be more outputs.
+    # A cache would add outputs.
     options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
-    head = (LastEnd if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
+    head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
     graph.train(False)
     return graph
 
 
 def size_of(model: Any, name: str) -> int:
-    """A size of the configuration, or of the text part of a nested one. Raises LoadError where there is none."""
+    """A size in config.json, or in the text part of a nested one. Raises LoadError if it is missing."""
     for config in (model.config, model.config.get_text_config()):
         if isinstance(size := getattr(config, name, None), int):
             return size
-    raise LoadError(f"{type(model).__name__}: its configuration has no {name}, which the export needs")
+    raise LoadError(f"{type(model).__name__}: config.json has no {name}, which the export needs")
 
 
 def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
-    """Those of --inputs, else all that the model takes and the service sends."""
+    """The inputs in --inputs, by default all that the model takes and the service sends."""
     taken = inspect.signature(checkpoint.model.forward).parameters
     known = [name for name in ("input_ids", "attention_mask") if name in taken]
     if "token_type_ids" in taken and getattr(checkpoint.model.config, "type_vocab_size", 0) > 1:
@@ -236,31 +236,31 @@ def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
         known.append("decoder_input_ids")
     for name in settings.inputs:
         if name not in known:
-            raise ConfigError(f"--inputs: {name!r} is none of this model's, expected some of {', '.join(known)}")
+            raise ConfigError(f"--inputs: expected inputs of this model ({', '.join(known)}), got {name!r}")
     for needed in ("input_ids", "decoder_input_ids"):
         if settings.inputs and needed in known and needed not in settings.inputs:
-            raise ConfigError(f"--inputs: {needed} is missing, and the model reads nothing without it")
+            raise ConfigError(f"--inputs: {needed} is missing, which the model needs")
     return [name for name in known if not settings.inputs or name in settings.inputs]
 
 
 def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
-    """The reduction of the task. Raises ConfigError where it, or this model of it, has none that is exact."""
+    """The task's reduction. Raises ConfigError if the task, or this model, has no exact one."""
     if top_k is not None and checkpoint.task != "fill_mask":
-        raise ConfigError(f"--top_k: belongs to fill_mask, and the model is for {checkpoint.task}")
+        raise ConfigError(f"--top_k: applies to fill_mask only, not to {checkpoint.task}")
     match checkpoint.task:
         case "fill_mask":
             mask_id = checkpoint.tokenizer.mask_id
             if mask_id is None:
-                raise ConfigError("--reduce: the tokenizer has no mask token, so fill_mask has nothing to reduce to")
+                raise ConfigError("--reduce: fill_mask needs a mask token, and the tokenizer has none")
             return TopTokens(head, mask_id, min(top_k or TOP_K, size_of(checkpoint.model, "vocab_size")))
         case "sequence_classification":
             labels = len(read_labels(checkpoint.files.config))
             function = default_function(read_problem_type(checkpoint.files.config), labels)
             if function == "none":
-                raise ConfigError("--reduce: config.json says regression, whose logits are the answer already")
+                raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
-            # Without files that say how, as KServe does: the mean, of length 1.
+            # Without sentence-transformers' files KServe's default applies: the normalized mean.
             sentences = checkpoint.sentences or KSERVE
             if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
                 raise ConfigError(
@@ -268,9 +268,9 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                     f"{', '.join(POOLINGS)}"
                 )
             if not sentences.include_prompt:
-                raise ConfigError("--reduce: the model leaves prompts out of the pooling, which the graph can't see")
+                raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
             size = size_of(checkpoint.model, "hidden_size")
             return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
         case task:
-            able = "fill_mask, sequence_classification and text_embedding"
-            raise ConfigError(f"--reduce: {task} has no exact reduction, only {able} have")
+            able = "fill_mask, sequence_classification or text_embedding"
+            raise ConfigError(f"--reduce: {task} has no exact reduction, expected {able}")

@@ -1,4 +1,4 @@
-"""A graph as model.onnx or model.pt, and proof that the file gives the same as the model: samples go through both."""
+"""Writes a graph as model.onnx or model.pt, and compares its outputs with the original model's."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import torch
 
 from hf_transformer.commands.export.checkpoint import Checkpoint, explained
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE
-from hf_transformer.commands.export.graph import Graph, LastEnd
+from hf_transformer.commands.export.graph import Graph, LastEosHead
 from hf_transformer.core.batch_rules import BatchRules, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
-WEIGHTS = "model.onnx.data"  # beside model.onnx, where the weights don't fit into it
+WEIGHTS = "model.onnx.data"
+"""The file for weights that exceed the limit of model.onnx."""
 SHORT = "hi"
 MIDDLE = "The capital of {0} is {0}."
 LONGER = "A rather longer sentence {0}, so that the shorter ones are padded beside it, and a word nobody knows: qzxv."
 MARKED = "It ended {1} here, {1} there and {0} at last {1}"
-"""With special tokens of the tokenizer in the text itself, at {1}."""
+"""A text with the tokenizer's special tokens at {1}."""
 LONG = " ".join([LONGER] * 30)
 PAIR, OTHER_PAIR = (MIDDLE, LONGER), (MARKED, SHORT)
 BATCHES: Sequence[Sequence[str | tuple[str, str]]] = (
@@ -36,15 +37,15 @@ BATCHES: Sequence[Sequence[str | tuple[str, str]]] = (
     (SHORT, LONG, MIDDLE, MARKED),
     (MARKED, LONGER, SHORT, ""),
 )
-"""With mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch. The first one is traced:
-its texts have different lengths."""
-PAIRS = ((PAIR, OTHER_PAIR, (SHORT, SHORT)), (OTHER_PAIR,))
-"""More batches, for tasks that read pairs."""
-READ_PAIRS = ("sequence_classification", "zero_shot_classification", "rerank", "question_answering")
+"""Sample texts, with mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch. The trace
+uses the first batch, whose texts differ in length."""
+PAIR_BATCHES = ((PAIR, OTHER_PAIR, (SHORT, SHORT)), (OTHER_PAIR,))
+"""More batches, for PAIR_TASKS."""
+PAIR_TASKS = ("sequence_classification", "zero_shot_classification", "rerank", "question_answering")
 BATCH_TOLERANCES = {"fp32": 1e-4, "fp16": 5e-3}
-"""The most by which an answer in a batch may differ from that to the text alone, by precision."""
-LONGEST = 512
-"""Tokens of the longest text: more than the windows of attention that encoders have, such as ModernBERT's 128."""
+"""The largest difference between a text's outputs in a batch and alone, by precision."""
+MAX_TOKENS = 512
+"""Tokens of the longest text, more than the attention windows of encoders, such as ModernBERT's 128."""
 DECODED_TOKENS = 3
 
 Inputs = dict[str, torch.Tensor]
@@ -53,36 +54,40 @@ Run = Callable[[Inputs], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch of texts, padded as the service pads it.
+    """One batch of texts.
 
-    ``expected`` is what the model as it was loaded gives for each text alone, without padding. ``alone`` has each
-    text's own inputs, likewise. ``sizes`` are those of the batch's free axes, ``left`` says where padding stands.
+    Attributes:
+        inputs: the batch, with the service's padding.
+        expected: for each text the outputs by name, calculated from the original model without padding.
+        alone: for each text its inputs without padding.
+        sizes: the sizes of the batch's free axes.
+        left: True for padding on the left.
     """
 
     inputs: Inputs
-    expected: Sequence[Mapping[str, Array]]  # by output
+    expected: Sequence[Mapping[str, Array]]
     alone: Sequence[Inputs]
     sizes: Mapping[str, int]
     left: bool
 
 
 def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> list[Sample]:
-    """Batches with the answers of the model itself, called as transformers' users do, in float32. Texts that never
-    share a batch of the service (core.batch_rules) share none here.
+    """Batches with the original model's outputs in float32. Texts share a batch only if core.batch_rules allows it.
 
-    Raises ConfigError if a model for text generation sees the tokens that come after, LoadError if the model can't be
-    called so.
+    Raises ConfigError if a model for text generation is not causal, LoadError if the model can't be called.
     """
     masked = any(tensor.name == "attention_mask" for tensor in graph.inputs)
     rules = batch_rules(checkpoint.files.config, None)
-    if isinstance(getattr(graph, "head", graph), LastEnd):  # this graph counts none
+    if isinstance(getattr(graph, "head", graph), LastEosHead):  # does not depend on their count
         rules = replace(rules, counted_id=None)
-    tokenizer = checkpoint.tokenizer.with_max_length(min(LONGEST, checkpoint.tokenizer.max_length))
+    tokenizer = checkpoint.tokenizer.with_max_length(min(MAX_TOKENS, checkpoint.tokenizer.max_length))
     blank = tokenizer.mask_token if checkpoint.task == "fill_mask" else "paris"
-    named = tokenizer.special_tokens
-    marks = " ".join(dict.fromkeys(named[name] for name in ("eos_token", "sep_token", "cls_token") if name in named))
-    batches = [*BATCHES, *(PAIRS if checkpoint.task in READ_PAIRS else ())]
-    with explained(f"{type(checkpoint.model).__name__} can't be asked for {checkpoint.task}"), torch.no_grad():
+    special = tokenizer.special_tokens
+    marks = " ".join(
+        dict.fromkeys(special[name] for name in ("eos_token", "sep_token", "cls_token") if name in special)
+    )
+    batches = [*BATCHES, *(PAIR_BATCHES if checkpoint.task in PAIR_TASKS else ())]
+    with explained(f"{type(checkpoint.model).__name__} can't run {checkpoint.task}"), torch.no_grad():
         if checkpoint.task == "text_generation":
             _require_causal(checkpoint)
         samples = []
@@ -94,46 +99,46 @@ def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> l
                 for text in texts
             ]
             groups: dict[tuple[int, int], list[Encoding]] = {}
-            for one in filter(len, tokenizer.encode(filled)):  # no tokens: an empty text, without special ones
-                length = 0 if masked and not rules.equal_lengths else len(one)
-                count = 0 if rules.counted_id is None else one.ids.count(rules.counted_id)
-                groups.setdefault((length, count), []).append(one)
+            for encoding in filter(len, tokenizer.encode(filled)):  # an empty text may have no tokens
+                length = 0 if masked and not rules.equal_lengths else len(encoding)
+                count = 0 if rules.counted_id is None else encoding.ids.count(rules.counted_id)
+                groups.setdefault((length, count), []).append(encoding)
             samples += [_sample(graph, checkpoint, rules, masked, group) for group in groups.values()]
         return sorted(samples, key=lambda sample: len(sample.alone), reverse=True)
 
 
 def _require_causal(checkpoint: Checkpoint) -> None:
-    """transformers makes a causal model of an encoder's weights too, but it does not write text."""
+    """Raises ConfigError if logits depend on later tokens: transformers loads an encoder's weights as causal too."""
     ids = torch.tensor([checkpoint.tokenizer.encode([LONGER])[0].ids])
-    whole, cut = (checkpoint.model(input_ids=one).logits[0, 0] for one in (ids, ids[:, :-1]))
-    if not torch.allclose(whole, cut, rtol=1e-3, atol=1e-3):
+    whole, shortened = (checkpoint.model(input_ids=part).logits[0, 0] for part in (ids, ids[:, :-1]))
+    if not torch.allclose(whole, shortened, rtol=1e-3, atol=1e-3):
         raise ConfigError(
-            "--task=text_generation: its logits depend on the tokens that follow; it was trained for another task"
+            "--task=text_generation: the model's logits depend on later tokens; it was trained for another task"
         )
 
 
 def _sample(
     graph: Graph, checkpoint: Checkpoint, rules: BatchRules, masked: bool, encodings: Sequence[Encoding]
 ) -> Sample:
-    """One batch, and each text's own answers."""
+    """One batch, with the expected outputs of each text."""
     pad_id = checkpoint.tokenizer.pad_id if rules.pad_id is None or not masked else rules.pad_id
     left = rules.left and masked
-    head: Any = getattr(graph, "head", graph)  # of a reduction
+    head: Any = getattr(graph, "head", graph)  # the head in a reduction
     alone, expected = [], []
-    for one in encodings:
-        inputs = _inputs(graph, [one], pad_id, left)
-        found = checkpoint.model(**inputs)
-        whole = {output.name: getattr(found, output.name)[0].numpy() for output in head.outputs}
+    for encoding in encodings:
+        inputs = _inputs(graph, [encoding], pad_id, left)
+        result = checkpoint.model(**inputs)
+        whole = {output.name: getattr(result, output.name)[0].numpy() for output in head.outputs}
         alone.append(inputs)
-        expected.append(graph.expected(whole, one.ids))
+        expected.append(graph.expected(whole, encoding.ids))
     width = max(map(len, encodings))
-    masks = [sum(token == checkpoint.tokenizer.mask_id for token in one.ids) for one in encodings]
+    masks = [sum(token == checkpoint.tokenizer.mask_id for token in encoding.ids) for encoding in encodings]
     sizes = {BATCH: len(encodings), SEQUENCE: width, DECODED: min(width, DECODED_TOKENS), MASKS: max(masks)}
     return Sample(_inputs(graph, encodings, pad_id, left), expected, alone, sizes, left)
 
 
 def _inputs(graph: Graph, encodings: Sequence[Encoding], pad_id: int, left: bool) -> Inputs:
-    """The graph's inputs for texts of one batch, padded to the longest."""
+    """The graph's inputs for one batch, padded to the longest text."""
     width = max(map(len, encodings))
 
     def padded(rows: Sequence[Sequence[int]], fill: int = 0) -> torch.Tensor:
@@ -142,22 +147,22 @@ def _inputs(graph: Graph, encodings: Sequence[Encoding], pad_id: int, left: bool
             [[*fills, *row] if left else [*row, *fills] for row, fills in zip(rows, padding, strict=True)]
         )
 
-    ids = padded([one.ids for one in encodings], pad_id)
-    made = {
+    ids = padded([encoding.ids for encoding in encodings], pad_id)
+    tensors = {
         "input_ids": ids,
-        "attention_mask": padded([[1] * len(one) for one in encodings]),
-        "token_type_ids": padded([one.type_ids for one in encodings]),
+        "attention_mask": padded([[1] * len(encoding) for encoding in encodings]),
+        "token_type_ids": padded([encoding.type_ids for encoding in encodings]),
         "decoder_input_ids": ids[:, :DECODED_TOKENS],
     }
-    return {tensor.name: made[tensor.name] for tensor in graph.inputs}
+    return {tensor.name: tensors[tensor.name] for tensor in graph.inputs}
 
 
 def write_model(graph: Graph, path: Path, form: str, inputs: Inputs) -> None:
-    """Writes model.onnx or model.pt with its weights. The graph is traced with ``inputs``, a batch of several texts.
-    Raises LoadError where torch can't make such a file of this model."""
+    """Traces the graph with ``inputs``, a batch of several texts, and writes model.onnx or model.pt with its weights.
+    Raises LoadError if torch can't write this model as ``form``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with explained(f"torch can't write this model as {form}"), warnings.catch_warnings(), torch.no_grad():
-        # Tracing warns of every shape that it sees; the result is compared with the model.
+        # Tracing warns about every shape; verify() checks the result.
         warnings.simplefilter("ignore")
         (_write_onnx if form == "onnx" else _write_torchscript)(graph, path, inputs)
 
@@ -182,9 +187,9 @@ def _write_onnx(graph: Graph, path: Path, inputs: Inputs) -> None:
 
 
 def gather_weights(path: Path) -> None:
-    """Puts all weights into one file, where torch writes one file for each; takes memory for all of them.
+    """Moves all weights into one file, with all of them in memory.
 
-    torch does so above 2 GB, the most that a protobuf message can hold.
+    Above 2 GB, the limit of a protobuf message, torch writes one file for each weight.
     """
     import onnx
 
@@ -197,13 +202,13 @@ def gather_weights(path: Path) -> None:
 def _write_torchscript(graph: Graph, path: Path, inputs: Inputs) -> None:
     traced = torch.jit.trace(graph, tuple(inputs.values()), strict=False, check_trace=False)
     for module in traced.modules():
-        for name in module._c._method_names():  # one for each time that it is called
+        for name in module._c._method_names():  # one for each call in the graph
             _free_devices(module._c._get_method(name).graph)
     traced.save(str(path))
 
 
 def _free_devices(graph: Any) -> None:
-    """Makes tensors on the device of the inputs. A trace has the device that it ran on, the CPU, as a constant."""
+    """Replaces the device constants of a trace, here the CPU, by the device of the inputs."""
     tensors = [value for value in graph.inputs() if value.type().kind() == "TensorType"]
     for node in list(graph.nodes()):
         if tensors and node.kind() == "prim::Constant" and node.output().type().kind() == "DeviceObjType":
@@ -214,35 +219,34 @@ def _free_devices(graph: Any) -> None:
 
 
 def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namespace) -> float:
-    """Runs the samples through the file; the largest difference from the model's answers to each text alone, relative
-    to a text's largest value, 1 at least.
+    """Runs the samples through the file and returns the largest difference from the original model's outputs.
 
-    Raises LoadError if the file can't be run, an output differs by more than the tolerance or has another shape, or an
-    answer depends on the other texts of its batch.
+    A difference is relative to the largest value of a text's output, or to 1 if that is less. Raises LoadError if the
+    file does not run, an output has a wrong shape or exceeds the tolerance, or a text's output depends on its batch.
     """
-    worst, rule = 0.0, BATCH_TOLERANCES[settings.precision]
-    with explained(f"{path.name} was written, but does not run"):
+    worst, batch_tolerance = 0.0, BATCH_TOLERANCES[settings.precision]
+    with explained(f"the written {path.name} does not run"):
         run = _onnx_runner(path) if settings.format == "onnx" else _torch_runner(path)
         for sample in samples:
-            found = _run(graph, run, sample.inputs, path, sample.sizes)
+            batch = _run(graph, run, sample.inputs, path, sample.sizes)
             for row, (expected, alone) in enumerate(zip(sample.expected, sample.alone, strict=True)):
                 shape = tuple(sample.inputs["input_ids"].shape)
-                for name, difference in _differences(expected, found, row, sample.left):
+                for name, difference in _differences(expected, batch, row, sample.left):
                     if not difference <= settings.tolerance:  # NaN too
                         raise LoadError(
                             f"{path.name} differs from the model: {name} by {difference:.3g} for a text in a batch of "
-                            f"the shape {shape}, and {settings.tolerance:g} is taken for the same (--tolerance)"
+                            f"the shape {shape}, expected at most {settings.tolerance:g} (--tolerance)"
                         )
                     worst = max(worst, difference)
                 if len(sample.alone) == 1 or settings.max_batch_size == 1:
                     continue
                 single = {name: array[0] for name, array in _run(graph, run, alone, path).items()}
-                for name, difference in _differences(single, found, row, sample.left):
-                    if not difference <= rule:
+                for name, difference in _differences(single, batch, row, sample.left):
+                    if not difference <= batch_tolerance:
                         raise LoadError(
-                            f"{path.name}: an answer depends on the other texts of its batch: {name} changes by "
-                            f"{difference:.3g} in one of the shape {shape}, and {rule:g} is taken for the same; export "
-                            "it with --max_batch_size=1"
+                            f"{path.name}: outputs depend on the other texts of a batch: {name} changes by "
+                            f"{difference:.3g} in one of the shape {shape}, expected at most {batch_tolerance:g}; "
+                            "export the model with --max_batch_size=1"
                         )
     return worst
 
@@ -250,41 +254,44 @@ def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namesp
 def _run(
     graph: Graph, run: Run, inputs: Inputs, path: Path, sizes: Mapping[str, int] | None = None
 ) -> Mapping[str, Array]:
-    """The outputs by name. Raises LoadError if one has another shape than the free axes' ``sizes`` say."""
-    found = {}
+    """The outputs by name. Raises LoadError if a shape contradicts the ``sizes`` of free axes."""
+    outputs = {}
     for output, array in zip(graph.outputs, run(inputs), strict=True):
         if sizes is not None:
             shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in output.axes)
             if array.shape != shape:
                 raise LoadError(f"{path.name}: {output.name} has the shape {array.shape}, expected {shape}")
-        found[output.name] = array
-    return found
+        outputs[output.name] = array
+    return outputs
 
 
 def _differences(
     expected: Mapping[str, Array], batch: Mapping[str, Array], row: int, left: bool
 ) -> list[tuple[str, float]]:
-    """The difference of each output of one text of a batch, whose padding is left out."""
-    found = {name: array[row] for name, array in batch.items()}
-    if "probabilities" not in expected or "topk_ids" not in found:
+    """The difference of each output of the text in ``row``, without padding."""
+    actual = {name: array[row] for name, array in batch.items()}
+    if "probabilities" not in expected or "topk_ids" not in actual:
         return [
-            (name, _difference(array, found[name][-len(array) :] if left and array.ndim else found[name][: len(array)]))
+            (
+                name,
+                _difference(array, actual[name][-len(array) :] if left and array.ndim else actual[name][: len(array)]),
+            )
             for name, array in expected.items()
-            if name != "topk_ids"  # the order of equally likely tokens is free
+            if name != "topk_ids"  # equally probable tokens have no fixed order
         ]
-    # So the scores are compared: the model's own of the tokens that were found, and its highest ones, so that none was
-    # left out.
-    own = expected["probabilities"]
-    ids, scores = (found[name][: len(own)] for name in ("topk_ids", "topk_scores"))
-    highest = np.sort(own)[:, ::-1][:, : scores.shape[1]]
-    return [("topk_scores", _difference(one, scores)) for one in (np.take_along_axis(own, ids, 1), highest)]
+    # Hence compare scores: with the model's for the same tokens, and with its highest, so that no token is missing.
+    probabilities = expected["probabilities"]
+    ids, scores = (actual[name][: len(probabilities)] for name in ("topk_ids", "topk_scores"))
+    highest = np.sort(probabilities)[:, ::-1][:, : scores.shape[1]]
+    same_tokens = np.take_along_axis(probabilities, ids, 1)
+    return [("topk_scores", _difference(reference, scores)) for reference in (same_tokens, highest)]
 
 
-def _difference(expected: Array, found: Array) -> float:
+def _difference(expected: Array, actual: Array) -> float:
     if not expected.size:
         return 0.0
-    expected, found = expected.astype(np.float64), found.astype(np.float64)
-    return float(np.abs(expected - found).max() / max(1.0, np.abs(expected).max()))
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    return float(np.abs(expected - actual).max() / max(1.0, np.abs(expected).max()))
 
 
 def _onnx_runner(path: Path) -> Run:
@@ -293,7 +300,7 @@ def _onnx_runner(path: Path) -> Run:
 
     onnx.checker.check_model(str(path), full_check=True)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: nobody can do anything about the warnings of its optimizer
+    options.log_severity_level = 3  # errors only; the optimizer's warnings call for no action
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
 

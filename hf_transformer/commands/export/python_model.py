@@ -1,7 +1,6 @@
-"""Runs the model.onnx or model.pt that lies beside this file, in Triton's Python backend.
+"""Runs the model.onnx or model.pt in this folder with Triton's Python backend.
 
-Needs onnxruntime or torch, and numpy<2, in the Python that Triton's stub runs: under numpy 2 this backend returns empty
-tensors.
+The Python of Triton's stub needs onnxruntime or torch, and numpy<2: with numpy 2 this backend returns empty tensors.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """The inputs and outputs that config.pbtxt declares: of model.onnx by name, of model.pt by their order."""
+    """Maps tensors in config.pbtxt to those of model.onnx by name, to those of model.pt by position."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model; the parameter intra_op_thread_count is the number of threads of one execution [1]."""
+        """Load the model; the parameter intra_op_thread_count sets the threads of one execution [1]."""
         config = json.loads(args["model_config"])
         threads = int(config.get("parameters", {}).get("intra_op_thread_count", {}).get("string_value", "1"))
         self.inputs = [tensor["name"] for tensor in config["input"]]
@@ -36,25 +35,25 @@ class TritonPythonModel:
 
             torch.set_num_threads(threads)
             module = torch.jit.load(str(path.with_name("model.pt")))
-            # Without gradients, in whatever thread it is called.
+            # inference_mode applies to one thread, so it wraps each call.
             call = torch.inference_mode()(module.forward)
             self.run = lambda arrays: [tensor.numpy() for tensor in call(*map(torch.from_numpy, arrays))]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Run all requests as one batch: Triton passes only requests of one shape together."""
-        given = [
+        """Run all requests as one batch: Triton merges only requests of the same shape."""
+        inputs = [
             [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
             for name in self.inputs
         ]
-        found = self.run([np.concatenate(arrays) for arrays in given])
-        ends = np.cumsum([len(rows) for rows in given[0]])[:-1]
-        parts = [np.split(array, ends) for array in found]
+        outputs = self.run([np.concatenate(arrays) for arrays in inputs])
+        ends = np.cumsum([len(rows) for rows in inputs[0]])[:-1]
+        parts = [np.split(array, ends) for array in outputs]
         return [
             pb_utils.InferenceResponse(
                 [
-                    pb_utils.Tensor(name, np.ascontiguousarray(part[number]))
+                    pb_utils.Tensor(name, np.ascontiguousarray(part[index]))
                     for name, part in zip(self.outputs, parts, strict=True)
                 ]
             )
-            for number in range(len(requests))
+            for index in range(len(requests))
         ]

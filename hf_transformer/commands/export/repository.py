@@ -1,4 +1,4 @@
-"""The folder of one model in Triton's repository layout, written whole or not at all."""
+"""Writes a model's folder in Triton's repository layout, completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import orjson
 
 from hf_transformer.commands.export.config_pbtxt import FILES
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tokenizer.files import SMALL_FILES, ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import SMALL_FILES
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
 
@@ -25,14 +26,16 @@ SAMPLE = "The capital of France is Paris, déjà vu."
 
 @contextmanager
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder that takes the name ``target`` once everything is in it. If that fails, nothing of it stays. Raises
-    ConfigError as ``require_free``, and LoadError if nothing can be written there."""
+    """Yields a temporary folder that becomes ``target`` after the block. An error in the block removes it.
+
+    Raises the ConfigError of ``require_free``, LoadError if the folder can't be written.
+    """
     require_free(target, force=force)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        place = _place(target.parent)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=place, ignore_cleanup_errors=True) as name:
+        parent = _parent_for_temporary(target.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=parent, ignore_cleanup_errors=True) as name:
             made, old = Path(name, "new"), Path(name, "old")
             made.mkdir()
             yield made
@@ -44,68 +47,73 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
                 if old.exists() and not target.exists():
                     os.rename(old, target)
     except BrokenPipeError:
-        raise  # printing has failed within new_folder
+        raise  # from a print in the block
     except OSError as exc:
-        raise LoadError(f"--output: {target} can't be written: {exc.strerror or exc}") from exc
+        raise LoadError(f"--output: can't write {target}: {exc.strerror or exc}") from exc
     finally:
         for folder in absent:  # the innermost first
-            with suppress(OSError):  # it is not empty, or was never made
+            with suppress(OSError):  # not empty, or never made
                 folder.rmdir()
 
 
 def require_free(target: Path, *, force: bool) -> None:
-    """Raises ConfigError if ``target`` exists, with ``force`` only if it is not a model's folder of Triton's."""
+    """Raises ConfigError if ``target`` exists; with ``force`` only if it is not a Triton model's folder."""
     if not os.path.lexists(target):
         return
     if not force:
-        raise ConfigError(f"--output: {target} exists already; --force replaces it")
+        raise ConfigError(f"--output: {target} exists; --force replaces it")
     if not (target / "config.pbtxt").is_file():
-        raise ConfigError(f"--output: {target} has no config.pbtxt, so it is no model of Triton's, and is not replaced")
+        raise ConfigError(
+            f"--output: {target} has no config.pbtxt, so it is not a Triton model, and --force does not replace it"
+        )
 
 
-def _place(repository: Path) -> Path:
-    """Where the new folder is made: in the repository's file system, so that it can be renamed.
-
-    That is beside the repository where possible: Triton takes every folder in it for a model, hidden ones too.
-    """
-    beside = repository.resolve().parent
-    same = beside.stat().st_dev == repository.stat().st_dev
-    return beside if same and os.access(beside, os.W_OK | os.X_OK) else repository
+def _parent_for_temporary(repository: Path) -> Path:
+    """A folder in the repository's file system, so that a rename works; outside the repository if possible, because
+    Triton takes every folder in it, even a hidden one, for a model."""
+    outside = repository.resolve().parent
+    same_device = outside.stat().st_dev == repository.stat().st_dev
+    return outside if same_device and os.access(outside, os.W_OK | os.X_OK) else repository
 
 
 def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, changes: Mapping[str, Json]) -> None:
-    """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads; config.json with
-    ``changes``."""
+    """Writes config.pbtxt, model.py for the Python backend, and the service's files; applies ``changes`` to
+    config.json."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
         shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
     patterns = (*SMALL_FILES, "*.py") if settings.trust_remote_code else SMALL_FILES
     for source in dict.fromkeys((files.model_folder, files.tokenizer_folder)):
         for pattern in patterns:
-            for found in source.glob(pattern):
-                copy = folder / found.relative_to(source)
+            for file in source.glob(pattern):
+                copy = folder / file.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, copy)
+                shutil.copyfile(file, copy)
     if changes:
         (folder / "config.json").write_bytes(orjson.dumps(dict(files.config), option=orjson.OPT_INDENT_2))
 
 
 def triton_view(folder: Path, settings: Namespace) -> str:
-    """What Triton makes of the folder, in a sentence. It reads the leading digits of a subfolder as a version, and
-    config.pbtxt's version_policy says which of these are the model's. Raises LoadError if version 1 has no model."""
+    """A sentence on how Triton reads the folder.
+
+    Triton takes the leading digits of a subfolder for a version; version_policy in config.pbtxt selects version 1.
+    Raises LoadError if version 1 has no model file.
+    """
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
     numbered = sorted(path.name for path in folder.iterdir() if path.is_dir() and re.match(r"[1-9]", path.name))
     if not (folder / "1" / file).is_file():
-        raise LoadError(f"{folder.name}: Triton finds no 1/{file}, but {', '.join(numbered) or 'no version at all'}")
-    others = [name for name in numbered if int(re.match(r"\d+", name)[0]) != 1]  # type: ignore[index]
-    left_out = f"; {', '.join(others)}: no version of it, by version_policy" if others else ""
-    return f"Triton reads version 1 of {folder.name}, 1/{file}, in the {settings.backend} backend{left_out}"
+        raise LoadError(f"{folder.name}: expected 1/{file}, found the versions {', '.join(numbered) or '(none)'}")
+    ignored = [name for name in numbered if int(re.match(r"\d+", name)[0]) != 1]  # type: ignore[index]
+    note = f"; its version_policy ignores {', '.join(ignored)}" if ignored else ""
+    return f"Triton runs version 1 of {folder.name}, 1/{file}, with the {settings.backend} backend{note}"
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
-    """Starts the tokenizer from the folder alone, as the service will. Raises LoadError if files of it are missing."""
+    """Loads the tokenizer from the folder, as the service does. Raises LoadError if it fails or its tokens differ."""
     trusting = settings.trust_remote_code
     files = find_model_files(None, str(folder), trust_remote_code=trusting)
     copied = load_tokenizer(files.tokenizer_folder, files.config, trust_remote_code=trusting)
     if list(tokenizer.encode([SAMPLE])[0].ids) != list(copied.encode([SAMPLE])[0].ids):
-        raise LoadError(f"the tokenizer in {folder.name} gives other tokens than that of {settings.model_id}")
+        raise LoadError(
+            f"the tokenizer copied to {folder.name} gives other tokens than the original of {settings.model_id}"
+        )

@@ -1,4 +1,4 @@
-"""gRPC over bare HTTP/2, for what no library sends or does. Source: RFC 9113, and RFC 7541, 6.2."""
+"""gRPC over bare HTTP/2, for requests that no library sends. Source: RFC 9113, and RFC 7541, 6.2."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 START = PREFACE + frame(SETTINGS, 0, 0, b"")
-"""What each connection begins with."""
+"""The first bytes of each connection."""
 
 
 def field(name: bytes, value: bytes, *, kept: bool = False) -> bytes:
-    """A header field without Huffman's code; one that is ``kept`` is in the table of the connection from then on."""
-    over = len(value) - 127
-    length = bytes((len(value),)) if over < 0 else bytes((127, over & 127 | 128, over >> 7))
+    """A header field without Huffman coding; ``kept`` adds it to the connection's dynamic table."""
+    excess = len(value) - 127
+    length = bytes((len(value),)) if excess < 0 else bytes((127, excess & 127 | 128, excess >> 7))
     return (b"\x40" if kept else b"\0") + bytes((len(name),)) + name + length + value
 
 
@@ -35,15 +35,15 @@ def call_fields(method: str) -> bytes:
     path = f"/{SERVICE}/{method}".encode()
     fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x", b"te": b"trailers"}
     fields[b"content-type"] = b"application/grpc"
-    return b"".join(field(*one) for one in fields.items())
+    return b"".join(field(name, value) for name, value in fields.items())
 
 
 @asynccontextmanager
 async def bare_call(
     port: int, method: str, message: pb.ModelInferRequest, request_id: bytes = b"1"
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """Sends one request and gives what comes back, frame by frame: after 64 KiB of messages the server waits for more
-    window, which it is never given."""
+    """Sends one request and yields a reader of the response's frames. After 64 KiB of messages the server is blocked,
+    since the client sends no window update."""
     fields, body = call_fields(method) + field(b"x-request-id", request_id), message.SerializeToString()
     reader, writer = await asyncio.open_connection(HOST, port)
     try:

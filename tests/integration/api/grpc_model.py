@@ -1,4 +1,4 @@
-"""A gRPC server of ours in front of a model that does what a test tells it, and a channel to it."""
+"""The service's gRPC server with a scripted model, and a client of it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.api.generating import metric
 
 IN_FLIGHT = "hf_transformer_requests_in_flight"
 SECONDS = 20.0
-"""How long anything may take before a test gives up."""
+"""The time limit of any wait in a test."""
 
 Predict = Callable[[str, Context], Awaitable[str]]
-"""What the model answers for one text."""
+"""The scripted prediction for one text."""
 
 
 async def echo(text: str, context: Context) -> str:
@@ -52,7 +52,7 @@ def raising(error: Exception) -> Predict:
 
 
 class Gate:
-    """A model's answer that waits until the test lets it go; notes who waits and who was cancelled."""
+    """A prediction that waits for ``open``. Records the waiting and the cancelled texts."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -72,7 +72,7 @@ class Gate:
 
 
 class ScriptedModel:
-    """Answers each text with what ``predict`` says; ready unless ``reason`` says why not. It generates nothing."""
+    """A fill-mask model with scripted predictions. It is ready unless ``reason`` is set."""
 
     name = "bert"
     task: Any = FillMask
@@ -101,7 +101,7 @@ class ScriptedModel:
 
 
 class Client:
-    """A channel with the methods of the service; messages are ours."""
+    """A channel with the methods of the V2 service and of health checks."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -116,41 +116,41 @@ class Client:
         )
 
     async def ask(self, method: str, /, **fields: Any) -> Any:
-        """A call of any other method, with a message of these fields."""
+        """Calls another method of the V2 service, with these fields of its request."""
         request, response = getattr(pb, f"{method}Request"), getattr(pb, f"{method}Response")
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", request.SerializeToString, response.FromString)
         return await call(request(**fields))
 
     def raw(self, path: str, message: bytes = b"") -> Any:
-        """A call of any method, with any bytes for a message."""
+        """Calls any unary method with any bytes as the message."""
         return self.channel.unary_unary(path, None, None)(message)
 
     async def status(self, service: str) -> Any:
-        """What the health check says of a service."""
+        """The status of a service in a health check."""
         return (await self.health.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
 class Server(Client):
-    """An open server, what stands behind it, and a connection to it."""
+    """A client of an open server, with access to the server and its metrics."""
 
-    def __init__(self, channel: grpc.aio.Channel, port: int, metrics: Metrics, running: GrpcServer) -> None:
+    def __init__(self, channel: grpc.aio.Channel, port: int, metrics: Metrics, server: GrpcServer) -> None:
         super().__init__(channel)
         self.port = port
         self.metrics = metrics
-        self._running = running
+        self._server = server
 
     @property
-    def works(self) -> bool:
-        """Whether a call is at work."""
-        return self._running.calls.open > 0
+    def active(self) -> bool:
+        """Whether the handler of a call runs."""
+        return self._server.calls.active > 0
 
-    async def over(self) -> None:
-        """Waits until no call is at work."""
-        await self._running.calls.over()
+    async def wait_until_idle(self) -> None:
+        """Waits until no handler runs."""
+        await self._server.calls.wait_until_idle()
 
     async def end(self) -> None:
-        """Ends it before its context does."""
-        await self._running.__aexit__(None, None, None)
+        """Closes the server before its context ends."""
+        await self._server.__aexit__(None, None, None)
 
     def metric(self, name: str) -> float:
         return metric(self.metrics, name)
@@ -158,26 +158,29 @@ class Server(Client):
     async def until(self, name: str, value: float) -> None:
         """Waits until a metric has a value."""
         async with asyncio.timeout(SECONDS):
-            while self.metric(name) != value:  # noqa: ASYNC110 - there is nothing that tells of a change
+            while self.metric(name) != value:  # noqa: ASYNC110 - metrics have no event
                 await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
 async def serving(
-    what: ScriptedModel | Service | Predict = echo,
+    target: ScriptedModel | Service | Predict = echo,
     *,
     concurrent: int = 100,
     keys: ApiKeys | None = None,
     log_format: str | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
-    """A server of a service, of a model, or of a model that answers so, with these GrpcSettings."""
-    if not isinstance(what, Service):
-        model = what if isinstance(what, ScriptedModel) else ScriptedModel(what)
-        what = service_of(model, Metrics(model.name), concurrent)
-    where = GrpcSettings(HOST, settings.pop("port", 0) or free_ports(1)[0], **settings)
-    async with GrpcServer(what, where, keys, log_format) as running, channel_to(where.port) as channel:
-        yield Server(channel, where.port, what.metrics, running)
+    """A server of a service, a model or scripted predictions, with these GrpcSettings."""
+    if isinstance(target, Service):
+        service = target
+    else:
+        model = target if isinstance(target, ScriptedModel) else ScriptedModel(target)
+        service = service_of(model, Metrics(model.name), concurrent)
+    port = settings.pop("port", 0) or free_ports(1)[0]
+    server = GrpcServer(service, GrpcSettings(HOST, port, **settings), keys, log_format)
+    async with server, channel_to(port) as channel:
+        yield Server(channel, port, service.metrics, server)
 
 
 def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) -> Service:
@@ -188,13 +191,13 @@ def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) ->
 
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[Client]:
-    """Another connection to it."""
+    """A client with another connection to the server."""
     async with channel_to(server.port) as channel:
         yield Client(channel)
 
 
 def channel_to(port: int) -> grpc.aio.Channel:
-    """A connection of its own."""
+    """A channel with a connection of its own."""
     return grpc.aio.insecure_channel(f"{HOST}:{port}", [("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -227,7 +230,7 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def told(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Code and message of a call that fails."""
+async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Code and message of a failed call."""
     error = await failure(call)
     return error.code(), error.details() or ""

@@ -1,4 +1,4 @@
-"""Keys over HTTP and gRPC: which routes and calls take one, what is refused and how, and that the document says so."""
+"""API keys over HTTP and gRPC: protected routes and methods, refusals, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.protocol.grpc import SERVICE
-from tests.integration.api.grpc_model import SECONDS, ScriptedModel, failure, request, serving, text_of, told
+from tests.integration.api.grpc_model import SECONDS, ScriptedModel, failure, request, serving, status_of, text_of
 from tests.integration.conftest import Serve
 from tests.service import Service
 
 KEYS = "# a comment\n\n  alpha-key  \nbeta-key\n"
 KEY = {"Authorization": "Bearer alpha-key"}
 REFUSED = 'hf_transformer_requests_total{api="keys",status="401"}'
-CLOSED = """
+PROTECTED = """
 POST /v1/models/bert:predict
 POST /v1/models/bert:tokenize
 POST /v2/models/bert/infer
@@ -39,7 +39,7 @@ GET /docs
 GET /no/such/path
 POST /metrics
 """
-OPEN = [
+PUBLIC = [
     "/",
     "/metrics",
     "/health",
@@ -63,26 +63,26 @@ def service(serve: Serve, file: Path) -> Service:
     return serve("bert", "v2", f"--api_keys_file={file}", "--enable_docs_url=true")
 
 
-def test_what_takes_a_key(service: Service) -> None:
+def test_protected_routes_need_a_key(service: Service) -> None:
     before = service.metric(REFUSED) if REFUSED in service.client.get("/metrics").text else 0
-    for line in CLOSED.strip().splitlines():
+    for line in PROTECTED.strip().splitlines():
         method, path = line.split()
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
             refused = service.client.request(method, path, json={}, headers=headers)
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
             assert refused.headers["x-request-id"]
-            said = refused.json()["error"]
-            message = said["message"] if path.startswith("/openai/") else said
+            error = refused.json()["error"]
+            message = error["message"] if path.startswith("/openai/") else error
             assert "--api_keys_file" in message and "wrong" not in message
         for headers in (KEY, {"api-key": "beta-key"}, {"x-api-key": "beta-key"}):
             assert service.client.request(method, path, json={}, headers=headers).status_code != 401
-    assert service.metric(REFUSED) == before + 3 * len(CLOSED.strip().splitlines())
+    assert service.metric(REFUSED) == before + 3 * len(PROTECTED.strip().splitlines())
 
 
-def test_what_takes_none(service: Service) -> None:
+def test_public_routes_need_no_key(service: Service) -> None:
     client = service.client
-    for path in OPEN:
+    for path in PUBLIC:
         assert client.get(path).status_code == 200
         assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 200
         assert client.get(f"{path}?a=b").status_code == 200
@@ -90,8 +90,8 @@ def test_what_takes_none(service: Service) -> None:
         assert client.get(f"{path}/").status_code in (401, 200 if path == "/" else 401)
 
 
-def test_the_document_tells_of_keys_what_is_done(service: Service, serve: Serve) -> None:
-    """Each operation of the document is tried without a key and with one. Without keys, the document has none."""
+def test_the_document_declares_keys_for_protected_operations(service: Service, serve: Serve) -> None:
+    """Tries each operation of the document without and with a key. Without keys, the document declares none."""
     client = service.client
     document = client.get("/openapi.json", headers=KEY).json()
     assert document["security"] == [{"Bearer": []}, {"XApiKey": []}, {"ApiKey": []}]
@@ -115,7 +115,7 @@ def test_the_document_tells_of_keys_what_is_done(service: Service, serve: Serve)
     assert plain["security"] == [] and "securitySchemes" not in plain["components"]
 
 
-async def test_what_takes_a_key_over_grpc(file: Path) -> None:
+async def test_grpc_methods_need_a_key_that_is_not_forwarded(file: Path) -> None:
     model = ScriptedModel()
     async with serving(model, keys=ApiKeys(str(file))) as server, asyncio.timeout(SECONDS):
         for metadata in ((), (("authorization", "Bearer wrong"),), (("x-api-key", ""),)):
@@ -125,21 +125,24 @@ async def test_what_takes_a_key_over_grpc(file: Path) -> None:
         reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         for stream in (server.stream, server.channel.stream_stream(reflection, bytes, bytes)):
             call: Any = stream(iter([request("a") if stream is server.stream else b""]))
-            assert (await told(anext(aiter(call))))[0] is grpc.StatusCode.UNAUTHENTICATED
+            assert (await status_of(anext(aiter(call))))[0] is grpc.StatusCode.UNAUTHENTICATED
         for method in ("ServerMetadata", "ModelMetadata", "ModelConfig"):
-            assert (await told(server.raw(f"/{SERVICE}/{method}")))[0] is grpc.StatusCode.UNAUTHENTICATED
-        assert (await told(server.raw(f"/{SERVICE}/NoSuchMethod")))[0] is grpc.StatusCode.UNIMPLEMENTED
+            assert (await status_of(server.raw(f"/{SERVICE}/{method}")))[0] is grpc.StatusCode.UNAUTHENTICATED
+        assert (await status_of(server.raw(f"/{SERVICE}/NoSuchMethod")))[0] is grpc.StatusCode.UNIMPLEMENTED
         assert server.metric(REFUSED) == 8 and not model.contexts
 
         key = (("authorization", "Bearer beta-key"), ("traceparent", "00-1-2-01"))
         assert text_of(await server.infer(request("a"), metadata=key)) == "a"
         call = server.stream(iter([request("a"), request("b")]), metadata=(("api-key", "alpha-key"),))
         assert [text_of(answer.infer_response) async for answer in call] == ["a", "b"]
-        passed_on = [set(context.headers) for context in model.contexts]  # no key
-        assert passed_on == [{"traceparent", "x-request-id"}, {"x-request-id"}, {"x-request-id"}]
+        assert [set(context.headers) for context in model.contexts] == [
+            {"traceparent", "x-request-id"},
+            {"x-request-id"},
+            {"x-request-id"},
+        ]
 
 
-async def test_what_grpc_tells_everybody(file: Path) -> None:
+async def test_grpc_probes_need_no_key(file: Path) -> None:
     async with serving(keys=ApiKeys(str(file))) as server:
         assert (await server.ask("ServerLive")).live
         assert (await server.ask("ServerReady")).ready

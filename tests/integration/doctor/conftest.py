@@ -1,4 +1,4 @@
-"""The doctor in front of the real Triton, with mismatches that a test plants."""
+"""The doctor against a real Triton."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.triton_repository import task_model_folder
 
 
 async def results_of(flags: Sequence[str]) -> list[Finding]:
-    """What the doctor finds with these flags."""
+    """The doctor's findings with these flags."""
     config, notes = parse_config(flags, {})
-    return [one async for one in examine(Subject(config, notes), CHECKS)]
+    return [finding async for finding in examine(Subject(config, notes), CHECKS)]
 
 
 def troubles(results: Sequence[Finding]) -> dict[str, str]:
-    """What is not well and what to change, the first finding of each check.
+    """The first warning or failure of each check, with its remedy.
 
-    Not that a Triton of 2026 takes no shared memory of clients, which test_shared_memory_that_triton_refuses is about.
+    Leaves out that a Triton of 2026 refuses shared memory of clients, which has its own test.
     """
-    bad = [one for one in results if one.status in ("warning", "failed") and DISALLOWED not in one.found]
-    assert all(one.found and one.change for one in bad)
+    bad = [result for result in results if result.status in ("warning", "failed") and DISALLOWED not in result.found]
+    assert all(result.found and result.change for result in bad)
     first: dict[str, str] = {}
-    for one in bad:
-        first.setdefault(one.name, f"{one.found} -> {one.change}")
+    for result in bad:
+        first.setdefault(result.name, f"{result.found} -> {result.change}")
     return first
 
 
@@ -41,14 +41,14 @@ Diagnose = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def diagnose(triton: LocalTriton, load: Callable[[str], None]) -> Diagnose:
-    """What is not well with a model, with its own folder or another, and more flags."""
+    """Runs the doctor on a model, with its own folder or another; returns ``troubles``."""
 
     def run(model: str, *flags: str, folder: Path | None = None, protocol: str = "v2") -> dict[str, str]:
         load(model)
         address = triton.http_address if protocol == "v2" else triton.grpc_address
         folder = folder or task_model_folder(model)
         results = asyncio.run(results_of(flags_for(model, folder, address, protocol, flags)))
-        assert list(dict.fromkeys(one.name for one in results)) == [check.name for check in CHECKS]
+        assert list(dict.fromkeys(result.name for result in results)) == [check.name for check in CHECKS]
         return troubles(results)
 
     return run

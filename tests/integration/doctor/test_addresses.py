@@ -1,4 +1,4 @@
-"""Addresses that lead elsewhere, ports that speak another protocol, certificates that are not trusted."""
+"""The doctor on wrong addresses, ports with another protocol, and untrusted certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_transformer.commands.doctor import network
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import results_of, troubles
-from tests.predictor.fault_server import Connection, nobody, scripted
+from tests.predictor.fault_server import Connection, scripted, unused_address
 from tests.service import flags_for
 from tests.triton_repository import DEMO_MODEL
 
@@ -37,7 +37,7 @@ async def examined(address: str, protocol: str, *flags: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def behind_tls(address: str, pair: tuple[Path, Path], *, mutual: bool = False) -> AsyncIterator[str]:
-    """localhost:port of a proxy that ends TLS and passes everything on to the address."""
+    """localhost:port of a proxy that terminates TLS and forwards all bytes to the address."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*pair)
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -49,15 +49,21 @@ async def behind_tls(address: str, pair: tuple[Path, Path], *, mutual: bool = Fa
         yield host.replace("127.0.0.1", "localhost")
 
 
-def assert_only(found: dict[str, str], name: str, *parts: str) -> None:
-    assert list(found) == [name]
-    assert all(part in found[name] for part in parts), found[name]
+def assert_only(texts: dict[str, str], name: str, *parts: str) -> None:
+    assert list(texts) == [name]
+    assert all(part in texts[name] for part in parts), texts[name]
 
 
 LEADING_ELSEWHERE = {
-    "nobody": (lambda triton, protocol: nobody(), "", "connection", "connect", "8000 for REST, on 8001 for gRPC"),
-    "no port": (lambda triton, protocol: "127.0.0.1", "", "connection", "no port is set, so it is 80"),
-    "no such name": (lambda triton, protocol: "triton.invalid:8000", "", "address", "triton.invalid can't be found"),
+    "nobody": (
+        lambda triton, protocol: unused_address(),
+        "",
+        "connection",
+        "connect",
+        "8000 for REST, on 8001 for gRPC",
+    ),
+    "no port": (lambda triton, protocol: "127.0.0.1", "", "connection", "no port is set, so the default, 80"),
+    "no such name": (lambda triton, protocol: "triton.invalid:8000", "", "address", "triton.invalid can't be resolved"),
     "the other protocol": (
         lambda triton, protocol: address_of(triton, OTHER[protocol]),
         *("", "protocol", "in plain text, the flags say", "--predictor_protocol={other}"),
@@ -71,18 +77,18 @@ LEADING_ELSEWHERE = {
         *("--predictor_use_ssl", "protocol", "in plain text, the flags say", "--predictor_use_ssl=false"),
     ),
 }
-"""An address, a flag, the check that fails, over REST and over gRPC, and parts of what it says."""
+"""For each case an address, a flag, the check that fails over REST|gRPC, and parts of its text."""
 
 
 @pytest.mark.parametrize("case", LEADING_ELSEWHERE.values(), ids=LEADING_ELSEWHERE)
-async def test_an_address_that_leads_elsewhere(triton: LocalTriton, protocol: str, case: Any) -> None:
+async def test_a_wrong_address_has_a_remedy(triton: LocalTriton, protocol: str, case: Any) -> None:
     address, flag, names, *says = case
     name = names.split("|")[0 if protocol == "v2" else -1]
     found = await examined(address(triton, protocol), protocol, *flag.split())
-    assert_only(found, name, *[one.format(other=OTHER[protocol]) for one in says])
+    assert_only(found, name, *[part.format(other=OTHER[protocol]) for part in says])
 
 
-def test_the_service_itself(serve: Serve, protocol: str) -> None:
+def test_the_service_as_its_own_predictor_is_detected(serve: Serve, protocol: str) -> None:
     service = serve("bert_masked")
     rest = f"127.0.0.1:{service.port}"
     found = asyncio.run(examined(rest if protocol == "v2" else service.grpc_address, protocol))
@@ -92,7 +98,7 @@ def test_the_service_itself(serve: Serve, protocol: str) -> None:
 
 
 async def refuse_in_words(connection: Connection) -> None:
-    """As nginx and others answer plain HTTP on a TLS port."""
+    """Answers like nginx to plain HTTP on a TLS port."""
     await connection.request()
     await connection.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
     await asyncio.sleep(0.05)
@@ -103,10 +109,12 @@ async def refuse_in_words(connection: Connection) -> None:
     ("script", "says"),
     [
         pytest.param(refuse_in_words, "speaks neither REST nor gRPC", id="refuses"),
-        pytest.param(Connection.until_closed, "takes connections and does not answer", id="hangs"),
+        pytest.param(Connection.until_closed, "accepts connections but does not answer", id="hangs"),
     ],
 )
-async def test_a_predictor_that_is_none(monkeypatch: pytest.MonkeyPatch, script: Any, says: str) -> None:
+async def test_a_port_without_a_predictor_fails_the_protocol(
+    monkeypatch: pytest.MonkeyPatch, script: Any, says: str
+) -> None:
     monkeypatch.setattr(network, "PROBE_SECONDS", 0.2)
     async with scripted(script) as host:
         assert_only(await examined(host, "v2"), "protocol", says)
@@ -116,8 +124,8 @@ TRUSTING = f"--predictor_use_ssl --predictor_ca_file={TRUSTED[0]}"
 OURS = f"--predictor_cert_file={TRUSTED[0]} --predictor_key_file={TRUSTED[1]}"
 
 
-@pytest.mark.parametrize("mutual", [False, True], ids=["ours is not asked for", "ours is asked for"])
-async def test_a_trusted_certificate(
+@pytest.mark.parametrize("mutual", [False, True], ids=["one way", "mutual"])
+async def test_a_trusted_certificate_is_ok(
     triton: LocalTriton, load: Callable[[str], None], protocol: str, mutual: bool
 ) -> None:
     await asyncio.to_thread(load, "bert_masked")
@@ -125,7 +133,7 @@ async def test_a_trusted_certificate(
     async with behind_tls(address_of(triton, protocol), TRUSTED, mutual=mutual) as host:
         results = await results_of(flags_for("bert_masked", DEMO_MODEL, host, protocol, flags))
     assert troubles(results) == {}
-    [tls] = [one for one in results if one.name == "TLS"]
+    [tls] = [result for result in results if result.name == "TLS"]
     assert "a certificate for localhost, 127.0.0.1 until" in tls.found
 
 
@@ -145,24 +153,24 @@ REFUSED: dict[str, tuple[str, str, str, str, str]] = {
         "(triton.example)",
     ),
     "unknown issuer": ("other_name.pem", trusting("expired.pem"), "TLS", "signed", "--predictor_ca_file"),
-    "ours is missing": ("", TRUSTING, "protocol", "closes the connection after the handshake", PAIR),
+    "ours is missing": ("", TRUSTING, "protocol", "closes the connection after the TLS handshake", PAIR),
 }
-"""The certificate of the other side, flags, the check that fails, what it says, and what to change."""
+"""For each case the server's certificate, flags, the check that fails, and parts of its text and remedy."""
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_connection_over_tls_that_fails(triton: LocalTriton, protocol: str, case: str) -> None:
-    shown, flags, name, *says = REFUSED[case]
-    pair = (HERE / shown, HERE / "server.key") if shown else TRUSTED
+async def test_a_tls_failure_has_a_remedy(triton: LocalTriton, protocol: str, case: str) -> None:
+    certificate, flags, name, *says = REFUSED[case]
+    pair = (HERE / certificate, HERE / "server.key") if certificate else TRUSTED
     async with behind_tls(address_of(triton, protocol), pair, mutual=case == "ours is missing") as host:
         assert_only(await examined(host, protocol, *flags.split()), name, *says)
 
 
 @contextmanager
 def asking_for_a_certificate() -> Iterator[str]:
-    """localhost:port that refuses every connection with TLS' alert that a certificate is missing.
+    """localhost:port of a server that refuses clients without a certificate by a TLS alert.
 
-    In a thread, since asyncio's servers close without the alert.
+    It runs in a thread, because asyncio's servers close the connection without the alert.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*TRUSTED)
@@ -170,7 +178,7 @@ def asking_for_a_certificate() -> Iterator[str]:
     context.load_verify_locations(TRUSTED[0])
 
     def refuse() -> None:
-        with suppress(OSError):  # the end of listening
+        with suppress(OSError):  # shutdown ends accept
             while True:
                 connection, _ = listening.accept()
                 with connection, suppress(OSError):
@@ -183,7 +191,7 @@ def asking_for_a_certificate() -> Iterator[str]:
         refusing.result(10)
 
 
-async def test_a_predictor_that_asks_for_our_certificate() -> None:
+async def test_a_predictor_that_requires_a_certificate_fails_tls() -> None:
     with asking_for_a_certificate() as host:
         found = await examined(host, "v2", *TRUSTING.split())
     assert_only(found, "TLS", "asks for one: TLSV13_ALERT_CERTIFICATE_REQUIRED", PAIR)

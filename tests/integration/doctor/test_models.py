@@ -1,4 +1,4 @@
-"""The doctor has nothing to say of a pair that fits, and finds, names and mends each planted mismatch."""
+"""The doctor finds nothing in a model that fits, and names each planted mismatch with its remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FolderWith = Callable[..., Path]
 
 @pytest.fixture
 def folder_with(tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a model's folder with other values in config.json, and perhaps another model's tokenizer."""
+    """Copies a model's folder with other values in config.json, and optionally another model's tokenizer."""
 
     def copied(model: str, changes: Mapping[str, Any], tokenizer_of: str | None = None) -> Path:
         source = task_model_folder(model)
@@ -42,7 +42,7 @@ def folder_with(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
-    """Puts a copy of a model into Triton's repository, with other words in its config.pbtxt, and loads it."""
+    """Puts a copy of a model with a changed config.pbtxt into Triton's repository and loads it."""
 
     def make(name: str, changes: Mapping[str, str], *, load: bool = True) -> None:
         if (repository / name).exists():
@@ -64,18 +64,18 @@ def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("model", "protocol"),
     [
-        *((one, "v2") for one in ("bert_masked", "bert_int32", "sentiment", "ner_roberta", "minibert_mean")),
-        *((one, "grpc-v2") for one in ("squad", "gpt2_logits", "gpt2_tokens")),
+        *((name, "v2") for name in ("bert_masked", "bert_int32", "sentiment", "ner_roberta", "minibert_mean")),
+        *((name, "grpc-v2") for name in ("squad", "gpt2_logits", "gpt2_tokens")),
         ("cross --task=rerank", "v2"),
         ("nli --task=zero_shot_classification", "v2"),
         ("t5_logits", "v2"),
     ],
 )
-def test_nothing_is_wrong(diagnose: Diagnose, model: str, protocol: str) -> None:
+def test_a_model_that_fits_has_no_warnings(diagnose: Diagnose, model: str, protocol: str) -> None:
     assert diagnose(*model.split(), protocol=protocol) == {}
 
 
-def test_the_command(
+def test_the_command_prints_a_table_or_json(
     triton: LocalTriton,
     diagnose: Diagnose,
     protocol: str,
@@ -90,32 +90,32 @@ def test_the_command(
     assert command.run(flags, {}) == 0
     table = capsys.readouterr().out
     assert f"predictor {address} over {protocol}" in table
-    inferred, shared = "9 tokens -> logits [9, 1024]", DISALLOWED if newer else "36864 bytes came through /dev/shm"
-    for said in ("triton 2.", inferred, shared, '-> "paris"; tokenize'):
-        assert said in " ".join(table.split())
+    inferred, shared = "9 tokens -> logits [9, 1024]", DISALLOWED if newer else "36864 bytes arrived through /dev/shm"
+    for text in ("triton 2.", inferred, shared, '-> "paris"; tokenize'):
+        assert text in " ".join(table.split())
     assert table.endswith(f"{'23 ok, 1 warning' if newer else '24 ok'}, 1 skipped; exit code 0\n")
     assert command.run([*flags, "--json"], {}) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model"], document["exit_code"]) == ("bert_masked", 0)
-    found = {one["name"]: one for one in document["results"]}
-    assert found["highest token id"]["found"] == "id 1023 is answered"
-    assert found["longest text"]["found"] == "128 tokens are answered"
-    assert [one["name"] for one in document["results"] if one["change"]] == ["shared memory"] * newer
-    assert all(one["seconds"] >= 0 for one in document["results"])
+    texts = {result["name"]: result["found"] for result in document["results"]}
+    assert texts["highest token id"] == "the model takes id 1023"
+    assert texts["longest text"] == "the model answers a text of 128 tokens"
+    assert [result["name"] for result in document["results"] if result["change"]] == ["shared memory"] * newer
+    assert all(result["seconds"] >= 0 for result in document["results"])
 
 
 @pytest.mark.only_triton_26
-async def test_shared_memory_that_triton_refuses(
+async def test_a_refusal_of_shared_memory_names_tritons_flag(
     triton: LocalTriton, load: Callable[[str], None], protocol: str
 ) -> None:
     await asyncio.to_thread(load, "bert_masked")
     address = triton.http_address if protocol == "v2" else triton.grpc_address
     results = await results_of(flags_for("bert_masked", DEMO, address, protocol))
-    [found] = [one for one in results if one.name == "shared memory"]
-    assert found.status == "warning"
-    assert "takes no shared memory of clients" in found.found and DISALLOWED in found.found
-    assert found.change.startswith("start Triton with --allow-client-shm=true") and "emptyDir" not in found.change
-    [server] = [one for one in results if VERSION in one.found]
+    [finding] = [result for result in results if result.name == "shared memory"]
+    assert finding.status == "warning"
+    assert "refuses shared memory of clients" in finding.found and DISALLOWED in finding.found
+    assert finding.change.startswith("start Triton with --allow-client-shm=true") and "emptyDir" not in finding.change
+    [server] = [result for result in results if VERSION in result.found]
     assert server.status == "ok"
 
 
@@ -139,11 +139,11 @@ async def test_a_full_batch_is_as_large_as_the_service_makes_it(
     await asyncio.to_thread(load, "bert_masked")
     folder = task_model_folder("bert_masked")
     results = await results_of(flags_for("bert_masked", folder, triton.http_address, "v2", flags.split()))
-    [found] = [one.found for one in results if one.name == "shared batch"]
-    assert f"in a batch with {rows - 1} longer ones" in found  # of 27 tokens
+    [text] = [result.found for result in results if result.name == "shared batch"]
+    assert f"in a batch with {rows - 1} longer texts" in text  # of 27 tokens
 
 
-def test_the_service_warns_at_its_start_once_where_there_is_need(serve: Serve) -> None:
+def test_the_service_logs_each_warning_once_at_its_start(serve: Serve) -> None:
     service = serve("bert_batch0", "v2", "--predictor_check_seconds=1")
     warnings = [line for line in service.log.splitlines() if "hf_transformer.commands.doctor" in line]
     assert len(warnings) == 2
@@ -166,7 +166,7 @@ PLANTED = {
     "doctor_constant": {"max_batch_size: 8": "max_batch_size: 1", "count: 1": "count: 2", BATCHING: fault("constant")},
     "doctor_free": {"dims: [ -1, 1024 ]": "dims: [ -1, -1 ]"},
 }
-"""What is changed in the demo's config.pbtxt."""
+"""Changes of the demo's config.pbtxt, by the name of the planted model."""
 
 CASES = """
 bert_masked --tensor_input_names=input_ids,mask
@@ -204,19 +204,19 @@ gpt2_tutorial --do_sample=true
 
 bert_fixed
   batch size: max_batch_size is 4, which is small
-  text length: always takes 32 tokens, where its files allow 128 ... --max_model_len=32
+  text length: always takes 32 tokens, but its files allow 128 ... --max_model_len=32
 
 bert_fixed --max_model_len=32
   batch size: small
 
 bert
-  attention mask: add that to input in config.pbtxt
+  attention mask: list it under input in config.pbtxt
 
 bert_optional_mask --tensor_input_names=input_ids
   attention mask: -> add attention_mask to --tensor_input_names
 
 bert_batch0
-  batch size: max_batch_size is 0 and the dims have a batch axis ... max_batch_size: 32
+  batch size: max_batch_size is 0 and dims has a batch axis ... max_batch_size: 32
   attention mask: share a batch
 
 bert_unbatched
@@ -236,20 +236,20 @@ sentiment {"max_position_embeddings":512} --max_model_len=512
   longest text: answers texts of up to 128 tokens, tokenizer and config.json allow 512 ... --max_model_len=128
 
 bert_masked --max_predictor_response_bytes=300000
-  longest text: 524288 bytes, and 300000 are taken
+  longest text: 524288 bytes, the limit is 300000
 
 gpt2_logits {"n_positions":512,"n_ctx":512,"max_position_embeddings":512} --max_model_len=512
   longest text: continues prompts of up to 256 tokens ... --max_model_len=257
 
 gpt2_logits {"vocab_size":324} tokenizer_of=t5_logits
-  vocabulary: the model gives logits of 768 tokens, config.json's vocab_size is 324 and the tokenizer has 324
+  vocabulary: the model's logits have 768 tokens, config.json's vocab_size is 324, the tokenizer has 324
 
 t5_logits {} tokenizer_of=gpt2_logits
   vocabulary: 768 tokens, more than config.json's vocab_size 324
-  inference: -> ... the tokenizer and the config.json that it was exported from
+  inference: -> ... the tokenizer and config.json of its export
 
 doctor_free {"architectures":["BertForTokenClassification"],"id2label":{"0":"A","1":"B"}}
-  inference: 1024 along labels, but config.json names 2 labels ... config.json that it was exported from
+  inference: 1024 along labels, but config.json names 2 labels ... config.json of its export
 
 fault_nan
   attention mask: share a batch
@@ -270,7 +270,7 @@ doctor_poor --pad_to_multiple_of=64
   shared batch: attention_mask hides the padding
 
 doctor_small
-  shared batch: the model answers up to 2 texts in a batch, and 12 would be sent
+  shared batch: the model answers up to 2 texts in a batch, the service would send 12
     ... set "max_batch_size: 2" in config.pbtxt
 
 doctor_constant --max_batches_in_flight=1
@@ -286,20 +286,22 @@ bert_masked --predictor_shared_memory=off
 bert_masked --model_naem=x
   flags: did you mean --model_name?
 """
-"""A model, perhaps what is changed in its config.json and whose tokenizer it gets, and flags. Then each check that is
-not well, with parts of what it says."""
+"""In each case a model, optional changes of its config.json, another model's tokenizer, and flags; then each check that
+warns or fails, with parts of its text."""
 
 
-def assert_says(found: dict[str, str], expected: str) -> None:
+def assert_troubles(texts: dict[str, str], expected: str) -> None:
     rows = [row.split(": ", 1) for row in expected.replace("\n    ", " ").split("\n  ")[1:]]
-    assert list(found) == [name.strip() for name, _ in rows]
+    assert list(texts) == [name.strip() for name, _ in rows]
     for name, text in rows:
         for part in text.split(" ... "):
-            assert part in found[name.strip()]
+            assert part in texts[name.strip()]
 
 
 @pytest.mark.parametrize("case", CASES.strip().split("\n\n"), ids=lambda case: case.partition("\n")[0])
-def test_a_mismatch(diagnose: Diagnose, plant: Plant, folder_with: FolderWith, case: str) -> None:
+def test_a_mismatch_has_a_finding_and_a_remedy(
+    diagnose: Diagnose, plant: Plant, folder_with: FolderWith, case: str
+) -> None:
     model, *words = case.partition("\n")[0].split()
     flags = [word for word in words if word.startswith("--")]
     changes = [json.loads(word) for word in words if word.startswith("{")]
@@ -310,7 +312,7 @@ def test_a_mismatch(diagnose: Diagnose, plant: Plant, folder_with: FolderWith, c
         folder = DEMO
     if changes:
         folder = folder_with("bert" if model in PLANTED else model, changes[0], *tokenizer)
-    assert_says(diagnose(model, *flags, folder=folder), case)
+    assert_troubles(diagnose(model, *flags, folder=folder), case)
 
 
 @pytest.mark.parametrize(
@@ -320,18 +322,18 @@ def test_a_mismatch(diagnose: Diagnose, plant: Plant, folder_with: FolderWith, c
         ("nobody", "no model 'nobody'; it has bert, bert_batch0, ... --model_name"),
     ],
 )
-def test_a_model_that_is_not_there(diagnose: Diagnose, plant: Plant, protocol: str, model: str, says: str) -> None:
+def test_a_missing_model_has_a_remedy(diagnose: Diagnose, plant: Plant, protocol: str, model: str, says: str) -> None:
     plant("doctor_unloaded", {}, load=False)
-    assert_says(diagnose(model, folder=DEMO, protocol=protocol), f"\n  model: {says}")
+    assert_troubles(diagnose(model, folder=DEMO, protocol=protocol), f"\n  model: {says}")
 
 
-def test_no_tokenizer(diagnose: Diagnose, tmp_path: Path) -> None:
-    assert_says(diagnose("bert_masked", folder=tmp_path), "\n  model files: no tokenizer files")
+def test_a_folder_without_tokenizer_fails_model_files(diagnose: Diagnose, tmp_path: Path) -> None:
+    assert_troubles(diagnose("bert_masked", folder=tmp_path), "\n  model files: no tokenizer files")
 
 
 @pytest.mark.only_triton_24
-def test_memory_that_the_predictor_does_not_see(
+def test_memory_that_the_predictor_does_not_see_is_a_warning(
     diagnose: Diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "FOLDER", tmp_path)
-    assert_says(diagnose("bert_masked"), "\n  shared memory: can't use our ... --predictor_shared_memory=off")
+    assert_troubles(diagnose("bert_masked"), "\n  shared memory: can't use our ... --predictor_shared_memory=off")

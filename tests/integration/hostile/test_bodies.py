@@ -14,7 +14,7 @@ from tests.service import Service
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"
-NOT_JSON = "body: not JSON"
+NOT_JSON = "body: expected JSON in UTF-8"
 LONGEST_ERROR = 4096
 """Bytes of an answer that says what is wrong: it does not give back megabytes of what it got."""
 
@@ -58,7 +58,12 @@ BAD = {
     "an instance's key of 60 kB": (PREDICT, model_body(instances=[{"x" * 60_000: 1}]), 400, "instances[0]"),
     "a parameter's name of 60 kB": (PREDICT, model_body(parameters={"x" * 60_000: 1}), 400, "parameters.x"),
     "a parameter of 60 kB": (PREDICT, model_body(parameters={"output_format": "x" * 60_000}), 400, "output_format"),
-    "1,000 parameters": (PREDICT, model_body(parameters={f"p{number}": 1 for number in range(1000)}), 400, "unknown"),
+    "1,000 parameters": (
+        PREDICT,
+        model_body(parameters={f"p{number}": 1 for number in range(1000)}),
+        400,
+        "parameters.p0",
+    ),
     "V2 lists 100,000 deep": (INFER, v2("[" * DEEP + "]" * DEEP), 413, "lists, objects and keys"),
     "V2 1e999 as a shape": (INFER, b'{"inputs": [{"name": "text", "shape": [1e999]}]}', 400, NOT_JSON),
     "V2 2**70 as a shape": (INFER, v2('["a"]', shape=[2**70]), 400, "shape"),

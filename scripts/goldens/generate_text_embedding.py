@@ -11,14 +11,15 @@ from typing import Any, Final
 import sentence_transformers
 import torch
 import transformers
-from checkpoints import checkpoint
-from embedding_texts import MEANINGS, TEXTS
-from golden_files import TOLERANCE, generate, must_agree
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import TOLERANCE, generate, must_agree
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.embedding_texts import MEANINGS, TEXTS
+from tests.goldens.hard_texts import HARD_TEXTS
 
 MODELS: Final = ("minibert_mean", "minibert_cls", "minibert_max", "minibert_last")
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_text_embedding.py",
+    "made_by": "scripts/goldens/generate_text_embedding.py",
     "tolerance": {"component_absolute": TOLERANCE},
     "cases": "one per model and text, FP32 [D]",
     "default": "SentenceTransformer(folder).encode(text); minibert_pooled must give what minibert_mean gives",

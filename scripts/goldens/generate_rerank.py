@@ -11,13 +11,14 @@ from typing import Any, Final
 import sentence_transformers
 import torch
 import transformers
-from checkpoints import checkpoint
-from embedding_texts import BEST_TEXTS, QUERIES
-from golden_files import TOLERANCE, generate, must_agree, near_tie
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import TOLERANCE, generate, must_agree, near_tie
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.embedding_texts import BEST_TEXTS, QUERIES
+from tests.goldens.hard_texts import HARD_TEXTS
 
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_rerank.py",
+    "made_by": "scripts/goldens/generate_rerank.py",
     "tolerance": {"score_absolute": TOLERANCE},
     "model": "cross",
     "scores": "CrossEncoder(folder).predict([(query, text)]) per text, in the order of the texts: sigmoid of the logit",

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import torch
 import transformers
-from checkpoints import checkpoint
-from golden_files import generate, must_agree
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import generate, must_agree
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.hard_texts import HARD_TEXTS
 
 # What the generative test models are asked to continue. id -> text.
 
@@ -100,7 +101,7 @@ CHAT_TOKENS: Final = 40
 LEAST_GAP: Final = 1e-3
 """A smaller distance between the two largest logits could be another order elsewhere: a logit is exact to 1e-5."""
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_text_generation.py",
+    "made_by": "scripts/goldens/generate_text_generation.py",
     "max_new_tokens": MAX_NEW_TOKENS,
     "chat_tokens": CHAT_TOKENS,
     "models": {"gpt2": "gpt2_past", "t5": "t5_logits"},
@@ -145,21 +146,21 @@ class Model:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def cases(self, name: str, prompts: dict[str, str]) -> list[dict[str, Any]]:
-        found = []
+        rows = []
         for key, prompt in prompts.items():
             continued = self.continued(self.tokenizer(prompt)["input_ids"], MAX_NEW_TOKENS, key)
-            found.append({"id": key, "model": name, "prompt": prompt, **continued})
-        return found
+            rows.append({"id": key, "model": name, "prompt": prompt, **continued})
+        return rows
 
     def chats(self) -> list[dict[str, Any]]:
-        found = []
+        rows = []
         for key, chat in CHATS.items():
             rendered = self.tokenizer.apply_chat_template(
                 chat["messages"], tools=chat.get("tools"), add_generation_prompt=True, tokenize=False
             )
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-            found.append({"id": key, **chat, "rendered": rendered, **self.continued(ids, CHAT_TOKENS, key)})
-        return found
+            rows.append({"id": key, **chat, "rendered": rendered, **self.continued(ids, CHAT_TOKENS, key)})
+        return rows
 
 
 def everything(folder: Path) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import tokenizers
 import transformers
-from checkpoints import checkpoint
-from golden_files import TOLERANCE, generate, must_agree, near_tie
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import TOLERANCE, generate, must_agree, near_tie
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.hard_texts import HARD_TEXTS
 
 # The texts of the sequence_classification goldens that the models were trained to answer: id -> text.
 
@@ -59,7 +60,7 @@ PAIRS: Final[tuple[tuple[str, str, str | None], ...]] = (
 MODELS: Final = ("sentiment", "emotions", "toxicity", "stars")
 FUNCTIONS: Final = ("softmax", "sigmoid", "none")
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_sequence_classification.py",
+    "made_by": "scripts/goldens/generate_sequence_classification.py",
     "tolerance": {"score_absolute": TOLERANCE},
     "cases": "one per model and input; text_pair only with the model paraphrase. An empty text_pair counts as none",
     "default": 'pipeline("text-classification")(text, truncation=True): the best label alone',

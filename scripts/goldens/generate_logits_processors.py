@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import torch
 import transformers
-from golden_files import generate
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+from scripts.goldens.golden_files import generate
 
 VOCABULARY: Final = 40
 EOS: Final = (3, 7)
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_logits_processors.py",
+    "made_by": "scripts/goldens/generate_logits_processors.py",
     "tolerance": {"score_absolute": 1e-4},
     "eos_ids": EOS,
     "logits": "rows of random logits, by number",

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import tokenizers
 import transformers
-from checkpoints import checkpoint
-from golden_files import TOLERANCE, generate, must_agree, near_tie
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import TOLERANCE, generate, must_agree, near_tie
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.hard_texts import HARD_TEXTS
 
 # The questions and contexts of the question_answering goldens.
 
@@ -81,7 +82,7 @@ def questions() -> dict[str, tuple[str, str]]:
 
 TOP: Final = 8
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_question_answering.py, with transformers 4",
+    "made_by": "scripts/goldens/generate_question_answering.py, with transformers 4",
     "tolerance": {"score_absolute": TOLERANCE},
     "model": "squad",
     "cases": "one per question and context",

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import tokenizers
 import transformers
-from checkpoints import checkpoint
-from embedding_texts import LABELS, SEQUENCES, TEMPLATES
-from golden_files import TOLERANCE, generate, must_agree, near_tie
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import TOLERANCE, generate, must_agree, near_tie
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.embedding_texts import LABELS, SEQUENCES, TEMPLATES
+from tests.goldens.hard_texts import HARD_TEXTS
 
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_zero_shot_classification.py",
+    "made_by": "scripts/goldens/generate_zero_shot_classification.py",
     "tolerance": {"score_absolute": TOLERANCE},
     "model": "nli",
     "single": 'pipeline("zero-shot-classification")(sequence, candidate_labels): scores add up to 1',

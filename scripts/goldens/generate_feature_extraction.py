@@ -10,15 +10,16 @@ from typing import Any, Final
 
 import tokenizers
 import transformers
-from checkpoints import checkpoint
-from embedding_texts import TEXTS
-from golden_files import TOLERANCE, generate
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import TOLERANCE, generate
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.embedding_texts import TEXTS
+from tests.goldens.hard_texts import HARD_TEXTS
 
 WHOLE: Final = 5
 """Texts of more tokens are stored as the first and the last token's vector and the mean of all."""
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_feature_extraction.py",
+    "made_by": "scripts/goldens/generate_feature_extraction.py",
     "tolerance": {"component_absolute": TOLERANCE},
     "model": "minibert_mean",
     "features": 'pipeline("feature-extraction")(text, truncation=True)[0]: FP32 [tokens, 48], special tokens too',

@@ -12,9 +12,10 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from checkpoints import checkpoint
-from golden_files import LEAST_GAP, TOLERANCE, generate, must_agree
-from hard_texts import HARD_TEXTS
+
+from scripts.goldens.golden_files import MIN_GAP, TOLERANCE, generate, must_agree
+from tests.goldens.checkpoints import checkpoint
+from tests.goldens.hard_texts import HARD_TEXTS
 
 # The texts of the token_classification goldens, besides the hard ones.
 
@@ -73,7 +74,7 @@ MODELS: Final = ("ner", "ner_cased", "ner_roberta")
 WINDOW_STRIDES: Final = (("ner", 0), ("ner", 16), ("ner_cased", 40), ("ner_roberta", 0), ("ner_roberta", 16))
 STRATEGIES: Final = ("none", "simple", "first", "average", "max")
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_token_classification.py",
+    "made_by": "scripts/goldens/generate_token_classification.py",
     "tolerance": {"score_absolute": TOLERANCE},
     "cases": "one per model and input",
     "classes": "the best label's index for every token, special tokens too: KServe's default answer is [classes]",
@@ -142,12 +143,12 @@ class Goldens:
         self, model: str, inputs: Any, strategies: tuple[str, ...] = STRATEGIES, **parameters: Any
     ) -> dict[str, Any]:
         """The answers for each aggregation strategy."""
-        found = {}
+        entities = {}
         for strategy in strategies:
             answer = self.pipelines[model](inputs, aggregation_strategy=strategy, **parameters)
             # Pre-split words come back as a batch of one.
-            found[strategy] = answer[0] if answer and isinstance(answer[0], list) else answer
-        return found
+            entities[strategy] = answer[0] if answer and isinstance(answer[0], list) else answer
+        return entities
 
     def check_sense(self) -> None:
         """Raise ValueError if a model finds other entities than it was trained to find."""
@@ -161,9 +162,9 @@ class Goldens:
 
 
 def unsure(scores: torch.Tensor) -> bool:
-    """Whether the two best of any token's scores are nearer than LEAST_GAP."""
+    """Whether the two best of any token's scores are nearer than MIN_GAP."""
     best = np.sort(scores.numpy(), axis=-1)
-    return bool((best[:, -1] - best[:, -2] < LEAST_GAP * best[:, -1]).any())
+    return bool((best[:, -1] - best[:, -2] < MIN_GAP * best[:, -1]).any())
 
 
 if __name__ == "__main__":

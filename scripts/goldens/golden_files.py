@@ -1,11 +1,8 @@
-"""What the generators of goldens share: the command line, the form of the files, and when two of them are the same.
+"""The command line, file format and comparison that all generators of goldens share.
 
-python tests/goldens/generate_NAME.py            writes NAME.json
-python tests/goldens/generate_NAME.py --check    ends with 1 if it would change
+.venv-models/bin/python -m scripts.goldens.generate_NAME            writes tests/goldens/NAME.json
+.venv-models/bin/python -m scripts.goldens.generate_NAME --check    exits with 1 if the file would change
 """
-
-# Types are checked in an environment without torch.
-# mypy: ignore-errors
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ from typing import Any, Final
 import torch
 from transformers.utils import logging as transformers_logging
 
-HERE: Final = Path(__file__).resolve().parent
+FOLDER: Final = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 TOLERANCE: Final = 1e-5
-"""Largest absolute difference of a score or of a component of an embedding."""
-LEAST_GAP: Final = 2e-4
-"""Scores whose relative difference is smaller could change places: a logit is exact to 1e-5, so a score is to 2e-5."""
+"""Largest absolute difference of a score, or of a component of an embedding."""
+MIN_GAP: Final = 2e-4
+"""Relative difference below which two scores may swap: logits are exact to 1e-5, so scores to 2e-5."""
 
 
 def generate(
-    name: str, everything: Callable[[Path], dict[str, Any]], *modules: ModuleType, tolerance: float = TOLERANCE
+    name: str, compute: Callable[[Path], dict[str, Any]], *modules: ModuleType, tolerance: float = TOLERANCE
 ) -> None:
-    """Write tests/goldens/<name>.json, or with --check end with an error if it would change by more than tolerance.
+    """Write tests/goldens/<name>.json; with --check exit with an error if it would change by more than ``tolerance``.
 
-    everything gets a temporary folder for checkpoints. modules are those whose versions are recorded.
+    ``compute`` gets a temporary folder for checkpoints. The file records the versions of torch and ``modules``.
     """
     parser = argparse.ArgumentParser(description=f"Compute the goldens of {name}.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
@@ -43,10 +40,10 @@ def generate(
     warnings.simplefilter("ignore")
     transformers_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        goldens = everything(Path(folder))
+        goldens = compute(Path(folder))
     goldens["versions"] = {module.__name__: module.__version__.split("+")[0] for module in (torch, *modules)}
     text = as_text(goldens)
-    path = HERE / f"{name}.json"
+    path = FOLDER / f"{name}.json"
     if not check:
         path.write_text(text, encoding="utf-8")
         print(f"{path.name}: {len(goldens['cases'])} cases, {len(text) / 1000:.0f} kB")
@@ -55,7 +52,7 @@ def generate(
 
 
 def as_text(goldens: dict[str, Any]) -> str:
-    """JSON with one case per line, so that a change shows as one changed line. Numbers have 7 significant digits."""
+    """JSON with one case per line, for readable diffs, and numbers of 7 significant digits."""
     sections = []
     for key, value in goldens.items():
         if isinstance(value, list):
@@ -67,7 +64,7 @@ def as_text(goldens: dict[str, Any]) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """The same with every float at 7 significant digits, about what FP32 holds, and numpy's numbers as Python's."""
+    """The value with floats of 7 significant digits, the precision of FP32, and numpy's numbers as Python's."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -78,22 +75,22 @@ def rounded(value: Any) -> Any:
 
 
 def same(new: Any, old: Any, tolerance: float) -> bool:
-    """Equality, numbers within the tolerance; versions may differ."""
+    """Whether both are equal, with floats within the tolerance, apart from versions."""
     if isinstance(new, dict) and isinstance(old, dict):
         return new.keys() == old.keys() and all(key == "versions" or same(new[key], old[key], tolerance) for key in new)
     if isinstance(new, list) and isinstance(old, list):
-        return len(new) == len(old) and all(same(one, other, tolerance) for one, other in zip(new, old, strict=True))
+        return len(new) == len(old) and all(same(*pair, tolerance) for pair in zip(new, old, strict=True))
     if isinstance(new, float) and isinstance(old, float):
         return abs(new - old) <= tolerance
     return bool(new == old)
 
 
 def near_tie(scores: list[float]) -> bool:
-    """Whether two neighbours of the scores, given best first, are too near each other to keep their order."""
-    return any(first - second <= LEAST_GAP * abs(first) for first, second in pairwise(scores))
+    """Whether two neighbours of the descending scores are closer than MIN_GAP."""
+    return any(first - second <= MIN_GAP * abs(first) for first, second in pairwise(scores))
 
 
-def must_agree(what: str, found: Any, expected: Any) -> None:
-    """Raise ValueError unless the model says what it was trained to say."""
-    if found != expected:
-        raise ValueError(f"{what}: {found}, not {expected}; train the models again")
+def must_agree(name: str, actual: Any, expected: Any) -> None:
+    """Raise ValueError unless the model gives the answer of its training data."""
+    if actual != expected:
+        raise ValueError(f"{name}: got {actual}, expected {expected}; train the models again")

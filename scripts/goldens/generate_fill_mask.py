@@ -1,4 +1,4 @@
-"""Compute the fill_mask goldens with torch and transformers, from the checkpoint beside this file.
+"""Compute the fill_mask goldens with torch and transformers, from tests/goldens/checkpoint.
 
 Needs torch and transformers; the tests that read the goldens need neither. All texts are run one at a time, unpadded.
 So the goldens hold for every way to serve these weights: with and without an attention mask, alone and in a batch.
@@ -11,8 +11,9 @@ from typing import Any, Final
 import tokenizers
 import torch
 import transformers
-from golden_files import HERE, generate
 from transformers.pipelines.base import PipelineException
+
+from scripts.goldens.golden_files import FOLDER, generate
 
 # The texts of the fill_mask goldens: id -> text.
 
@@ -113,8 +114,8 @@ TEXTS_WITHOUT_MASK: Final[dict[str, str]] = {
     "mask_just_cut_off": "city " * 126 + "[MASK]",
 }
 
-TOKENIZER: Final = HERE.parents[1] / "deploy/model_repository/bert"
-CHECKPOINT: Final = HERE / "checkpoint"
+TOKENIZER: Final = FOLDER.parents[1] / "deploy/model_repository/bert"
+CHECKPOINT: Final = FOLDER / "checkpoint"
 
 TOP_K: Final = 5
 TOLERANCE: Final = {"logits_absolute": 1e-4, "score_absolute": 1e-5, "score_relative": 1e-4}
@@ -122,7 +123,7 @@ LEAST_GAP: Final = 4 * TOLERANCE["logits_absolute"]
 """Logits that rank nearer than this could change places within the tolerance, so such a text is refused."""
 
 ABOUT: Final = {
-    "made_by": "tests/goldens/generate_fill_mask.py",
+    "made_by": "scripts/goldens/generate_fill_mask.py",
     "tolerance": TOLERANCE,
     "model": "tests/goldens/checkpoint, the weights of every fill-mask model of the test Triton",
     "padding": "each text was run alone and unpadded: bert (no mask input) and bert_masked must give the same",

@@ -1,0 +1,112 @@
+"""Finds config.json and the tokenizer's files: in a local folder, or in a Hugging Face hub.
+
+Weights are never downloaded: the predictor has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hf_transformer.errors import LoadError
+from hf_transformer.tokenizer.files import VOCABULARY_FILES, has_tokenizer, read_json, transformer_folder
+from hf_transformer.tokenizer.hub import hub_snapshot
+from hf_transformer.types.request import Json
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The folders of a model's small files, and its config.json.
+
+    ``config`` is {} if a local folder with a tokenizer has no config.json.
+    """
+
+    model_folder: Path
+    tokenizer_folder: Path
+    config: Mapping[str, Json]
+
+
+def find_model_files(
+    model_id: str | None,
+    model_dir: str,
+    *,
+    model_name: str | None = None,
+    model_revision: str | None = None,
+    tokenizer_revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    cache_dir: Path | None = None,
+) -> ModelFiles:
+    """Find the files of a model. Makes no request if the cache has all of them.
+
+    Args:
+        model_id: the hub's id or a local path; None for ``model_dir``.
+        model_dir: the folder of the files. They may also lie in its subfolder ``model_name``, as in Triton's model
+            repository.
+        model_name: the served model's name.
+        model_revision: a branch, tag or commit; None for main.
+        tokenizer_revision: the same for the tokenizer; None for the model's revision.
+        token: the hub's access token. It is never part of a message.
+        trust_remote_code: whether Python files are downloaded too.
+        cache_dir: the hub's cache; None for the library's own (HF_HUB_CACHE, HF_HOME).
+
+    Raises:
+        LoadError: no such folder, repository or revision, no access, no network, no tokenizer in the folder, or broken
+            JSON. The message is one line.
+    """
+    if model_id is None or Path(model_id).expanduser().is_dir():
+        folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
+        inner = transformer_folder(folder)
+        return ModelFiles(folder, inner, read_json(inner / "config.json", required=False))
+    if model_id.startswith(("/", ".", "~")):
+        raise LoadError(f"--model_id={model_id}: there is no such folder")
+    snapshot = partial(hub_snapshot, model_id, token=token, with_code=trust_remote_code, cache_dir=cache_dir)
+    model_revision = model_revision or "main"
+    tokenizer_revision = tokenizer_revision or model_revision
+    same = tokenizer_revision == model_revision
+    model_folder = snapshot(model_revision, with_tokenizer=same)
+    tokenizer_folder = transformer_folder(model_folder if same else snapshot(tokenizer_revision, with_tokenizer=True))
+    _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
+    config = read_json(transformer_folder(model_folder) / "config.json", required=True)
+    return ModelFiles(model_folder, tokenizer_folder, config)
+
+
+def _local_folder(folder: Path, model_name: str | None) -> Path:
+    """The folder itself or, if it has no tokenizer, its subfolder with the model's name."""
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise LoadError(f"the model folder {folder} {problem} (set --model_dir or --model_id)")
+    if has_tokenizer(transformer_folder(folder)):
+        return folder
+    if model_name not in (None, ".."):
+        inner = folder / model_name
+        if inner.is_dir() and has_tokenizer(transformer_folder(inner)):
+            return inner
+    _require_tokenizer(folder, str(folder))
+    return folder
+
+
+def _require_tokenizer(folder: Path, where: str) -> None:
+    if has_tokenizer(folder):
+        return
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
+    listing = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    if _is_tritons(folder) or any(_is_tritons(inner) for inner in folder.iterdir()):
+        raise LoadError(
+            f"no tokenizer files in {where}, which looks like Triton's model repository: expected the folder with"
+            f" tokenizer.json and config.json; it holds {listing}. Set --model_dir to that folder, or --model_id"
+        )
+    raise LoadError(
+        f"no tokenizer files in {where}: looked for {', '.join(VOCABULARY_FILES)};"
+        f" it holds {listing or 'nothing'}. Put tokenizer.json there or set --model_id"
+    )
+
+
+def _is_tritons(folder: Path) -> bool:
+    """Whether a folder is a model of Triton's model repository: it has a config.pbtxt, or versions with a model."""
+    try:
+        return (folder / "config.pbtxt").is_file() or any(folder.glob("[0-9]*/model.*"))
+    except OSError:  # not a folder, or an unreadable one, such as a volume's lost+found
+        return False
