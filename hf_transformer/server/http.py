@@ -75,7 +75,7 @@ class ClientLimits:
 
 
 class HttpSettings(Protocol):
-    """What a connection needs from its server. ``ending``: each response is now the last one of its connection."""
+    """The server's settings for a connection. ``ending``: each response is now the last one of its connection."""
 
     client_limits: ClientLimits
     ending: bool
@@ -605,7 +605,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientLimits) -> None:
-    """Calls ``sweep`` on all connections, again and again."""
+    """Calls ``sweep`` on all connections periodically. Never ends."""
     loop, no_descriptors = asyncio.get_running_loop(), False
     shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
     pause = max(MIN_SWEEP_SECONDS, min(MAX_SWEEP_SECONDS, shortest / SWEEPS_PER_LIMIT))

@@ -17,7 +17,7 @@ from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, ch
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
 
 LONG_TEXT_CHARACTERS = 32_768
-"""Of a longer text, only a prefix is encoded if its tokens suffice; long texts are encoded one by one."""
+"""Only a prefix of a longer text is encoded if its tokens suffice. Long texts are encoded one by one."""
 MIN_PREFIX_CHARACTERS, PREFIX_GROWTH = 16_384, 4
 """Length of the first prefix of a long text, and the factor from one prefix to the next."""
 MAX_WORDS_PER_CHARACTER = 32

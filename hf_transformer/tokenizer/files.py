@@ -13,7 +13,7 @@ VOCABULARY_FILES = tuple(
     "tokenizer.json vocab.txt vocab.json spiece.model spm.model sentencepiece.bpe.model sentencepiece.model"
     " tokenizer.model tiktoken.model tekken.json source.spm bpe.codes prophetnet.tokenizer".split()
 )
-"""Files that each make a folder a tokenizer's."""
+"""Vocabulary files. A folder with one of them has a tokenizer."""
 
 VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})
 """Tokenizers of bytes or characters, without a vocabulary file."""

@@ -82,7 +82,7 @@ class LoadedTokenizer:
 def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
 ) -> LoadedTokenizer:
-    """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    """Loads a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
     reason, loaded = "it has no tokenizer.json", None
     if (folder / "tokenizer.json").is_file():
         try:
@@ -134,7 +134,7 @@ def _steps(state: Json) -> list[tuple[str | None, float, str]]:
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
-    """Load a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
+    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
     settings = read_json(folder / "tokenizer_config.json", required=False)
     name = tokenizer_class(config, settings)
     if name is None:

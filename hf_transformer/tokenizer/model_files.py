@@ -39,7 +39,7 @@ def find_model_files(
     trust_remote_code: bool = False,
     cache_dir: Path | None = None,
 ) -> ModelFiles:
-    """Find the files of a model. Makes no request if the cache has all of them.
+    """Finds the files of a model. Makes no request if the cache has all of them.
 
     Args:
         model_id: the hub's id or a local path; None for ``model_dir``.

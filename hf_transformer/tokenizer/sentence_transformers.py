@@ -48,7 +48,7 @@ WEIGHTLESS = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Read the files. None without modules.json, or if it is for reranking or sparse vectors.
+    """Reads the files. None without modules.json, or if it is for reranking or sparse vectors.
 
     Raises:
         LoadError: a file is broken, or names an unknown pooling mode or default prompt.

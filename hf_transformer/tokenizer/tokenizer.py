@@ -237,7 +237,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     word_cache: bool = True,
 ) -> Tokenizer:
-    """Load the tokenizer of a folder.
+    """Loads the tokenizer of a folder.
 
     Args:
         folder: the folder of tokenizer.json or the vocabulary files.

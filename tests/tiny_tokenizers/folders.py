@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,9 @@ QWEN_WORDS = (
 )
 
 
-def bert(settings: Mapping[str, Any] | None = None, *, lowercase: bool = True, **files: Any) -> Callable[[Path], Path]:
+def bert(settings: dict[str, Any] | None = None, *, lowercase: bool = True, **files: Any) -> Callable[[Path], Path]:
     files = {"config": {"model_type": "bert", "max_position_embeddings": 512}} | files
-
-    def build(folder: Path) -> Path:
-        both = None if settings is None else dict(settings)
-        return save(folder, wordpiece(lowercase=lowercase), settings=both, **files)
-
-    return build
+    return lambda folder: save(folder, wordpiece(lowercase=lowercase), settings=settings, **files)
 
 
 def old_bert(folder: Path) -> Path:
@@ -104,22 +99,14 @@ def generic_roberta(folder: Path) -> Path:
     return save(folder, roberta(), settings=settings, config={"model_type": "modernbert"})
 
 
-def of_roberta(settings: Mapping[str, Any], *, model_type: str = "roberta") -> Callable[[Path], Path]:
-    def build(folder: Path) -> Path:
-        config = {"model_type": model_type, "max_position_embeddings": 514, "pad_token_id": 1}
-        return save(folder, roberta(), settings=dict(settings), config=config)
-
-    return build
+def of_roberta(settings: dict[str, Any], *, model_type: str = "roberta") -> Callable[[Path], Path]:
+    config = {"model_type": model_type, "max_position_embeddings": 514, "pad_token_id": 1}
+    return lambda folder: save(folder, roberta(), settings=settings, config=config)
 
 
-def of_bytes(settings: Mapping[str, Any], model_type: str, *, words: str | None = None) -> Callable[[Path], Path]:
-    def build(folder: Path) -> Path:
-        special = ["<|endoftext|>", "<|padding|>"]
-        return save(
-            folder, byte_level(special, words=words), settings=dict(settings), config={"model_type": model_type}
-        )
-
-    return build
+def of_bytes(settings: dict[str, Any], model_type: str, *, words: str | None = None) -> Callable[[Path], Path]:
+    special, config = ["<|endoftext|>", "<|padding|>"], {"model_type": model_type}
+    return lambda folder: save(folder, byte_level(special, words=words), settings=settings, config=config)
 
 
 def without_post_processor(folder: Path) -> Path:
@@ -132,13 +119,9 @@ def without_post_processor(folder: Path) -> Path:
 
 
 def of_unigram(
-    settings: Mapping[str, Any], model_type: str, special: list[str], unk: str = "<unk>"
+    settings: dict[str, Any], model_type: str, special: list[str], unk: str = "<unk>"
 ) -> Callable[[Path], Path]:
-    def build(folder: Path) -> Path:
-        tokenizer = unigram(special, unk)
-        return save(folder, tokenizer, settings=dict(settings), config={"model_type": model_type})
-
-    return build
+    return lambda folder: save(folder, unigram(special, unk), settings=settings, config={"model_type": model_type})
 
 
 def generic_unigram(folder: Path) -> Path:
