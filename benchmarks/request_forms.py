@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import platform
@@ -35,7 +34,7 @@ from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.predictor.base import ModelCall, Predictor, Reply
 from hf_transformer.server.http import HttpConnection
-from hf_transformer.server.run import COLLECTED_AFTER
+from hf_transformer.server.memory import freeze_garbage_collector
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 
 TEXTS = [f"the capital of {name} is a large city ." for name in ("france", "italy", "spain", "poland")]
@@ -116,8 +115,7 @@ async def measure(config: Config, requests: int, rounds: int) -> dict[str, float
     await lifespan.startup()
     await asyncio.sleep(1)  # until the model is bound
     state = ServerState()
-    gc.freeze()
-    gc.set_threshold(COLLECTED_AFTER)
+    freeze_garbage_collector()
     seconds_by_form: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for name, reads in forms().items():

@@ -1,4 +1,4 @@
-"""python -m hf_transformer"""
+"""Runs the command line: python -m hf_transformer."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Certificates, keys, and files that are reloaded while the service runs.
+"""Certificates and keys, and files that are reloaded while the service runs.
 
-cert-manager and Kubernetes replace files, or the links to them. The service polls every few seconds. A mounted Secret
-changes through a link two folders above the file, which inotify on the file does not report. Four stat calls take about
-ten microseconds.
+cert-manager and Kubernetes replace files, or move the links to them. The service polls the files every few seconds:
+inotify on the file of a mounted Secret does not report its change, which moves a link two folders above. Four calls of
+stat cost some ten microseconds.
 """
 
 from __future__ import annotations
@@ -22,39 +22,40 @@ from hf_transformer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 2.0  # seconds between two checks of the files
+PERIOD_SECONDS = 2.0  # between two checks of the files
 
 T = TypeVar("T")
 
-Identity = tuple[int, ...]
+FileIdentity = tuple[int, ...]
 
 
 class ReloadableFile(Generic[T]):
-    """A value reloaded when its files change. Unusable content keeps the last usable value, and logs one line per
-    change.
+    """A value reloaded when its files change. Unusable files leave the last value, and log one line per change.
 
     Args:
-        name: the name of the value in the log.
+        name: the value's name in the log.
         paths: the files; links are followed.
-        read: loads the value. Raises ConfigError for unusable content, as the constructor then does, without secrets in
-            its message.
+        read: reads the value. Raises ConfigError for unusable files, with a message that can be logged; the constructor
+            passes it on.
     """
 
     def __init__(self, name: str, paths: Sequence[str], read: Callable[[], T]) -> None:
         self.name = name
         self._paths = paths
         self._read = read
-        self._lock = threading.Lock()  # gRPC renews from its own threads
-        self._refused: tuple[list[Identity | None], str] | None = None
-        self._seen = self._look()  # before reading, to detect a change during the read
+        self._lock = threading.Lock()  # gRPC calls renew from its own threads
+        self._refused: tuple[list[FileIdentity | None], str] | None = None
+        self._loaded = self._identities()  # before reading, so that a change in between is read again
         self.value = read()
 
     def renew(self) -> bool:
-        """Reload changed files; returns whether ``value`` is new. Always retries unusable files, since the cause may be
-        outside them."""
+        """Reloads ``value`` if the files have changed, and returns whether it did.
+
+        Unusable files are read again at each call, since the cause may lie elsewhere (too many open files).
+        """
         with self._lock:
-            current = self._look()
-            if current == self._seen:
+            current = self._identities()
+            if current == self._loaded:
                 self._refused = None
                 return False
             try:
@@ -64,73 +65,80 @@ class ReloadableFile(Generic[T]):
                     self._refused = current, str(error)
                     logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.name, error)
                 return False
-            self._seen, self._refused = current, None
+            self._loaded, self._refused = current, None
             logger.info("%s: renewed", self.name)
             return True
 
-    def _look(self) -> list[Identity | None]:
+    def _identities(self) -> list[FileIdentity | None]:
         return [identity(path) for path in self._paths]
 
 
-def identity(path: str) -> Identity | None:
-    """Device, inode, size and times of a file, which change with its content; None for a missing file.
+def identity(path: str) -> FileIdentity | None:
+    """A value that differs after a file is replaced or rewritten; None for a missing file.
 
-    The change time is included because tools that unpack or copy files set the modification time.
+    It has the time of change (ctime) because tools that unpack or copy files set the time of modification.
     """
     try:
-        status = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
 
 
-async def keep_renewing(renewable: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD) -> None:
-    """Check the files until cancelled, and pass each new value to ``use``. Retries a failure at each check, and logs
-    only the first of consecutive failures."""
+async def keep_renewing(file: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD_SECONDS) -> None:
+    """Calls ``use`` with each new value. Never ends.
+
+    Errors are logged, once in a row. After an error in ``use`` the next period calls it again.
+    """
     pending = failed = False
     while True:
         await asyncio.sleep(period)
         try:
-            pending = renewable.renew() or pending
+            pending = file.renew() or pending
             if pending:
-                use(renewable.value)
+                use(file.value)
             pending = failed = False
-        except Exception:  # any library error; without this, renewal would stop
+        except Exception:  # any error of a library: without this, no later change would be loaded
             if not failed:
-                logger.exception("%s: could not be renewed", renewable.name)
+                logger.exception("%s: could not be renewed", file.name)
             failed = True
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Certificate chain and private key as PEM bytes."""
+    """The contents of a certificate's and its private key's PEM files."""
 
     chain: bytes
     key: bytes = field(repr=False)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Load both into an SSL context, also one in use; open connections keep their certificate.
+        """Loads the pair into a TLS context, for new connections only.
 
-        OpenSSL reads only files, so memory files hold exactly the validated bytes. A new certificate with an old key
+        OpenSSL only reads files. Files in memory have exactly the checked bytes: a new certificate with an old key
         would break the context.
 
-        Raises ssl.SSLError for bytes that are not PEM, or a key of another certificate.
+        Raises ssl.SSLError for invalid PEM, or a key of another certificate.
         """
-        with _file_of(self.chain) as chain, _file_of(self.key) as key:
-            # Without a password, OpenSSL would prompt for one if the key is encrypted.
+        with _memory_file(self.chain) as chain, _memory_file(self.key) as key:
+            # Without a password OpenSSL would ask the terminal for one if the key is encrypted.
             context.load_cert_chain(chain, key, password="")
 
 
 def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_certfile", "ssl_keyfile")) -> KeyPair:
-    """Read a certificate chain and its private key from PEM files, and check that they match. ``flags`` are for
-    messages.
+    """Reads a certificate and its key, and checks them.
 
-    Raises ConfigError for an unreadable file, one that is not PEM, or a key of another certificate.
+    Args:
+        certificate: the PEM file of the certificate and its intermediate certificates.
+        key: the PEM file of its private key.
+        flags: the flags that name the two files, for the message; by default those of the server.
+
+    Raises:
+        ConfigError: a file is unreadable or invalid PEM, or the key is of another certificate.
     """
     try:
         pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())
         pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    except OSError as error:  # or ssl.SSLError
+    except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
             f"--{flags[0]}={certificate}, --{flags[1]}={key}: can't be used: {error.strerror or error}; expected a "
             "certificate and its key as PEM files"
@@ -139,8 +147,8 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_cer
 
 
 @contextmanager
-def _file_of(content: bytes) -> Iterator[str]:
-    """The path of an in-memory file with this content."""
+def _memory_file(content: bytes) -> Iterator[str]:
+    """Yields the path of a file in memory with this content."""
     file = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(file, content)

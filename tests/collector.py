@@ -1,4 +1,4 @@
-"""An OTLP collector and a proxy in front of a predictor, both for looking at what arrives."""
+"""An OTLP collector, and a proxy for a predictor. Both record the requests that they get."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRACEPARENT = re.compile(rb"\r\ntraceparent: ([^\r]*)\r\n", re.IGNORECASE)
 
 
 class Collector:
-    """What has been exported so far: the bodies, and the spans in them."""
+    """Exported bodies and their spans."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://{HOST}:{port}"
@@ -32,22 +32,22 @@ class Collector:
     def take(self, body: bytes) -> None:
         exported = ExportTraceServiceRequest.FromString(body)
         self.bodies.append(body)
-        for one in exported.resource_spans:
-            self.resources.append(attributes(one.resource.attributes))
-            self.spans += [span for scope in one.scope_spans for span in scope.spans]
+        for group in exported.resource_spans:
+            self.resources.append(attributes(group.resource.attributes))
+            self.spans += [span for scope in group.scope_spans for span in scope.spans]
 
     def trace(self, trace_id: str, count: int) -> dict[str, Span]:
-        """The spans of one trace by their names, once there are so many; their server's span is named ''."""
-        found: list[Span] = []
+        """Waits for ``count`` spans of a trace, and returns them by name; '' is the server's span."""
+        spans: list[Span] = []
 
         def complete() -> bool:
-            found[:] = [span for span in list(self.spans) if span.trace_id.hex() == trace_id]
-            return len(found) >= count
+            spans[:] = [span for span in list(self.spans) if span.trace_id.hex() == trace_id]
+            return len(spans) >= count
 
         assert poll(complete, 20.0), [(span.name, span.trace_id.hex()) for span in self.spans]
-        named = {"" if span.kind == Span.SPAN_KIND_SERVER else span.name: span for span in found}
-        assert len(named) == len(found) == count
-        return named
+        by_name = {"" if span.kind == Span.SPAN_KIND_SERVER else span.name: span for span in spans}
+        assert len(by_name) == len(spans) == count
+        return by_name
 
 
 def attributes(pairs: object) -> dict[str, object]:
@@ -61,7 +61,7 @@ def attributes(pairs: object) -> dict[str, object]:
 
 @contextmanager
 def serving(server: socketserver.BaseServer) -> Iterator[None]:
-    """Serves in a thread; at the end its connections are over."""
+    """Serves in a thread, and waits for open connections at the end."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -96,7 +96,7 @@ def collecting() -> Iterator[Collector]:
 
 
 class Proxy:
-    """Passes connections on, and keeps what clients send."""
+    """The address of a proxy, and the bytes of its clients."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -104,13 +104,13 @@ class Proxy:
 
     @property
     def traceparents(self) -> list[str]:
-        """Those of all requests so far, which have to be HTTP/1."""
-        return [found.decode() for sent in self.sent for found in TRACEPARENT.findall(bytes(sent))]
+        """The traceparents of all requests, which have to be HTTP/1."""
+        return [value.decode() for sent in self.sent for value in TRACEPARENT.findall(bytes(sent))]
 
 
 @contextmanager
 def proxying(target: str) -> Iterator[Proxy]:
-    """A proxy in front of an address, for clients that end before it."""
+    """Runs a proxy for an address. Clients have to disconnect before the end of the context."""
     host, _, port = target.rpartition(":")
 
     class Handler(socketserver.BaseRequestHandler):

@@ -1,4 +1,4 @@
-"""Files that are renewed: what counts as a change, and faults that pass."""
+"""Reloaded files: detection of changes, and temporary faults."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 
-class File:
-    """A file, and a way to read it that fails as often as the test says."""
+class FaultyFile:
+    """A reloadable file whose next reads raise ``faults``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.path.write_text("one")
         self.faults: list[Exception] = []
-        self.renewable = ReloadableFile("the file", [str(path)], self.read)
+        self.reloadable = ReloadableFile("the file", [str(path)], self.read)
 
     def read(self) -> str:
         if self.faults:
@@ -34,32 +34,32 @@ class File:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> File:
-    return File(tmp_path / "file")
+def file(tmp_path: Path) -> FaultyFile:
+    return FaultyFile(tmp_path / "file")
 
 
-def test_a_file_that_could_not_be_read_once_is_read_again(file: File, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_file_is_read_again_until_it_is_usable(file: FaultyFile, caplog: pytest.LogCaptureFixture) -> None:
     file.replace("two")
     file.faults = [ConfigError("too many open files"), ConfigError("too many open files")]
-    assert [file.renewable.renew() for _ in range(4)] == [False, False, True, False]
-    assert file.renewable.value == "two"
+    assert [file.reloadable.renew() for _ in range(4)] == [False, False, True, False]
+    assert file.reloadable.value == "two"
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
         "the file: the new files can't be used, the old ones stay in use: too many open files"
     ]
 
 
-def test_content_of_the_same_size_under_the_same_time_of_modification(file: File) -> None:
+def test_new_content_of_the_same_size_and_time_of_modification_is_detected(file: FaultyFile) -> None:
     times = after = os.stat(file.path)
-    while after.st_ctime_ns == times.st_ctime_ns:  # the clock of the file system has ticks of some milliseconds
+    while after.st_ctime_ns == times.st_ctime_ns:  # file systems count time in ticks of some milliseconds
         file.path.write_text("two")
         os.utime(file.path, ns=(times.st_atime_ns, times.st_mtime_ns))
         after = os.stat(file.path)
     assert (after.st_ino, after.st_mtime_ns, after.st_size) == (times.st_ino, times.st_mtime_ns, times.st_size)
-    assert file.renewable.renew()
-    assert file.renewable.value == "two"
+    assert file.reloadable.renew()
+    assert file.reloadable.value == "two"
 
 
-async def test_faults_do_not_end_the_renewal(file: File, caplog: pytest.LogCaptureFixture) -> None:
+async def test_faults_do_not_end_the_polling(file: FaultyFile, caplog: pytest.LogCaptureFixture) -> None:
     used: list[str] = []
     faults: list[Exception] = [OSError("in use"), OSError("in use")]
     done = asyncio.Event()
@@ -72,7 +72,7 @@ async def test_faults_do_not_end_the_renewal(file: File, caplog: pytest.LogCaptu
 
     file.replace("two")
     file.faults = [ValueError("reading")]
-    renewing = asyncio.create_task(keep_renewing(file.renewable, use, period=0.001))
+    renewing = asyncio.create_task(keep_renewing(file.reloadable, use, period=0.001))
     async with asyncio.timeout(20):
         await done.wait()
     file.replace("three")

@@ -416,7 +416,7 @@ class ServedModel:
         ready = not (self._problem or self._ending)
         self._metrics.ready.set(ready)
         if self._board is not None:
-            self._board.set_ready(ready=ready)
+            self._board.set_ready(ready)
 
 
 @dataclass(frozen=True, slots=True)

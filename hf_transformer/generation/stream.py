@@ -328,7 +328,7 @@ class Generation:
                         self._has_begun = True
                         metrics.first_token.observe(now - self._context.arrived)
                 else:
-                    metrics.between.observe(now - last)
+                    metrics.inter_token.observe(now - last)
                 last = now
                 if step.ids:
                     self._count(len(step.ids))

@@ -1,4 +1,7 @@
-"""The access log: --access_log_format, with atoms such as ``%(h)s`` of gunicorn and KServe's asgi-logger."""
+"""The access log: lines in the format of --access_log_format.
+
+A format has the atoms of gunicorn and of KServe's asgi-logger, such as ``%(h)s``.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
-CLIENT_CLOSED = 499  # status of a request whose client disconnected before the response, as in nginx
+CLIENT_CLOSED = 499  # nginx's status for a client that disconnects before the response
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
 class AccessRecord:
-    """One request and its response for the access log. ``scope`` is the ASGI scope; for gRPC it has method, path,
+    """A request and its response for the access log. ``scope`` is an ASGI scope; over gRPC it has method, path,
     http_version and headers."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
@@ -32,30 +35,30 @@ class AccessRecord:
 
     @property
     def client(self) -> str:
-        """Address and port."""
+        """Address and port of the client, - if unknown."""
         client = self.scope.get("client")
         return f"{client[0]}:{client[1]}" if client else "-"
 
     @property
     def status_phrase(self) -> str:
-        """The reason phrase of the status."""
+        """The phrase of the HTTP status, - if unknown."""
         return PHRASES.get(self.status, "-")
 
     def header(self, name: str, sent: bool = False) -> str:
-        """The value of a header: - if it is absent, *** if it is a secret."""
-        wanted = name.lower().encode("latin-1", "replace")
+        """The value of a request header, or with ``sent`` of a response header; - if missing, *** for a secret."""
+        lower_name = name.lower().encode("latin-1", "replace")
         for key, value in self.sent_headers if sent else self.scope["headers"]:
-            if key.lower() == wanted:
+            if key.lower() == lower_name:
                 return "***" if name.lower() in SECRET_HEADERS else printable(value)
         return "-"
 
     def atoms(self) -> Atoms:
-        """The values of all atoms; durations end now."""
+        """The values for a format. Their time is from the start of the request until now."""
         scope, client, seconds = self.scope, self.client, time.perf_counter() - self.started
         method, protocol = scope["method"], f"HTTP/{scope.get('http_version', '1.1')}"
         path = quote(scope.get("root_path", "") + scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
         query = printable(scope.get("query_string", b""))
-        whole = f"{method} {path}{'?' * bool(query)}{query} {protocol}"
+        request_line = f"{method} {path}{'?' * bool(query)}{query} {protocol}"
         atoms = Atoms(
             h=client,
             client_addr=client,
@@ -63,8 +66,8 @@ class AccessRecord:
             u="-",
             t=time.strftime("[%d/%b/%Y:%H:%M:%S %z]"),
             r=f"{method} {path} {protocol}",
-            R=whole,
-            request_line=whole,
+            R=request_line,
+            request_line=request_line,
             m=method,
             U=path,
             q=query,
@@ -82,28 +85,28 @@ class AccessRecord:
             L=f"{seconds:.6f}",
             p=f"<{os.getpid()}>",
         )
-        atoms.exchange = self
+        atoms.record = self
         return atoms
 
 
 class Atoms(dict[str, Any]):
-    """Values by name; ``{name}i`` and ``{name}o`` are headers of the request and of the answer."""
+    """Values by name. ``{name}i`` and ``{name}o`` are headers of the request and the response."""
 
-    exchange: AccessRecord
+    record: AccessRecord
 
     def __missing__(self, name: str) -> str:
         if name.startswith("{") and name.endswith(("}i", "}o")):
-            return self.exchange.header(name[1:-2], sent=name.endswith("o"))
+            return self.record.header(name[1:-2], sent=name.endswith("o"))
         raise KeyError(name)
 
 
 def printable(value: bytes) -> str:
-    """A header or a query without control characters."""
+    """A header or a query with control characters escaped."""
     return value.decode("latin-1").translate(ESCAPES)
 
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
-    """Raises ConfigError for a format that can't be rendered; ``source`` is its flag or variable."""
+    """Raises ConfigError for an invalid format. ``source`` is its flag or variable, for the message."""
     atoms = AccessRecord({"method": "GET", "path": "/", "headers": []}).atoms()
     expected = f"{source}: expected atoms such as %(h)s, got {format!r}"
     if set(re.findall("%(.?)", format.replace("%%", ""))) != {"("}:
@@ -117,8 +120,8 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
         raise ConfigError(f"{expected} ({exc})") from exc
 
 
-def write_line(logger: logging.Logger, format: str, exchange: AccessRecord) -> None:
-    """Log one answered request."""
-    request_id = exchange.header("x-request-id", sent=True)
-    extra = None if request_id == "-" else names_of(request_id, exchange.header("traceparent"))
-    logger.info("%s", format % exchange.atoms(), extra=extra)
+def write_line(logger: logging.Logger, format: str, record: AccessRecord) -> None:
+    """Logs an answered request."""
+    request_id = record.header("x-request-id", sent=True)
+    extra = None if request_id == "-" else names_of(request_id, record.header("traceparent"))
+    logger.info("%s", format % record.atoms(), extra=extra)

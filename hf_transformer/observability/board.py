@@ -1,8 +1,8 @@
-"""Several workers as one service: they become ready together, and each shows the metrics of all.
+"""Several workers as one service: they become ready together, and each exposes the metrics of all.
 
-The workers share a board in memory. Each writes to it whether it is ready, and every PERIOD a copy of its metrics. The
-worker that answers /metrics adds up all copies, so no worker waits for another, and one that hangs or has died still
-counts. Counts of a dead worker stay, except those after its last copy; its replacement continues from there.
+The workers share a board in memory. Each writes its readiness and, every PERIOD_SECONDS, a copy of its metrics. The
+worker that answers /metrics merges all copies. No worker waits for another, and a hung or dead one still counts. The
+counters of a dead worker stay as of its last copy; its replacement continues from there.
 """
 
 from __future__ import annotations
@@ -29,175 +29,180 @@ logger = logging.getLogger(__name__)
 
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, process
 HEADER = struct.Struct("<QII")
-"""In front of a copy: its number, counted from 1, its length, and the CRC-32 of its content and number."""
-ROOM = 1 << 30  # bytes from one copy to the next; a copy has some 20 KiB, and only written pages take memory
-TRIES = 100  # reads of a copy that is replaced each time; its worker does that once in PERIOD, and at each scrape
-PERIOD = 1.0  # seconds between two copies of a worker's metrics: the other workers show none that are older
+"""Header of a copy: its number from 1, its length in bytes, and the CRC-32 of its content and number."""
+COPY_BYTES = 1 << 30  # from one copy to the next; a copy has some 20 KiB, and only written pages take memory
+MAX_READS = 100  # of a copy that its worker keeps replacing; it does so once in PERIOD_SECONDS, and at each scrape
+PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics, their greatest age in other workers
 
 Family = list[Any]
-"""A metric in a copy: name, text, type and samples; a sample is its name, labels and value."""
+"""A metric in a copy: name, help text, type and samples; a sample is its name, labels and value."""
 
-MERGED: dict[str, Callable[[float, float], float]] = {
+MERGES: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_model_ready": min,
     "hf_transformer_shared_memory_registered": min,
     "process_max_fds": min,
     "hf_transformer_build_info": max,
     "hf_transformer_last_inference_timestamp_seconds": max,
-    "hf_transformer_memory_limit_bytes": max,  # of all workers together
+    "hf_transformer_memory_limit_bytes": max,  # one limit for all workers together
     "hf_transformer_predictor_circuit_open": max,
-    "process_open_fds": max,  # limited for each worker
+    "process_open_fds": max,  # each worker has its own limit
     "process_start_time_seconds": max,
 }
-"""How the values of two workers become one, if not by adding: min for what must hold for all workers, max for what may
-hold for any."""
-COUNTED = ("counter", "histogram")  # types of metrics that outlive their worker
-LASTING = ("hf_transformer_last_inference_timestamp_seconds",)  # gauges that do
+"""Functions that merge the values of two workers, where it is not addition: min for conditions of all workers, max for
+conditions of any."""
+CUMULATIVE_TYPES = ("counter", "histogram")  # stay valid after their worker has died
+LASTING_GAUGES = ("hf_transformer_last_inference_timestamp_seconds",)  # stay valid too
 
 
 class WorkerBoard:
     """Readiness and metrics of ``count`` workers, in an anonymous file that all of them inherit.
 
-    The file starts with one byte per worker: 1 if it is ready. A worker claims an index by locking that byte. The
-    kernel releases the lock when the process ends, so a replacement gets the index of the dead worker. Another byte is
-    set once all workers were ready at the same time. From then on each worker's readiness counts for itself, and a
-    replacement does not take the others out of service.
+    The file begins with a byte for each worker: 1 if it is ready. A worker claims its slot by a lock on that byte. The
+    kernel releases the lock when the process ends, so a replacement gets the slot of the dead worker. One more byte is
+    1 once all have been ready at the same time. From then on the readiness of each worker is its own, and a replacement
+    does not take the others out of service.
 
-    Two copies of each worker's metrics follow, written in turn: if a worker dies while writing one, the other remains.
+    Two copies of each worker's metrics follow, written alternately. If a worker dies while it writes one, the other
+    remains.
     """
 
     def __init__(self, count: int, inherited: Any = None) -> None:
         self.count = count
-        self.index = -1  # this worker's, once claimed
+        self.index = -1  # this worker's slot, once claimed
         self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
         os.ftruncate(self._file, self._start(count, 0))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Hands the open file to a process that is being spawned."""
+        """Passes the open file to a spawned process."""
         return WorkerBoard, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
-        """Claim an index for this process, not ready yet. Raises RuntimeError if all are taken."""
-        for index in range(self.count):
+        """Claims a slot for this process, not ready yet. Raises RuntimeError if none is free."""
+        for slot in range(self.count):
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, index)
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
             except OSError:
                 continue
-            self.index = index
-            self.set_ready(ready=False)
+            self.index = slot
+            self.set_ready(False)
             return
         raise RuntimeError(f"there are more than {self.count} workers")
 
-    def is_alive(self, index: int) -> bool:
-        """Whether a worker holds this index. The data of a dead worker stays until it is replaced."""
-        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
-        kind: int = struct.unpack(FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))[0]
-        return index == self.index or kind != fcntl.F_UNLCK
+    def is_alive(self, slot: int) -> bool:
+        """Whether a live worker holds a slot. The bytes of a dead one stay until it is replaced."""
+        query = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
+        lock_type: int = struct.unpack(FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, query))[0]
+        return slot == self.index or lock_type != fcntl.F_UNLCK
 
-    def set_ready(self, *, ready: bool) -> None:
-        """Publish whether this worker is ready."""
+    def set_ready(self, ready: bool) -> None:
+        """Publishes the readiness of this worker."""
         os.pwrite(self._file, bytes([ready]), self.index)
 
     @property
     def another_is_ready(self) -> bool:
-        """True if another live worker is ready."""
-        flags = os.pread(self._file, self.count, 0)
-        return any(ready and index != self.index and self.is_alive(index) for index, ready in enumerate(flags))
+        """Whether another live worker is ready."""
+        states = os.pread(self._file, self.count, 0)
+        return any(ready and slot != self.index and self.is_alive(slot) for slot, ready in enumerate(states))
 
     @property
     def waiting_for(self) -> int:
-        """Number of workers that were never ready; 0 once all have been ready together."""
-        *flags, all_have_been = os.pread(self._file, self.count + 1, 0)
+        """Number of workers that are not ready; 0 for ever once all have been ready."""
+        *states, all_have_been = os.pread(self._file, self.count + 1, 0)
         if all_have_been:
             return 0
-        missing = sum(not (ready and self.is_alive(index)) for index, ready in enumerate(flags))
+        missing = sum(not (ready and self.is_alive(slot)) for slot, ready in enumerate(states))
         if not missing:
             os.pwrite(self._file, b"\1", self.count)
         return missing
 
     def write(self, families: list[Family]) -> None:
-        """Replace the older copy of this worker's metrics. Raises OSError if memory is short."""
+        """Replaces the older copy of this worker's metrics. Raises OSError without enough memory."""
         number = max(self._header(self.index, half)[0] for half in (0, 1)) + 1
         copy = orjson.dumps(families)
         header = HEADER.pack(number, len(copy), zlib.crc32(copy, number))
         os.pwrite(self._file, header + copy, self._start(self.index, number % 2))
 
-    def read(self, index: int) -> list[Family]:
-        """The last whole copy of a worker's metrics, empty if there is none. Copies whose checksum is wrong, because
-        the worker is writing, are read again."""
-        for _ in range(TRIES):
-            found = sorted(((*self._header(index, half), half) for half in (0, 1)), reverse=True)
-            for number, length, checksum, half in found:
-                copy = os.pread(self._file, length, self._start(index, half) + HEADER.size)
+    def read(self, slot: int) -> list[Family]:
+        """The last complete copy of a worker's metrics; empty without one.
+
+        Reads again if the checksum is wrong, since the worker may be writing.
+        """
+        for _ in range(MAX_READS):
+            newest_first = sorted(((*self._header(slot, half), half) for half in (0, 1)), reverse=True)
+            for number, length, checksum, half in newest_first:
+                copy = os.pread(self._file, length, self._start(slot, half) + HEADER.size)
                 if number and zlib.crc32(copy, number) == checksum:
                     families: list[Family] = orjson.loads(copy)
                     return families
         return []
 
-    def _header(self, index: int, half: int) -> tuple[int, ...]:
-        return HEADER.unpack(os.pread(self._file, HEADER.size, self._start(index, half)))
+    def _header(self, slot: int, half: int) -> tuple[int, ...]:
+        return HEADER.unpack(os.pread(self._file, HEADER.size, self._start(slot, half)))
 
-    def _start(self, index: int, half: int) -> int:
-        return (2 * index + half + 1) * ROOM
+    def _start(self, slot: int, half: int) -> int:
+        return (2 * slot + half + 1) * COPY_BYTES
 
 
 class SharedMetrics(Collector):
-    """The metrics of all workers: ``own`` gives this worker's, ``board`` has those of the others."""
+    """The metrics of all workers: this worker's from ``collect_local``, the others' from ``board``."""
 
-    def __init__(self, own: Callable[[], Iterable[Metric]], board: WorkerBoard) -> None:
-        self._own = own
+    def __init__(self, collect_local: Callable[[], Iterable[Metric]], board: WorkerBoard) -> None:
+        self._collect_local = collect_local
         self._board = board
-        self._before = counted(board.read(board.index))
-        """Counts of the workers that had this index before."""
+        self._inherited = cumulative(board.read(board.index))
+        """Metrics of the dead workers that held this slot."""
         self._failed = False
 
     @asynccontextmanager
-    async def renewed(self) -> AsyncIterator[None]:
-        """Renew this worker's copy every PERIOD seconds, and at the end."""
-        renewing = asyncio.create_task(self._renew_for_ever())
+    async def written(self) -> AsyncIterator[None]:
+        """Writes this worker's copy every PERIOD_SECONDS, and at the end."""
+
+        async def keep_writing() -> None:
+            while True:
+                self._write()
+                await asyncio.sleep(PERIOD_SECONDS)
+
+        writing = asyncio.create_task(keep_writing())
         try:
             yield
         finally:
-            renewing.cancel()
-            self._renew()
+            writing.cancel()
+            self._write()
 
-    async def _renew_for_ever(self) -> None:
-        while True:
-            self._renew()
-            await asyncio.sleep(PERIOD)
-
-    def _renew(self) -> None:
+    def _write(self) -> None:
         try:
-            own = [
-                [one.name, one.documentation, one.type, [sample[:3] for sample in one.samples]] for one in self._own()
+            families = [
+                [family.name, family.documentation, family.type, [sample[:3] for sample in family.samples]]
+                for family in self._collect_local()
             ]
-            self._board.write(added_up(own, self._before))
-        except Exception:  # raised by a gauge's function; without this the copy would never be renewed again
+            self._board.write(merged(families, self._inherited))
+        except Exception:  # of a gauge's function: without this, no later copy would be written
             if not self._failed:
                 logger.exception("this worker's metrics can't be collected, or shared with the other workers")
             self._failed = True
 
     def collect(self) -> Iterator[Metric]:
-        """Sum of all copies. Renews this worker's first, so counts never shrink when another worker is scraped."""
-        self._renew()
-        copies = [(self._board.read(place), self._board.is_alive(place)) for place in range(self._board.count)]
-        for name, text, kind, samples in added_up(*(copy if alive else counted(copy) for copy, alive in copies)):
+        """Merges all copies. Writes this worker's first, so that no counter is smaller in another worker's response."""
+        self._write()
+        copies = [(self._board.read(slot), self._board.is_alive(slot)) for slot in range(self._board.count)]
+        for name, text, kind, samples in merged(*(copy if alive else cumulative(copy) for copy, alive in copies)):
             metric = Metric(name, text, kind)
             metric.samples = [Sample(*sample) for sample in samples]
             yield metric
 
 
-def counted(families: list[Family]) -> list[Family]:
-    """The metrics that outlive their worker."""
-    return [family for family in families if family[2] in COUNTED or family[0] in LASTING]
+def cumulative(families: list[Family]) -> list[Family]:
+    """The metrics that stay valid after their worker has died."""
+    return [family for family in families if family[2] in CUMULATIVE_TYPES or family[0] in LASTING_GAUGES]
 
 
-def added_up(*workers: list[Family]) -> list[Family]:
-    """The merged metrics of several workers."""
+def merged(*workers: list[Family]) -> list[Family]:
+    """Merges the metrics of several workers."""
     total: dict[str, tuple[str, str, dict[Any, float]]] = {}
     for name, text, kind, samples in chain.from_iterable(workers):
         values = total.setdefault(name, (text, kind, {}))[2]
         for sample, labels, value in samples:
-            merge = min if sample.endswith("_created") else MERGED.get(name, add)
+            merge = min if sample.endswith("_created") else MERGES.get(name, add)
             key = sample, tuple(labels.items())
             values[key] = merge(values[key], value) if key in values else value
     return [

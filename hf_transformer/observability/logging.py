@@ -1,11 +1,11 @@
 """Logging: text or JSON lines on stderr for the service and its libraries, and the latency log.
 
-Each handler writes from a thread of its own, so that neither a blocked pipe nor a full disk stops the service. Lines
-that exceed its backlog, or fail to be written, are dropped and counted.
+Each handler writes from its own thread, so that neither a blocked pipe nor a full disk stops the service. It drops and
+counts lines that exceed its backlog, or can't be written.
 
-The latency log has a line for each answered request. With the service's own logging, its lines are made without
-LogRecords and written several at a time: a record costs 40 microseconds, almost as much as the rest of a short request.
-With a user's logging configuration each line is an ordinary record.
+The latency log has a line for each answered request. With the default logging, it makes lines without LogRecords and
+writes several at once: a record costs 40 microseconds, almost as much as the rest of a short request. With the user's
+logging configuration, each line is an ordinary record.
 """
 
 from __future__ import annotations
@@ -34,45 +34,56 @@ from hf_transformer.types.request import Context
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 REQUEST_ID, TRACE_ID, SPAN_ID = NAMES = ("request_id", "trace_id", "span_id")
-"""Attributes of a record, passed as ``extra``, that identify its request."""
+"""Attributes of a record (``extra``) that identify its request."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 ACCESS_LOGGER = "hf_transformer.access"
-"""The logger of --access_log_format. Its lines go to stdout unchanged, as KServe's do, or in JSON like all others."""
+"""The logger of --access_log_format. Its lines go to stdout without a prefix, like KServe's, or as JSON."""
 LATENCY_LOGGER = "hf_transformer.latency"
-PERIOD = 0.1  # seconds for which a line of the latency log may be buffered
-BACKLOG = 2**20  # characters in the backlog
-JOINED = 65_536  # characters per write
-END_SECONDS = 1.0  # time limit for the backlog at the end of the process
-UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
-"""Exceptions of the logging module for an unusable configuration."""
+LATENCY_FLUSH_SECONDS = 0.1  # after which waiting lines of the latency log are written
+BACKLOG_CHARACTERS = 2**20  # that wait to be written
+WRITE_CHARACTERS = 65_536  # joined into one write, about
+FLUSH_SECONDS = 1.0  # time limit for the backlog when the process ends
+CONFIG_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    configparser.Error,
+)
+"""Errors of the logging module for an invalid configuration."""
 
 
 def configure_logging(level: int, format: Literal["text", "json"] = "text", file: str | None = None) -> None:
-    """Sets up logging.
+    """Configures logging.
 
     Args:
-        level: as the logging module numbers them.
-        format: text or json.
-        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig. Raises
-            ConfigError if it is missing or not usable.
+        level: the logging module's number.
+        format: the format of the lines.
+        file: the user's configuration, which replaces the default: a dictConfig in .json or .yaml, else a fileConfig.
+
+    Raises:
+        ConfigError: the file is missing or invalid.
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))
-        # Python's warnings become records: as plain text on stderr they would not be JSON.
+        # Python writes warnings to stderr as text; as records they are JSON.
         logging.captureWarnings(format == "json")
         return
     try:
         _load_file(Path(file))
-    except UNUSABLE as exc:
-        words = exc.strerror if isinstance(exc, OSError) else None
-        if not words:  # the logging module hides the reason in the cause
-            words = str(exc) if exc.__cause__ is None else f"{exc}: {exc.__cause__}"
-        reason = " ".join(words.split()) or type(exc).__name__
+    except CONFIG_ERRORS as exc:
+        detail = exc.strerror if isinstance(exc, OSError) else None
+        if not detail:  # the logging module keeps the reason in the cause
+            detail = str(exc) if exc.__cause__ is None else f"{exc}: {exc.__cause__}"
+        reason = " ".join(detail.split()) or type(exc).__name__
         raise ConfigError(f"--log_config_file: {file!r} can't be used: {reason}") from exc
 
 
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
-    """The service's own dictConfig."""
+    """The default dictConfig."""
     as_json = {"()": f"{__name__}.JsonFormatter"}
     as_text = {"()": f"{__name__}.LineFormatter", "fmt": FORMAT, "datefmt": TIME_FORMAT}
     return {
@@ -92,16 +103,16 @@ def default_logging(level: int, format: Literal["text", "json"] = "text") -> dic
 
 
 def _load_file(path: Path) -> None:
-    """Load the user's configuration; raises one of UNUSABLE."""
+    """Applies the user's configuration. Raises CONFIG_ERRORS."""
     if path.suffix not in (".json", ".yaml", ".yml"):
-        path.open().close()  # fileConfig does not report a missing file
+        path.open().close()  # raises for a missing file, unlike fileConfig
         logging.config.fileConfig(path, disable_existing_loggers=False, encoding="utf-8")
         return
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         value = json.loads(text)
     else:
-        import yaml  # imported here, since few services have such a file
+        import yaml  # imported late: few services have such a file
 
         try:
             value = yaml.safe_load(text)
@@ -109,23 +120,26 @@ def _load_file(path: Path) -> None:
             raise ValueError(f"not YAML: {exc}") from exc
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
-    # The default, true, would silence existing loggers that the file does not name: most of ours.
+    # The default, true, would silence existing loggers that the file does not name, such as most of ours.
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
 
 
 class LineFormatter(logging.Formatter):
-    """One line per record, with control characters of foreign text escaped; tracebacks keep their lines."""
+    """Formats a record as one line, with control characters escaped. Tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).translate(ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``logger``, ``message``, and if present ``request_id``,
-    ``trace_id``, ``span_id``, ``exception`` and ``stack``."""
+    """Formats a record as a JSON object in one line.
+
+    Its keys are ``time``, ``level``, ``logger`` and ``message``, and if present ``request_id``, ``trace_id``,
+    ``span_id``, ``exception`` and ``stack``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        more: dict[str, object] = {name: found for name in NAMES if (found := getattr(record, name, None)) is not None}
+        more: dict[str, object] = {name: value for name in NAMES if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             more["exception"] = self.formatException(record.exc_info)
         elif record.exc_text:
@@ -136,35 +150,35 @@ class JsonFormatter(logging.Formatter):
 
 
 def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
-    """A record's ``extra`` for a request: its id, and the ids of trace and span in its traceparent."""
-    found = _TRACEPARENT.match(traceparent) if traceparent else None
-    if found is None:
+    """A record's ``extra`` for a request: its id, and the trace and span ids of its traceparent."""
+    match = _TRACEPARENT.match(traceparent) if traceparent else None
+    if match is None:
         return {REQUEST_ID: request_id}
-    return {REQUEST_ID: request_id, TRACE_ID: found[1], SPAN_ID: found[2]}
+    return {REQUEST_ID: request_id, TRACE_ID: match[1], SPAN_ID: match[2]}
 
 
 def json_line(seconds: float, level: str, logger: str, message: str, more: Mapping[str, object]) -> str:
-    """One line without a line break. ``seconds`` since 1970 become local time with the offset from UTC."""
+    """A JSON line without its newline. ``seconds`` since 1970 become local time with the offset from UTC."""
     local, offset = local_time(int(seconds))
     moment = f"{local}.{int(seconds % 1 * 1e3):03d}{offset}"
     line = {"time": moment, "level": level, "logger": logger, "message": message, **more}
     try:
         return orjson.dumps(line).decode()
-    except orjson.JSONEncodeError:  # an unpaired surrogate from a client
-        sound = {name: str(value).encode(errors="backslashreplace").decode() for name, value in line.items()}
-        return orjson.dumps(sound).decode()
+    except orjson.JSONEncodeError:  # a lone surrogate, from a client
+        escaped = {name: str(value).encode(errors="backslashreplace").decode() for name, value in line.items()}
+        return orjson.dumps(escaped).decode()
 
 
 @lru_cache(maxsize=2)
 def local_time(second: int) -> tuple[str, str]:
-    """Local time of a second since 1970, and the offset from UTC as +01:00. Cached: many lines share their second."""
+    """Local time of a second since 1970, and the offset from UTC as +01:00. Cached, since many lines share a second."""
     local = time.localtime(second)
     zone = time.strftime("%z", local)
     return time.strftime(TIME_FORMAT, local), f"{zone[:3]}:{zone[3:]}"
 
 
 class Backlog(queue.Queue[str]):
-    """A queue whose size is counted in characters: one text may hold the lines of thousands of requests."""
+    """A queue of texts bounded in characters, since a text may hold the lines of thousands of requests."""
 
     def _init(self, maxsize: int) -> None:
         super()._init(maxsize)
@@ -184,18 +198,19 @@ class Backlog(queue.Queue[str]):
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """A stream of records that also takes finished lines. Where the stream is a file, a thread writes them.
+    """Writes records and formatted lines to a stream, from a thread if the stream is a file.
 
-    Attributes: ``lost`` is the number of dropped lines.
+    Attributes:
+        lost: the number of dropped lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.lost = 0
-        self._waiting = Backlog(BACKLOG)
+        self._waiting = Backlog(BACKLOG_CHARACTERS)
         self._thread: threading.Thread | None = None
         try:
-            # Not through the stream: Python's exit would wait for a thread that blocks in it.
+            # Bypasses the stream: Python's exit would wait for a thread that blocks in it.
             self._descriptor: int | None = stream.fileno()
         except (OSError, ValueError):
             self._descriptor = None
@@ -207,7 +222,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def write(self, lines: str) -> None:
-        """Write whole lines, or queue them for the thread. Lines that exceed the backlog are dropped."""
+        """Writes complete lines, or queues them for the thread. Drops lines that exceed the backlog."""
         if self._descriptor is None:
             self._write_through(lines)
             return
@@ -218,7 +233,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         if self._thread is None:
             with self.lock or nullcontext():
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._write_for_ever, name="log", daemon=True)
+                    self._thread = threading.Thread(target=self._keep_writing, name="log", daemon=True)
                     self._thread.start()
 
     def _write_through(self, lines: str) -> None:
@@ -229,28 +244,28 @@ class LineHandler(logging.StreamHandler[TextIO]):
         except (OSError, ValueError):
             self.handleError(logging.makeLogRecord({"msg": "lines of the log are lost"}))
 
-    def _write_for_ever(self) -> None:
+    def _keep_writing(self) -> None:
         while True:
             texts = [self._waiting.get()]
             size = len(texts[0])
-            while size < JOINED:
+            while size < WRITE_CHARACTERS:
                 try:
                     texts.append(self._waiting.get_nowait())
                 except queue.Empty:
                     break
                 size += len(texts[-1])
-            left = memoryview("".join(texts).encode(errors="backslashreplace"))
+            unwritten = memoryview("".join(texts).encode(errors="backslashreplace"))
             try:
-                while left:
-                    left = left[os.write(cast(int, self._descriptor), left) :]
+                while unwritten:
+                    unwritten = unwritten[os.write(cast(int, self._descriptor), unwritten) :]
             except OSError:
-                self.lost += bytes(left).count(b"\n")
+                self.lost += bytes(unwritten).count(b"\n")
             for _ in texts:
                 self._waiting.task_done()
 
     def flush(self) -> None:
-        """Wait until the backlog is written, END_SECONDS at most."""
-        ends = time.monotonic() + END_SECONDS
+        """Waits until the backlog is written, up to FLUSH_SECONDS."""
+        ends = time.monotonic() + FLUSH_SECONDS
         while self._waiting.unfinished_tasks and time.monotonic() < ends:
             time.sleep(0.001)
 
@@ -258,11 +273,11 @@ class LineHandler(logging.StreamHandler[TextIO]):
 def lost_lines() -> int:
     """Number of dropped log lines since the start."""
     handlers = {*logging.getLogger().handlers, *logging.getLogger(ACCESS_LOGGER).handlers}
-    return sum(one.lost for one in handlers if isinstance(one, LineHandler))
+    return sum(handler.lost for handler in handlers if isinstance(handler, LineHandler))
 
 
 class LatencyLog:
-    """Latency lines in KServe's format (python/kserve/kserve/model.py), for tools that parse them."""
+    """Latency lines in the format of KServe (python/kserve/kserve/model.py), for tools that parse them."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(LATENCY_LOGGER)
@@ -270,10 +285,10 @@ class LatencyLog:
         self._json = self._handler is not None and isinstance(self._handler.formatter, JsonFormatter)
         self._lines: list[str] = []
         self._moment, self._prefix = 0, ""
-        """Milliseconds since 1970 of the last line, and its prefix."""
+        """Time of the last line in milliseconds since 1970, and its formatted prefix."""
 
     def add(self, context: Context) -> None:
-        """Log a request that was just answered."""
+        """Logs a request that has just been answered."""
         if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
             return
         before, predict, after = context.preprocess * 1e3, context.predict * 1e3, context.postprocess * 1e3
@@ -286,7 +301,7 @@ class LatencyLog:
             self._logger.info("%s", message, extra=extra)
             return
         if not self._lines:
-            asyncio.get_running_loop().call_later(PERIOD, self.flush)
+            asyncio.get_running_loop().call_later(LATENCY_FLUSH_SECONDS, self.flush)
         now = time.time()
         if self._json:
             more = {
@@ -304,21 +319,21 @@ class LatencyLog:
             self._lines.append(f"{self._prefix}{message}\n")
 
     def flush(self) -> None:
-        """Write the queued lines."""
+        """Writes the waiting lines."""
         lines, self._lines = self._lines, []
         if lines and self._handler is not None:
             self._handler.write("".join(lines))
 
 
 def only_handler(logger: logging.Logger) -> LineHandler | None:
-    """The service's own handler if it is the only, unfiltered destination of INFO records; else None."""
-    found: list[logging.Handler] = []
+    """The logger's LineHandler, if it is the only handler of INFO records and no filter applies; else None."""
+    handlers: list[logging.Handler] = []
     current: logging.Logger | None = logger
     while current is not None:
-        found += current.handlers
+        handlers += current.handlers
         current = current.parent if current.propagate else None
-    if logger.filters or len(found) != 1 or not logger.isEnabledFor(logging.INFO):
+    if logger.filters or len(handlers) != 1 or not logger.isEnabledFor(logging.INFO):
         return None
-    handler = found[0]
+    handler = handlers[0]
     plain = not handler.filters and handler.level <= logging.INFO
     return handler if plain and isinstance(handler, LineHandler) else None

@@ -1,7 +1,7 @@
-"""Metrics of the service, served at /metrics. Each application has its own registry.
+"""The metrics on /metrics. Each application has its own registry, not prometheus_client's global one.
 
-Requests and batches are counted by LightCounter and LightHistogram. prometheus_client's own take a lock for each
-value, which would cost a short request several microseconds. Use the light ones on the event loop only.
+LightCounter and LightHistogram count requests and batches. prometheus_client's own classes take a lock for each value,
+several microseconds in a short request. Only the event loop may use the light ones.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from hf_transformer.types.request import Context
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-"""Bucket bounds. prometheus_client's defaults start at 5 ms, and most requests take less."""
+"""Bucket bounds. prometheus_client's default begins at 5 ms, and most requests here take less."""
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ENDINGS = ("stop", "length", "error", "abandoned")
-"""Outcomes of a generated text: a stop, the length limit, an error, or a client that disconnected."""
-WRITTEN = ENDINGS[:2]
-"""Outcomes of complete texts."""
+"""Reasons for the end of a generation: a stop, the maximum length, an error, or a client that disconnected."""
+COMPLETE_ENDINGS = ENDINGS[:2]
+"""Endings of complete texts."""
 
-PREDICTING = ("v1", "v2", "grpc", "openai", "generate")  # the APIs whose requests ask the model
+PREDICT_APIS = ("v1", "v2", "grpc", "openai", "generate")  # their requests call the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
-"""Libraries whose versions /metrics shows, to explain differences between two releases of an image."""
+"""Libraries in build_info: their versions may explain a change between two images."""
 
 
 class Metrics:
-    """Counters and histograms of one served model. ``generation`` has those of text generation. ``refused`` (by limit),
-    ``predictor_errors`` (by kind) and ``retries`` are added to directly, and gauges are set.
+    """Counters, gauges and histograms of one served model.
 
-    The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that
-    its dashboards work here. request_explain_seconds exists for them too and stays empty.
+    Callers add to ``refused`` (by limit), ``predictor_errors`` (by kind), ``retries`` and ``generation``, and set the
+    gauges. The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so
+    that its dashboards work here. For them, request_explain_seconds exists too and stays empty.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -68,20 +68,20 @@ class Metrics:
         self._predict = self._stage("predict", "predict request latency")
         self._postprocess = self._stage("postprocess", "post-process request latency")
         self._stage("explain", "explain request latency")
-        text = "Time until all instances of a request are on their way to the predictor."
+        text = "Time until all instances of a request have been sent to the predictor."
         self._queue = LightHistogram(self._registry, "hf_transformer_queue_seconds", text, SECONDS)
-        text = "Time from a request's last byte until its answer is there, of a stream until its end."
+        text = "Time from a request's last byte until its answer, or the end of its stream."
         self._durations = LightHistogram(
             self._registry, "hf_transformer_request_seconds", text, SECONDS, "api", "status_class"
         )
         self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
-        text = "Instances whose text was longer than the model takes and was cut off."
+        text = "Instances whose text was truncated to the model's length."
         self._truncated = self._counter("truncated_instances", text, "model_name")
         self._truncated.add(0, self._model_name)
-        self.requests_in_flight = self._gauge("requests_in_flight", "Predict requests being worked on.")
-        text = "Tokens of the predict requests being worked on, guessed by the body's size until they are counted."
+        self.requests_in_flight = self._gauge("requests_in_flight", "Predict requests in progress.")
+        text = "Tokens of predict requests in progress, estimated from the body's size until they are counted."
         self.tokens_in_flight = self._gauge("tokens_in_flight", text)
-        text = "Predict requests that found no room, by which limit kept them out."
+        text = "Predict requests refused by a limit on concurrent work, by limit."
         self.refused = self._counter("refused_requests", text, "limit")
         self._last_inference = 0.0
         text = "When a request was last answered with predictions, in seconds since 1970; 0 before the first one."
@@ -90,28 +90,28 @@ class Metrics:
     def _add_predictor(self) -> None:
         text = "Instances in a batch, of one request or of several."
         self._batches = LightHistogram(self._registry, "hf_transformer_batch_instances", text, BATCH_SIZES)
-        self._tokens = self._counter("batch_tokens", "Tokens in batches, by whether they are real or padding.", "kind")
+        self._tokens = self._counter("batch_tokens", "Tokens in batches, by kind: real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
-        self.retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
-        text = "Calls that were not made again because too many had been (--predictor_retry_budget)."
+        self.retries = self._counter("predictor_retries", "Retried calls to the predictor.")
+        text = "Calls that were not retried because the budget was used up (--predictor_retry_budget)."
         self.retries_denied = self._counter("predictor_retries_denied", text)
-        text = "Calls to the predictor that failed, retries included, by what happened."
+        text = "Failed calls to the predictor, retries included, by kind of failure."
         self.predictor_errors = self._counter("predictor_errors", text, "kind")
-        text = "1 while the predictor counts as dead and no call is sent to it, else 0."
+        text = "1 while the circuit breaker is open and no call is sent to the predictor, else 0."
         self.circuit_open = self._gauge("predictor_circuit_open", text)
-        text = "1 once the predictor was found and fits the tokenizer, else 0."
+        text = "1 while the predictor's model is available and fits the tokenizer, else 0."
         self.ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
         versions = {"version": __version__, "python": platform.python_version(), **_versions()}
-        text = "The memory that the container may take, at which the kernel ends the process; 2**63 without a limit."
+        text = "Memory limit of the container in bytes; 2**63 without a limit."
         self._gauge("memory_limit_bytes", text).set(memory_limit())
         self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
 
     def _stage(self, name: str, text: str) -> LightHistogram:
-        """A histogram with KServe's name."""
-        made = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
-        made.show(self._model_name)
-        return made
+        """A histogram with KServe's name and label."""
+        histogram = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
+        histogram.show(self._model_name)
+        return histogram
 
     def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
         return LightCounter(self._registry, f"hf_transformer_{name}", text, *labels)
@@ -120,7 +120,7 @@ class Metrics:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
     def observe(self, context: Context) -> None:
-        """Record the stages of one answered request."""
+        """Adds the stages of one answered request."""
         model = self._model_name
         self._preprocess.observe(context.preprocess, model)
         self._predict.observe(context.predict, model)
@@ -129,83 +129,89 @@ class Metrics:
         self._last_inference = time.time()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
-        """Record one batch that is sent to the predictor."""
+        """Adds one batch that is being sent to the predictor."""
         self._batches.observe(instances)
         self._tokens.add(tokens, "real")
         if padding:
             self._tokens.add(padding, "padding")
 
     def count_request(self, api: str, status: int, arrived: float = 0.0) -> None:
-        """Count one finished request, answered or failed. ``arrived`` is the time.perf_counter of its last byte, 0 if
-        it never arrived."""
+        """Adds one finished request, answered or failed.
+
+        ``arrived`` is the time of its last byte (time.perf_counter), 0 if that never arrived.
+        """
         self._requests.add(1, api, status)
         if arrived:
             self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
 
     def count_truncated(self, instances: int) -> None:
-        """Count instances whose text was truncated."""
+        """Adds instances whose text was truncated."""
         self._truncated.add(instances, self._model_name)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
-        """Export the result of ``use`` at each scrape."""
+        """Exposes the result of ``use`` at each scrape."""
         self._registry.register(_SharedMemoryCollector(use))
 
     def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
-        """Export the metrics of all workers from now on. The returned context publishes this worker's to the others."""
+        """Exposes the metrics of all workers from now on. The returned context writes this worker's to the board."""
         shared = SharedMetrics(self._registry.collect, board)
         self._shown = CollectorRegistry()
         self._shown.register(shared)
-        return shared.renewed()
+        return shared.written()
 
     def totals(self) -> Mapping[str, float]:
-        """Totals of all workers since their start: ``answered`` and ``failed`` requests, ``instances`` sent in
-        ``batches``, generated ``texts``, and the seconds of each stage over all answered requests; ``predict`` includes
-        ``queue``, and ``failing`` are the seconds of failed requests. ``last`` is the time of the last answer, in
-        seconds since 1970."""
-        found: dict[str, float] = defaultdict(float)
+        """Totals of all workers since their start, by name.
+
+        ``answered`` and ``failed`` are requests, ``instances`` were sent in ``batches``, ``texts`` were generated. The
+        stages are in seconds over all answered requests; ``predict`` includes ``queue``. ``failing`` is in seconds over
+        failed requests. ``last`` is the time of the last answer in seconds since 1970.
+        """
+        sums: dict[str, float] = defaultdict(float)
         for family in self._shown.collect():
             for name, labels, value, *_ in family.samples:
                 if name == "hf_transformer_requests_total":
-                    if labels["api"] in PREDICTING and labels["status"] != "200":
-                        found["failed"] += value
+                    if labels["api"] in PREDICT_APIS and labels["status"] != "200":
+                        sums["failed"] += value
                 elif name == "hf_transformer_request_seconds_sum":
-                    if labels["api"] in PREDICTING and labels["status_class"] != "2xx":
-                        found["failing"] += value
-                elif name != "hf_transformer_generations_total" or labels["finish"] in WRITTEN:
-                    found[name] += value
+                    if labels["api"] in PREDICT_APIS and labels["status_class"] != "2xx":
+                        sums["failing"] += value
+                elif name != "hf_transformer_generations_total" or labels["finish"] in COMPLETE_ENDINGS:
+                    sums[name] += value
         return {
-            "answered": found["request_predict_seconds_count"],
-            "failed": found["failed"],
-            "failing": found["failing"],
-            "last": found["hf_transformer_last_inference_timestamp_seconds"],
-            "instances": found["hf_transformer_batch_instances_sum"],
-            "batches": found["hf_transformer_batch_instances_count"],
-            "texts": found["hf_transformer_generations_total"],
-            "preprocess": found["request_preprocess_seconds_sum"],
-            "queue": found["hf_transformer_queue_seconds_sum"],
-            "predict": found["request_predict_seconds_sum"],
-            "postprocess": found["request_postprocess_seconds_sum"],
+            "answered": sums["request_predict_seconds_count"],
+            "failed": sums["failed"],
+            "failing": sums["failing"],
+            "last": sums["hf_transformer_last_inference_timestamp_seconds"],
+            "instances": sums["hf_transformer_batch_instances_sum"],
+            "batches": sums["hf_transformer_batch_instances_count"],
+            "texts": sums["hf_transformer_generations_total"],
+            "preprocess": sums["request_preprocess_seconds_sum"],
+            "queue": sums["hf_transformer_queue_seconds_sum"],
+            "predict": sums["request_predict_seconds_sum"],
+            "postprocess": sums["request_postprocess_seconds_sum"],
         }
 
     def render(self) -> bytes:
-        """All metrics in the Prometheus text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._shown)
 
 
 class LightCounter(Collector):
-    """A counter that takes 0.2 microseconds per addition, exposed as ``name`` + ``_total``. Without labels it starts
-    with 0, otherwise series appear with their first value."""
+    """A counter with 0.2 microseconds per addition, exposed as ``name`` plus ``_total``.
+
+    Without labels it is exposed from the start, with 0.
+    """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._totals: dict[tuple[object, ...], int] = {}  # by label values
+        self._totals: dict[tuple[object, ...], int] = {}  # by the labels' values
         self._created: dict[tuple[object, ...], float] = {}
         if not labels:
             self.add(0)
         registry.register(self)
 
     def add(self, amount: int, *values: object) -> None:
-        """Add to the series with these label values."""
+        """Adds to the series with these label values. Creates a missing series."""
         try:
             self._totals[values] += amount
         except KeyError:
@@ -220,8 +226,11 @@ class LightCounter(Collector):
 
 
 class LightHistogram(Collector):
-    """A histogram that takes 0.4 microseconds per observation. ``bounds`` are the ascending upper bounds of its
-    buckets, without infinity. Without labels it starts with 0, otherwise series appear with their first value."""
+    """A histogram with 0.4 microseconds per observation.
+
+    ``bounds`` are the upper bounds of its buckets, ascending, without infinity. Without labels it is exposed from the
+    start, with 0.
+    """
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
@@ -229,17 +238,17 @@ class LightHistogram(Collector):
         self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
         self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._series: dict[tuple[str, ...], list[float]] = {}
-        """By label values: a count for each bucket, and the sum of all amounts."""
+        """Counts of all buckets and then the sum of all amounts, by label values."""
         if not labels:
             self.show()
         registry.register(self)
 
     def show(self, *values: str) -> None:
-        """Create the series with these label values, with 0."""
+        """Creates the series with these label values, with 0."""
         self._series[values] = [*(0 for _ in self._names), 0.0]
 
     def observe(self, amount: float, *values: str) -> None:
-        """Add to the series with these label values."""
+        """Adds to the series with these label values. Creates a missing series."""
         if values not in self._series:
             self.show(*values)
         series = self._series[values]
@@ -255,7 +264,7 @@ class LightHistogram(Collector):
 
 
 class GenerationMetrics(Collector):
-    """Metrics of text generation. Callers add to the two token counters directly."""
+    """Metrics of text generation. Callers add to ``prompt_tokens`` and ``generated_tokens``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = 0
@@ -265,26 +274,28 @@ class GenerationMetrics(Collector):
         registry.register(self)
         name, text = "time_to_first_token", "Time from a request's arrival to the first new token of any of its texts."
         self.first_token = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, FIRST_TOKEN_SECONDS)
-        name, text = "time_per_output_token", "Mean time between the new tokens of a text that ended as it should."
+        name, text = "time_per_output_token", "Mean time between the new tokens of a complete text."
         self.per_token = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
-        name, text = "inter_token", "Time between two responses of the model with new tokens of a text."
-        self.between = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
+        name, text = "inter_token", "Time between two of the model's responses with new tokens of a text."
+        self.inter_token = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
 
     def begin(self) -> None:
-        """Count a text whose generation begins."""
+        """Counts the start of a generation."""
         self._running += 1
 
     def end(self, ending: str) -> None:
-        """Count a finished text; ``ending`` is one of ENDINGS."""
+        """Counts the end of a generation by its reason, one of ENDINGS."""
         self._running -= 1
         self._ended[ending] += 1
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily("hf_transformer_prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
-        text = "New tokens that the model has made."
+        text = "New tokens of generated texts."
         yield CounterMetricFamily("hf_transformer_generated_tokens", text, self.generated_tokens)
-        yield GaugeMetricFamily("hf_transformer_generations_in_flight", "Texts that are being written.", self._running)
-        ended = CounterMetricFamily("hf_transformer_generations", "Texts that have ended, by why.", labels=["finish"])
+        yield GaugeMetricFamily("hf_transformer_generations_in_flight", "Texts being generated.", self._running)
+        ended = CounterMetricFamily(
+            "hf_transformer_generations", "Ended generations by finish reason.", labels=["finish"]
+        )
         for ending, count in self._ended.items():
             ended.add_metric([ending], count)
         yield ended
@@ -292,35 +303,42 @@ class GenerationMetrics(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryUse:
-    """Current use of shared memory. ``batches`` counts batches with large outputs since the start, by transport."""
+    """Use of shared memory.
 
-    registered: bool  # whether a region is registered with the predictor
-    slots: Mapping[str, int]  # by state: in_use, quarantined
-    bytes: Mapping[str, int]  # by state: in_use, quarantined, free
+    Attributes:
+        registered: whether the region is registered with the predictor.
+        slots: number of slots by state: in_use, quarantined.
+        bytes: bytes by state: in_use, quarantined, free.
+        batches: batches with large outputs since the start, by the transfer of their outputs.
+    """
+
+    registered: bool
+    slots: Mapping[str, int]
+    bytes: Mapping[str, int]
     batches: Mapping[str, int]
 
 
 class _LogCollector(Collector):
-    """Exports the number of dropped log lines."""
+    """The number of dropped log lines."""
 
     def collect(self) -> Iterator[Metric]:
-        text = "Lines of the log that were lost: their reader is too slow, or they can't be written."
+        text = "Lost lines of the log: its reader is too slow, or writing fails."
         yield CounterMetricFamily("hf_transformer_lost_log_lines", text, lost_lines())
 
 
 class _SharedMemoryCollector(Collector):
-    """Exports a SharedMemoryUse."""
+    """The metrics of a SharedMemoryUse."""
 
     def __init__(self, use: Callable[[], SharedMemoryUse]) -> None:
         self._use = use
 
     def collect(self) -> Iterator[Metric]:
         name, use = "hf_transformer_shared_memory", self._use()
-        text = "1 while the predictor has a region of our shared memory, else 0: outputs travel inline."
+        text = "1 while our shared memory is registered with the predictor, else 0: outputs are sent inline."
         yield GaugeMetricFamily(f"{name}_registered", text, int(use.registered))
-        slots = GaugeMetricFamily(f"{name}_slots", "Slots by what they are.", labels=["state"])
-        room = GaugeMetricFamily(f"{name}_bytes", "Bytes of shared memory by what they are.", labels=["state"])
-        batches = CounterMetricFamily(f"{name}_batches", "Large outputs by how they travelled.", labels=["transfer"])
+        slots = GaugeMetricFamily(f"{name}_slots", "Slots of shared memory by state.", labels=["state"])
+        room = GaugeMetricFamily(f"{name}_bytes", "Bytes of shared memory by state.", labels=["state"])
+        batches = CounterMetricFamily(f"{name}_batches", "Batches with large outputs by transfer.", labels=["transfer"])
         for family, values in ((slots, use.slots), (room, use.bytes), (batches, use.batches)):
             for label, value in values.items():
                 family.add_metric([label], value)
@@ -328,17 +346,17 @@ class _SharedMemoryCollector(Collector):
 
 
 def _versions() -> dict[str, str]:
-    """Versions of LIBRARIES; empty for one that is not installed."""
-    found = dict.fromkeys(LIBRARIES, "")
+    """Versions of LIBRARIES, empty for a missing one."""
+    versions = dict.fromkeys(LIBRARIES, "")
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def memory_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Memory limit of this process's control group (cgroup v2) in bytes; 2**63 without one. Tests pass ``file``."""
+    """The memory limit of this process's control group (cgroup v2) in bytes; 2**63 without one."""
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # another version, or "max"
+    except (OSError, ValueError):  # cgroup v1, or "max"
         return 2**63

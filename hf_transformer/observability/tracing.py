@@ -1,11 +1,11 @@
 """Traces: spans of each predict request, sent to an OpenTelemetry collector.
 
     POST /v1/models/{model}:predict        the server's span; its parent is the client's
-        tokenize, queue, predict, decode   predict's id goes to the predictor, as the parent of its spans
+        tokenize, queue, predict, decode   predict's id is sent to the predictor, as the parent of its spans
 
-Imported only with --otlp_endpoint: OpenTelemetry is an extra. A finished request's timings become spans, which the
-SDK's BatchSpanProcessor exports. They are plain ReadableSpans: a Tracer would double the CPU time of a traced request.
-Spans never contain texts.
+Imported only with --otlp_endpoint: OpenTelemetry is an extra. At the end of a request its timings become spans, which
+the SDK's BatchSpanProcessor exports. They are plain ReadableSpans, since a Tracer doubles the CPU time of a traced
+request. Spans never contain texts.
 
 Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/
 """
@@ -42,31 +42,33 @@ EXPORTERS_LOGGER = logging.getLogger(trace_exporter.__name__)
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
-SERVERS_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
-"""gRPC codes that mark a server span as an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
+SERVER_ERROR_CODES = frozenset((2, 4, 12, 13, 14, 15))
+"""gRPC codes that make a server's span an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
 DATA_LOSS."""
-LONGEST = 256  # characters of an attribute from a client
+MAX_ATTRIBUTE_CHARACTERS = 256  # of an attribute with a client's value
 PATH = "/v1/traces"
 SCOPE = InstrumentationScope("hf_transformer", __version__)
 IDS = RandomIdGenerator()
 
-MOST_WAITING = 20_000  # spans in the queue, half a KiB each
-TOGETHER = 1000  # spans per export
-PERIOD = 0.5  # seconds between exports
-TIMEOUT = 5.0  # seconds per export, retries included
-FLUSH = 3.0  # seconds for the last export at shutdown, well within the grace period
-LAST = 0.5  # further seconds for a running export
-SILENCE = 60.0  # seconds between two log lines about lost spans
+MAX_WAITING_SPANS = 20_000  # in the queue of the exporter, half a KiB each
+MAX_BATCH_SPANS = 1000  # in one call to the collector
+EXPORT_SECONDS = 0.5  # between two exports
+CALL_SECONDS = 5.0  # for one call to the collector, retries included
+FLUSH_SECONDS = 3.0  # to export the queue at shutdown; well within the grace period of requests
+LAST_CALL_SECONDS = 0.5  # after the flush, for the call in progress
+LOG_SECONDS = 60.0  # between two log lines about lost spans
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The span context of a traceparent, None if it is invalid. The SDK's parser takes three times as long, and logs a
-    line for each one that is too long."""
-    found = _TRACEPARENT.fullmatch(text)
-    if found is None:
+    """The span context in a traceparent header, None if it is invalid.
+
+    The SDK's parser takes three times as long, and logs each traceparent that is too long.
+    """
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
-    if version == "ff" or (version == "00" and more):
+    version, trace_id, span_id, flags, extra = match.groups()
+    if version == "ff" or (version == "00" and extra):
         return None
     context = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
     return context if context.is_valid else None
@@ -74,8 +76,14 @@ def parse_traceparent(text: str) -> SpanContext | None:
 
 @dataclass(slots=True)
 class Trace:
-    """A traced request: the contexts of its spans, and its start in nanoseconds since 1970 and in perf_counter
-    seconds."""
+    """A traced request.
+
+    Attributes:
+        server, predict: contexts of its spans.
+        parent: the client's context, None without one.
+        began: its start in nanoseconds since 1970.
+        started: its start in seconds of perf_counter.
+    """
 
     server: SpanContext
     predict: SpanContext
@@ -85,66 +93,73 @@ class Trace:
 
 
 class Tracing:
-    """Samples each request at its start, and creates its spans at its end. An async context manager.
+    """Samples each request at its start, and makes its spans at its end. An async context manager.
 
-    If the collector is slow or down, spans are dropped and requests go on. OpenTelemetry's variables for exporter and
-    resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except for the endpoint.
+    If the collector is slow or down, spans are dropped without other effects. OpenTelemetry's variables for exporter
+    and resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except the endpoint's.
 
     Args:
-        endpoint: the collector's URL; /v1/traces is appended if missing.
+        endpoint: the collector's URL, with or without /v1/traces at its end.
         model: the name of the model.
-        ratio: share of requests to trace, 0 to 1, if the client made no sampling decision.
-        calls: attributes of the spans of calls to the predictor.
+        ratio: the share of requests to trace if the client does not decide, from 0 to 1.
+        call_attributes: attributes of the spans of calls to the predictor.
 
-    Raises ConfigError if the exporter refuses the value of an OpenTelemetry variable.
+    Raises:
+        ConfigError: the exporter refuses the value of an OpenTelemetry variable.
     """
 
-    def __init__(self, endpoint: str, model: str, ratio: float, calls: Mapping[str, str | int] | None = None) -> None:
+    def __init__(
+        self, endpoint: str, model: str, ratio: float, call_attributes: Mapping[str, str | int] | None = None
+    ) -> None:
         self._model = model
-        self._calls = calls or {}
+        self._call_attributes = call_attributes or {}
         self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         url = endpoint.rstrip("/")
         try:
-            self._exporter = CountingExporter(url if url.endswith(PATH) else url + PATH, timeout=TIMEOUT)
-        except Exception as error:  # the exporter has no error class for this
-            shown, reason = without_userinfo(endpoint), without_userinfo(str(error))
-            raise ConfigError(f"--otlp_endpoint={shown}: the exporter can't be made: {reason}") from error
+            self._exporter = CountingExporter(url if url.endswith(PATH) else url + PATH, timeout=CALL_SECONDS)
+        except Exception as error:  # the exporter has no error of its own for this
+            address, reason = without_userinfo(endpoint), without_userinfo(str(error))
+            raise ConfigError(f"--otlp_endpoint={address}: the exporter can't be made: {reason}") from error
         self._processor = BatchSpanProcessor(
             self._exporter,
-            max_queue_size=MOST_WAITING + TOGETHER,
-            schedule_delay_millis=PERIOD * 1e3,
-            max_export_batch_size=TOGETHER,
+            max_queue_size=MAX_WAITING_SPANS + MAX_BATCH_SPANS,
+            schedule_delay_millis=EXPORT_SECONDS * 1e3,
+            max_export_batch_size=MAX_BATCH_SPANS,
         )
-        ours = Resource({"service.name": "hf-transformer", "service.version": __version__, "process.pid": os.getpid()})
-        self._resource = ours.merge(OTELResourceDetector().detect())
+        service: dict[str, str | int] = {
+            "service.name": "hf-transformer",
+            "service.version": __version__,
+            "process.pid": os.getpid(),
+        }
+        self._resource = Resource(service).merge(OTELResourceDetector().detect())
         self._made = self._lost = 0
-        self._told = -SILENCE
-        self._lines = SeldomFilter()
+        self._logged_at = -LOG_SECONDS
+        self._filter = RateLimitFilter()
 
     async def __aenter__(self) -> Self:
-        EXPORTERS_LOGGER.addFilter(self._lines)
+        EXPORTERS_LOGGER.addFilter(self._filter)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Export queued spans for FLUSH seconds at most; not if the collector is down."""
-        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
-        ending.start()
+        """Exports the waiting spans for up to FLUSH_SECONDS, or drops them if the collector is down."""
+        shutdown = threading.Thread(target=self._processor.shutdown, daemon=True)
+        shutdown.start()
         if not self._exporter.failing:
-            await asyncio.to_thread(ending.join, FLUSH)
-        if ending.is_alive():
-            self._lines.muted = True
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # ends a pause between two tries
-            await asyncio.to_thread(ending.join, LAST)  # abandon an export that hangs
-        EXPORTERS_LOGGER.removeFilter(self._lines)
+            await asyncio.to_thread(shutdown.join, FLUSH_SECONDS)
+        if shutdown.is_alive():
+            self._filter.muted = True
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # interrupts the pause before a retry
+            await asyncio.to_thread(shutdown.join, LAST_CALL_SECONDS)  # abandons a call that hangs
+        EXPORTERS_LOGGER.removeFilter(self._filter)
 
     def begin(self, headers: Mapping[str, str]) -> tuple[dict[str, str], Trace | None]:
-        """The headers to send to the predictor, and the trace; None if the request is not traced.
+        """The predictor's headers for a request with these headers, and its trace; None if it is not sampled.
 
-        The client's sampling decision applies; without one the ratio decides. The headers carry the decision.
+        The client's sampling decision applies. Without one the ratio decides, and the predictor gets the decision.
         """
         sent, parent = dict(headers), parse_traceparent(headers.get(TRACEPARENT, ""))
         if parent is None:
-            sent.pop(TRACESTATE, None)  # it belongs to the trace that came with it
+            sent.pop(TRACESTATE, None)  # it belongs to the client's invalid traceparent
             trace_id = IDS.generate_trace_id()
             flags = TraceFlags(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound)
         elif parent.trace_flags.sampled:
@@ -159,33 +174,33 @@ class Tracing:
         return sent, Trace(server, predict, parent, time.time_ns(), time.perf_counter())
 
     def end_http(self, trace: Trace, request: Request, status: int, context: Context) -> None:
-        """Record a finished HTTP request."""
+        """Makes the spans of a finished HTTP request."""
         method = request.method if request.method in _METHODS else "_OTHER"
         attributes = {
             "http.request.method": method,
             "http.route": request.route,
-            "url.path": request.path[:LONGEST],
+            "url.path": request.path[:MAX_ATTRIBUTE_CHARACTERS],
             "url.scheme": request.scheme,
             "http.response.status_code": status,
         }
         self._end(trace, f"{method} {request.route}", attributes, str(status) if status >= 500 else "", context)
 
     def end_grpc(self, trace: Trace, service: str, method: str, code: int, context: Context | None) -> None:
-        """Record a finished gRPC request; ``context`` is None if the request could not be parsed."""
+        """Makes the spans of a finished gRPC request. ``context`` is None if the request could not be parsed."""
         attributes = {
             "rpc.system": "grpc",
             "rpc.service": service,
             "rpc.method": method,
             "rpc.grpc.status_code": code,
         }
-        self._end(trace, f"{service}/{method}", attributes, str(code) if code in SERVERS_FAULTS else "", context)
+        self._end(trace, f"{service}/{method}", attributes, str(code) if code in SERVER_ERROR_CODES else "", context)
 
     def _end(self, trace: Trace, name: str, attributes: dict[str, Any], error: str, context: Context | None) -> None:
         ended = time.perf_counter()
-        if self._made - self._exporter.taken >= MOST_WAITING:
+        if self._made - self._exporter.taken >= MAX_WAITING_SPANS:
             self._lost += 1
-            if ended - self._told >= SILENCE:
-                self._told = ended
+            if ended - self._logged_at >= LOG_SECONDS:
+                self._logged_at = ended
                 logger.warning("the collector takes spans too slowly: those of %d requests are lost so far", self._lost)
             return
         attributes["hf_transformer.model"] = self._model
@@ -193,51 +208,52 @@ class Tracing:
             attributes["error.type"] = error
         status = Status(StatusCode.ERROR if error else StatusCode.UNSET)
         if context is not None:
-            attributes["hf_transformer.request_id"] = context.request_id[:LONGEST]
+            attributes["hf_transformer.request_id"] = context.request_id[:MAX_ATTRIBUTE_CHARACTERS]
             if context.instances:
                 attributes["hf_transformer.instances"] = context.instances
                 attributes["hf_transformer.tokens"] = context.tokens
             self._add_stages(trace, context, ended, status)
-        whole = {"attributes": attributes, "status": status, "kind": SpanKind.SERVER}
-        self._add(trace, name, trace.started, ended, trace.server, **whole)
+        fields = {"attributes": attributes, "status": status, "kind": SpanKind.SERVER}
+        self._add(trace, name, trace.started, ended, trace.server, **fields)
 
     def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
-        if not context.tokenize:  # it reached no stage
+        if not context.tokenize:  # the request failed before the first stage
             return
         was_sent, was_answered = context.queue or context.predict, context.predict > 0
-        read = context.arrived + context.parse
-        encoded = read + context.tokenize
+        parsed = context.arrived + context.parse
+        encoded = parsed + context.tokenize
         sent = encoded + context.queue if was_sent else ended
         answered = encoded + max(context.queue, context.predict) if was_answered else ended
-        self._add(trace, "tokenize", read, encoded)
+        self._add(trace, "tokenize", parsed, encoded)
         self._add(trace, "queue", encoded, sent)
         if was_sent:
-            # A batch is sent with the traceparent of one of its requests. The others link to that.
-            other = parse_traceparent(context.batch_traceparent)
-            links = () if other is None else (Link(other),)
-            more: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": links, "attributes": self._calls}
+            # A batch is sent with the traceparent of one request. The spans of the other requests link to it.
+            batch = parse_traceparent(context.batch_traceparent)
+            links = () if batch is None else (Link(batch),)
+            fields: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": links, "attributes": self._call_attributes}
             if not was_answered:
-                more["status"] = status
-            self._add(trace, "predict", sent, answered, trace.predict, **more)
+                fields["status"] = status
+            self._add(trace, "predict", sent, answered, trace.predict, **fields)
         if was_answered:
             self._add(trace, "decode", answered, answered + context.postprocess)
 
     def _add(
-        self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **more: Any
+        self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **fields: Any
     ) -> None:
-        """Queue one span. ``start`` and ``end`` are perf_counter seconds; None creates a new ``context``."""
+        """Makes a span from ``start`` to ``end`` (perf_counter), with a new context unless one is given."""
         server = trace.server
         if context is None:
             context = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags)
-        more["start_time"] = trace.began + int((start - trace.started) * 1e9)
-        more["end_time"] = trace.began + int((end - trace.started) * 1e9)
+        fields["start_time"] = trace.began + int((start - trace.started) * 1e9)
+        fields["end_time"] = trace.began + int((end - trace.started) * 1e9)
         parent = trace.parent if context is server else server
-        self._processor.on_end(ReadableSpan(name, context, parent, self._resource, instrumentation_scope=SCOPE, **more))
+        span = ReadableSpan(name, context, parent, self._resource, instrumentation_scope=SCOPE, **fields)
+        self._processor.on_end(span)
         self._made += 1
 
 
 class CountingExporter(trace_exporter.OTLPSpanExporter):
-    """Counts exported spans, and remembers whether the last export failed."""
+    """An exporter that counts exported spans (``taken``). ``failing``: the last export has failed."""
 
     taken, failing = 0, False
 
@@ -248,14 +264,14 @@ class CountingExporter(trace_exporter.OTLPSpanExporter):
         return result
 
 
-class SeldomFilter(logging.Filter):
-    """Passes one record per SILENCE seconds, none while ``muted``."""
+class RateLimitFilter(logging.Filter):
+    """Passes one record per LOG_SECONDS, and none while ``muted``."""
 
-    muted, last = False, -SILENCE
+    muted, last = False, -LOG_SECONDS
 
     def filter(self, record: logging.LogRecord) -> bool:
         now = time.monotonic()
-        if self.muted or now - self.last < SILENCE:
+        if self.muted or now - self.last < LOG_SECONDS:
             return False
         self.last = now
         return True

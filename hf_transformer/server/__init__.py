@@ -1,1 +1,1 @@
-"""The HTTP server under the application: uvicorn, with limits for clients, renewed certificates and a graceful end."""
+"""The HTTP server: uvicorn with limits for clients, renewed certificates and a graceful shutdown."""

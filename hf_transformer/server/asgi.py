@@ -1,4 +1,4 @@
-"""ASGI, both ways: an ASGI application as a handler of requests, and this service as an ASGI application.
+"""ASGI adapters: an ASGI application as a request handler, and this service as an ASGI application.
 
 Source: https://asgi.readthedocs.io/en/latest/specs/www.html
 """
@@ -19,8 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
-    """The answer of an ASGI application: a Response if it comes whole, else a Stream. Cancelling ends the application.
-    Raises its errors before it has begun to answer; later ones are logged or end the stream."""
+    """The response of an ASGI application: a Response if its body is one message, else a Stream.
+
+    Raises errors of the application before the start of its response; later ones are logged or end the stream.
+    Cancelling this call cancels the application.
+    """
     call = _Call(request)
     task = asyncio.ensure_future(app(request.scope(), call.receive, call.send))
     task.add_done_callback(call.end)
@@ -55,21 +58,23 @@ async def _parts(call: _Call, task: asyncio.Future[Any], first: bytes) -> AsyncG
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
-    await asyncio.wait((task,))  # wait() does not raise the task's error, whose traceback would keep this frame alive
+    await asyncio.wait(
+        (task,)
+    )  # unlike await, wait does not raise the task's error, whose traceback would keep this frame
 
 
 class _Call:
-    """One call of an ASGI application. ``send`` waits until the previous message was consumed."""
+    """One call of an ASGI application. ``send`` blocks until the previous message is read."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._messages: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
-        self._error: Exception | None = None  # the application's exception, after its messages
+        self._error: Exception | None = None  # the application's error, raised after its messages
         self._has_body = False
 
     async def receive(self) -> Message:
         if self._has_body:
-            await asyncio.get_running_loop().create_future()  # until the client leaves, which cancels all of this
+            await asyncio.get_running_loop().create_future()  # until the client disconnects, which cancels this task
         body = await self._request.read()
         self._has_body = not body
         return {"type": "http.request", "body": body, "more_body": bool(body)}
@@ -78,7 +83,7 @@ class _Call:
         await self._messages.put(message)
 
     async def next(self) -> Message:
-        """The application's next message. Raises the application's exception if it failed."""
+        """The application's next message. Raises the application's error after the last one."""
         if self._error is not None and self._messages.empty():
             raise self._error
         message = await self._messages.get()
@@ -87,51 +92,57 @@ class _Call:
         return message
 
     def end(self, task: asyncio.Future[Any]) -> None:
-        """Wake the reader of messages when the application has ended."""
+        """Passes the application's error to the reader of messages. Called when its task is done."""
         if task.cancelled():
             return
         error = task.exception()
         self._error = (
             error if isinstance(error, Exception) else RuntimeError("the ASGI application ended without an answer")
         )
-        with suppress(asyncio.QueueFull):  # no reader waits
+        with suppress(asyncio.QueueFull):  # the reader takes the message first, then _error
             self._messages.put_nowait(self._error)
 
     async def close(self, task: asyncio.Future[Any]) -> None:
-        """End the application, and drop its exception, which refers back to this call."""
+        """Cancels the application, and drops its error, which refers back to this call."""
         await _cancel(task)
         self._error, self._messages = None, asyncio.Queue(1)
 
 
 class AsgiApplication:
-    """The service as an ASGI application, for any server; the built-in server calls ``application`` directly.
+    """The service as an ASGI application for any server. Our server uses ``application`` directly.
 
-    ``inner`` handles the lifespan. Functions in ``ends`` run on the event loop when shutdown begins."""
+    Args:
+        application: the handler of requests.
+        inner: the ASGI application for the lifespan.
+        on_shutdown: callbacks for the event loop when shutdown starts; requests in flight are still answered.
+    """
 
-    def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
+    def __init__(
+        self, application: Application, inner: ASGIApp, on_shutdown: Sequence[Callable[[], object]] = ()
+    ) -> None:
         self.application = application
         self.inner = inner
-        self._ends = ends
+        self._on_shutdown = on_shutdown
 
     def start_shutdown(self) -> None:
-        """Run ``ends``: the server shuts down, and answers requests until the grace period is over."""
-        for end in self._ends:
-            end()
+        """Runs the callbacks for the start of shutdown."""
+        for callback in self._on_shutdown:
+            callback()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.inner(scope, receive, send)
             return
         request = _AsgiRequest(scope)
-        departure = asyncio.ensure_future(request.listen(receive))
+        disconnect = asyncio.ensure_future(request.listen(receive))
         task = asyncio.ensure_future(self._answer(request, send))
         try:
-            await asyncio.wait((task, departure), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            departure.cancel()
+            disconnect.cancel()
             if not task.done():
                 await _cancel(task)
-        if not task.cancelled():  # cancelled when the client disconnects: servers would log that as a failure
+        if not task.cancelled():  # cancelled when the client disconnects, which servers would log as a failure
             task.result()
 
     async def _answer(self, request: Request, send: Send) -> None:
@@ -177,7 +188,7 @@ class _AsgiRequest(Request):
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
 
     async def listen(self, receive: Receive) -> None:
-        """Receive the body as fast as it is read, until the client disconnects."""
+        """Receives the body, no faster than it is read. Returns when the client disconnects."""
         while (message := await receive())["type"] == "http.request":
             if body := message.get("body", b""):
                 await self._pieces.put(body)

@@ -7,8 +7,8 @@ Pipelined requests are answered one at a time, in order; reading pauses while on
 task of its request is cancelled.
 
 Requests that are too long, too slow or malformed get an error response (``_refuse``) after the responses to earlier
-requests; then the connection is closed. There is no timer per connection: the server calls ``sweep`` on each of them
-periodically.
+requests; then the connection is closed. There is no timer per connection: ``keep_sweeping`` looks for slow clients
+on all of them.
 
 Sources: RFC 9112 (HTTP/1.1), https://llhttp.org (the parser, in its strict mode).
 """
@@ -18,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import re
 from collections import deque
+from collections.abc import Collection
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -36,6 +38,12 @@ LINGER = 1.0
 """Seconds for which a refused client may keep sending. Closing the connection at once would reset it, and lose the
 response."""
 
+SWEEPS_PER_LIMIT: Final = 10
+"""Sweeps over a connection within the time limit of its client."""
+MIN_SWEEP_SECONDS, MAX_SWEEP_SECONDS = 0.05, 5.0
+"""Bounds for the pause between two sweeps."""
+SWEPT_AT_ONCE: Final = 500  # connections, which take about a millisecond
+
 MOST_REFUSED: Final = 256
 """Connections over the limit that get an error response; further ones are closed without one."""
 
@@ -44,7 +52,7 @@ UNREAD: Final = 2**16  # unread bytes of a body at which reading from the connec
 JOINED: Final = 2**16  # bodies up to this many bytes are joined with the head into one write
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus} | {
+STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus} | {
     499: b"HTTP/1.1 499 Client Closed Request"
 }
 _JOIN_FIELD: Final = b": ".join
@@ -67,7 +75,7 @@ class ClientLimits:
 
 
 class HttpSettings(Protocol):
-    """What a connection needs from its server. ``ending``: each response is now the last one of its connection."""
+    """The server's settings for a connection. ``ending``: each response is now the last one of its connection."""
 
     client_limits: ClientLimits
     ending: bool
@@ -596,6 +604,29 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.resume_reading()
 
 
+async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientLimits) -> None:
+    """Calls ``sweep`` on all connections periodically. Never ends."""
+    loop, no_descriptors = asyncio.get_running_loop(), False
+    shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
+    pause = max(MIN_SWEEP_SECONDS, min(MAX_SWEEP_SECONDS, shortest / SWEEPS_PER_LIMIT))
+    while True:
+        await asyncio.sleep(pause)
+        for number, connection in enumerate(list(connections), 1):
+            try:
+                connection.sweep(loop.time())
+            except Exception:  # a fault of our own must not end the sweeps over other connections
+                logger.exception("a connection could not be swept")
+            if not number % SWEPT_AT_ONCE:
+                await asyncio.sleep(0)
+        try:  # libuv closes new connections without a log line when file descriptors run out
+            os.close(os.dup(0))
+            no_descriptors = False
+        except OSError as error:
+            if not no_descriptors:
+                logger.error("no connection can be taken: %s (ulimit -n, --max_connections)", error.strerror)
+            no_descriptors = True
+
+
 def _problem_of_host(fields: HeaderLines, version: str) -> str | None:
     """Why a request's Host headers can't be accepted; None for valid ones. Source: RFC 9112, 3.2."""
     hosts = [value for name, value in fields if name == b"host"]
@@ -609,6 +640,6 @@ def _problem_of_host(fields: HeaderLines, version: str) -> str | None:
     return f"Host: expected a host name or an address, perhaps with a port, got {host.decode('latin-1')[:80]!r}"
 
 
-def _address(found: Any) -> tuple[str, int] | None:
-    """Host and port in a socket's address."""
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple) and len(found) > 1 else None
+def _address(address: Any) -> tuple[str, int] | None:
+    """Host and port in a socket's address; None for a Unix socket."""
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) and len(address) > 1 else None

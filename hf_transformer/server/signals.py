@@ -1,4 +1,4 @@
-"""Signal handlers for the time before a server handles signals. Imports little, so that it can run first."""
+"""Signal handlers until a server takes over. Imports almost nothing, so that a program can call it first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import FrameType
 
 
 def handle_signals() -> None:
-    """End the process with exit code 0 on SIGTERM and SIGINT. SIGHUP, sent when a terminal closes, acts as SIGTERM.
+    """Makes SIGTERM and SIGINT end the process with 0, and SIGHUP (a closed terminal) act as SIGTERM, also later.
 
-    uvicorn shuts down gracefully and then raises the signal again; during startup the process can simply end. As
-    process 1 of a container it would ignore a signal without a handler.
+    The kernel ignores a signal without a handler for process 1 of a container. uvicorn shuts down gracefully and then
+    raises the signal again.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)

@@ -1,8 +1,8 @@
-"""Worker processes that share one port: a supervisor starts them, replaces dead ones and ends them together.
+"""Worker processes that share one port: starts them, replaces dead ones, and ends them together.
 
-Unlike uvicorn's supervisor, this one forwards a signal at once, exits with an error code if the workers can't start,
-and its workers end when it is killed. It has no signals to restart workers or change their number: a new worker would
-read the same configuration.
+Unlike uvicorn's supervisor, this one passes a signal on at once, has an exit code for workers that can't start, and
+its workers end when it is killed. It has no signals to restart workers or change their number, since workers have no
+configuration to reload.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from types import FrameType
 from uvicorn.config import STARTUP_FAILURE
 
 from hf_transformer.errors import TransformerError
-from hf_transformer.server.run import SAME_WISH, SIGNALLED, Server, ServerConfig
+from hf_transformer.server.run import SAME_SIGNAL_SECONDS, SIGNAL_EXIT_CODE, Server, ServerConfig
 
 logger = logging.getLogger(__name__)
 
 SPAWN = multiprocessing.get_context("spawn")
 """Each worker is a fresh interpreter: gRPC and threads do not survive a fork."""
-TICK = 0.5  # seconds between two checks of the workers
-HUNG = 30.0
-"""Seconds without an answer after which a worker is killed. On a busy machine startup alone takes several."""
-LATE = 10.0  # seconds beyond the grace after which a worker that has not ended is killed
-FAILED = 1  # exit code if the workers can't start
-STEADY = 60.0  # seconds after which a worker that dies is replaced at once
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-"""Seconds before a worker that died soon after its start is replaced. Each pause in a row is twice the previous one."""
+CHECK_SECONDS = 0.5  # between two checks of the workers
+HUNG_SECONDS = 30.0
+"""Time without an answer after which a worker is killed. On a busy machine a start alone may take several seconds."""
+KILL_SECONDS = 10.0  # after the grace period; then workers that still run are killed
+START_FAILURE = 1  # exit code if the workers can't start
+STABLE_SECONDS = 60.0  # lifetime after which a dead worker is replaced at once
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 8.0
+"""Pause before the replacement of a worker that died before STABLE_SECONDS, like its predecessor. Each pause doubles
+the last."""
 
 
 class Supervisor:
-    """Keeps ``config.workers`` workers running until a signal; a second signal kills them. Replaces workers that die or
-    whose event loop hangs for HUNG seconds.
+    """Runs ``config.workers`` workers until a signal; a second one kills them.
 
-    Signal handlers only write to a pipe that the supervisor waits on, so a signal never interrupts the start of a
-    worker or a change of the list.
+    Replaces workers that die, or whose event loop blocks for HUNG_SECONDS. Signal handlers only write to a pipe, so
+    that a signal never interrupts the start of a worker.
 
-    All workers listen on ``sockets``; the supervisor closes them at the end. ``prepare`` sets up a worker's
-    interpreter.
+    Args:
+        config: the server's configuration.
+        sockets: the sockets that all workers listen on; closed at shutdown.
+        prepare: sets up a worker's interpreter.
     """
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
@@ -58,17 +60,19 @@ class Supervisor:
         self._signals, self._signalled = SPAWN.Pipe(duplex=False)
 
     def run(self) -> int:
-        """Run until a signal; returns the exit code: 0, or FAILED if the workers can't start. A second signal ends this
-        process with 128 plus the signal's number."""
+        """Returns the exit code: 0, or START_FAILURE if the workers can't start.
+
+        A second signal ends this process at once, with 128 plus the signal's number.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         code = 0
         try:
             while not code and not self._signals.poll():
-                code = self._replace_the_dead()
-                wait([self._signals, *(process.sentinel for process in self._processes())], timeout=TICK)
+                code = self._replace_dead()
+                wait([self._signals, *(process.sentinel for process in self._processes())], timeout=CHECK_SECONDS)
         finally:
-            self._end()
+            self._shut_down()
         return code
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -77,108 +81,109 @@ class Supervisor:
     def _processes(self) -> list[SpawnProcess]:
         return [worker.process for worker in self._workers if worker.process is not None]
 
-    def _replace_the_dead(self) -> int:
-        """Start missing workers. Returns FAILED if a worker could not start and none has ever started, else 0."""
+    def _replace_dead(self) -> int:
+        """Starts missing workers. Returns START_FAILURE if one could not start and none ever served, else 0."""
         for worker in self._workers:
             process = worker.process
-            if process is not None and not worker.lives():
+            if process is not None and not worker.is_alive():
                 if self._signals.poll():  # a signal to the whole process group
                     return 0
-                process.kill()  # it may be hung rather than dead
+                process.kill()  # a hung process still runs
                 process.join()
-                pause = worker.leave()
+                pause = worker.release()
                 self._config.clean_up()
-                if process.exitcode and process.exitcode > 0 and not any(one.has_served for one in self._workers):
+                if process.exitcode and process.exitcode > 0 and not any(worker.has_served for worker in self._workers):
                     logger.error(
                         "worker %s could not start (exit code %s); the service ends", process.pid, process.exitcode
                     )
-                    return FAILED
+                    return START_FAILURE
                 _log_death(process, pause)
             if worker.is_due() and not self._signals.poll():
                 worker.start()
         return 0
 
-    def _end(self) -> None:
-        """End the workers; kill those that take too long, or all of them at a second signal."""
+    def _shut_down(self) -> None:
+        """Terminates the workers. Kills slow ones, or all of them at a second signal."""
         for listening in self._sockets:
-            listening.close()  # else it would take connections that no worker accepts
+            listening.close()  # otherwise it would take connections that no worker accepts
         code, first_signal, began = 0, math.inf, time.monotonic()
         for process in self._processes():
             process.terminate()
         while running := [process for process in self._processes() if process.exitcode is None]:
-            wait([self._signals, *(process.sentinel for process in running)], timeout=TICK)
+            wait([self._signals, *(process.sentinel for process in running)], timeout=CHECK_SECONDS)
             while self._signals.poll():
                 at, number = self._signals.recv()
                 first_signal = min(at, first_signal)
-                if at - first_signal > SAME_WISH:
-                    code = SIGNALLED + number
-            if code or time.monotonic() - began > self._config.grace + LATE:
+                if at - first_signal > SAME_SIGNAL_SECONDS:
+                    code = SIGNAL_EXIT_CODE + number
+            if code or time.monotonic() - began > self._config.grace + KILL_SECONDS:
                 for process in running:
                     process.kill()
         self._config.clean_up()
         if code:
-            os._exit(code)  # another signal during Python's exit would change the exit code
+            os._exit(code)  # during a normal exit, another signal would change the exit code
 
 
 def _log_death(process: SpawnProcess, pause: float) -> None:
     if not pause:
         logger.error("worker %s has died (exit code %s) and is replaced", process.pid, process.exitcode)
-    elif pause == FIRST_PAUSE:
+    elif pause == MIN_PAUSE_SECONDS:
         logger.error(
-            "worker %s has died (exit code %s) soon after its start, as the one before it did: the next ones are "
-            "started after pauses of up to %g s, without a line for each, until one has lived for %g s",
-            *(process.pid, process.exitcode, LONGEST_PAUSE, STEADY),
+            "worker %s has died (exit code %s) soon after its start, like its predecessor: replacements start after "
+            "pauses of up to %g s, without further log lines, until one has lived for %g s",
+            *(process.pid, process.exitcode, MAX_PAUSE_SECONDS, STABLE_SECONDS),
         )
 
 
 class Worker:
-    """One slot of the supervisor: a process that runs a server, and its replacements. Arguments as for Supervisor."""
+    """A worker process, and its replacements. The arguments are the Supervisor's."""
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
         self._setup = config, sockets, prepare
         self._pipe: Connection[None, bool]
-        self._started_at = self._heard_at = self._due_at = 0.0
+        self._started_at = self._answered_at = self._due_at = 0.0
         self._next_pause = 0.0
         self.process: SpawnProcess | None = None
-        """None while no process runs: before the first start, and between a death and the next start."""
-        self.has_served = False  # whether any of the processes has
+        """None before the first start, and between a death and the next start."""
+        self.has_served = False  # whether one of the processes has served
 
     def start(self) -> None:
         """Starts the process."""
-        self._pipe, theirs = SPAWN.Pipe()
-        self._started_at = self._heard_at = time.monotonic()
-        process = SPAWN.Process(target=work, args=(*self._setup, theirs))
+        self._pipe, workers_end = SPAWN.Pipe()
+        self._started_at = self._answered_at = time.monotonic()
+        process = SPAWN.Process(target=work, args=(*self._setup, workers_end))
         process.start()
         self.process = process
-        theirs.close()
+        workers_end.close()
 
     def is_due(self) -> bool:
-        """Whether no process runs and the pause before the next start is over."""
+        """Whether there is no process, and the pause before the next one is over."""
         return self.process is None and time.monotonic() >= self._due_at
 
-    def lives(self) -> bool:
-        """Whether the process runs and has answered within HUNG seconds. Asks for the next answer without waiting for
-        it."""
+    def is_alive(self) -> bool:
+        """Whether the process runs and has answered within HUNG_SECONDS. Sends the next question without waiting."""
         try:
             while self._pipe.poll():
                 self.has_served = self._pipe.recv() or self.has_served
-                self._heard_at = time.monotonic()
+                self._answered_at = time.monotonic()
             self._pipe.send(None)
-        except (EOFError, OSError):  # it is shutting down
+        except (EOFError, OSError):  # it is ending
             return False
-        return time.monotonic() - self._heard_at < HUNG
+        return time.monotonic() - self._answered_at < HUNG_SECONDS
 
-    def leave(self) -> float:
-        """Clean up after a dead process. Returns the seconds until the next start."""
+    def release(self) -> float:
+        """Releases a dead process. Returns the seconds until the next start."""
         self._pipe.close()
         self.process = None
         return self.pause_after(time.monotonic() - self._started_at)
 
     def pause_after(self, lived: float) -> float:
-        """Seconds until the next start after a process that lived this long: 0, or a growing pause after processes that
-        died soon, whose starts would take CPU from the workers that serve."""
-        pause = self._next_pause if lived < STEADY else 0.0
-        self._next_pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
+        """Returns the seconds until the next start, after a process that lived for ``lived`` seconds.
+
+        Pauses grow while processes die early, since a start takes CPU from the workers that serve.
+        """
+        pause = self._next_pause if lived < STABLE_SECONDS else 0.0
+        self._next_pause = min(MAX_PAUSE_SECONDS, 2 * pause or MIN_PAUSE_SECONDS)
         self._due_at = time.monotonic() + pause
         return pause
 
@@ -186,7 +191,7 @@ class Worker:
 def work(
     config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None], supervisor: Connection[bool, None]
 ) -> None:
-    """Run one server in the worker's process. Raises SystemExit if it can't start."""
+    """Runs a server in a worker process. Raises SystemExit if it can't start."""
     prepare()
     server = Server(config, impatient=False)
     threading.Thread(target=_answer, args=(server, supervisor), daemon=True).start()
@@ -198,21 +203,23 @@ def work(
 
 
 def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
-    """Answer the supervisor's liveness checks; end this process when the supervisor is gone."""
+    """Answers the supervisor's questions, and ends this process when the supervisor has died."""
     with suppress(EOFError, OSError):
         while True:
             supervisor.recv()
-            supervisor.send(serves(server))
+            supervisor.send(is_serving(server))
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def serves(server: Server) -> bool:
-    """Whether the server has started. After that it waits for a turn of the event loop, so a worker whose loop hangs
-    gives no answer. Loading has no time limit."""
+def is_serving(server: Server) -> bool:
+    """Whether the server has started. If so, waits for a turn of its event loop, without a time limit.
+
+    A worker with a blocked event loop gives no answer, and the supervisor replaces it. Loading has no such limit.
+    """
     if server.loop is None:
         return False
     turned = threading.Event()
-    with suppress(RuntimeError):  # the loop is closed: the process is about to end
+    with suppress(RuntimeError):  # the loop is closed, so the process ends soon
         server.loop.call_soon_threadsafe(turned.set)
     turned.wait()
     return True

@@ -1,4 +1,4 @@
-"""Text to encodings, by the Rust tokenizers library or by a tokenizer written in Python."""
+"""From texts to encodings: by the Rust tokenizers library, or by a tokenizer written in Python."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.words import SPACE, Separable, WordCache, find_separable
+from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
 
-LONG = 32_768
-"""Length in characters above which only a prefix is encoded, if its tokens fill the model's length."""
-FIRST_TRY, GROWTH = 16_384, 4
-"""First prefix length in characters, and the factor for the next one."""
-EXPANSION = 32
-"""Upper bound of the words that one character of an added token becomes; NFKC expands one to 18 characters (UAX 15)."""
+LONG_TEXT_CHARACTERS = 32_768
+"""Only a prefix of a longer text is encoded if its tokens suffice. Long texts are encoded one by one."""
+MIN_PREFIX_CHARACTERS, PREFIX_GROWTH = 16_384, 4
+"""Length of the first prefix of a long text, and the factor from one prefix to the next."""
+MAX_WORDS_PER_CHARACTER = 32
+"""Limit for the words that one character of an added token becomes. NFKC makes up to 18 characters of one (UAX 15)."""
 
-LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
-"""Fields of an encoding with one value per token."""
+PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
+"""Attributes of an encoding that have one item per token."""
 
 
 def strings(text: TextInput) -> Sequence[str]:
-    """The strings of a text: itself, both of a pair, its words; none for token ids."""
+    """The strings of a text: the text, both texts of a pair, or its words. Empty for token ids."""
     if isinstance(text, str):
         return (text,)
     if isinstance(text, TokenIds):
@@ -37,51 +37,51 @@ def strings(text: TextInput) -> Sequence[str]:
 
 
 def characters(text: TextInput) -> int:
-    """Number of characters of a text, a pair or words; token ids count as one each."""
+    """Characters in all strings of a text. A token id counts as one character."""
     if isinstance(text, str):
         return len(text)
     return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, strings(text)))
 
 
 def too_many_tokens(options: Tokenization) -> TooLarge:
-    """The error for more than ``options.max_tokens`` tokens."""
+    """The error for more than ``options.max_tokens``."""
     return TooLarge(
         "instances",
-        f"at most {options.max_tokens} tokens in a request, whose answer holds at most --max_answer_values values",
+        f"at most {options.max_tokens} tokens in a request, so that its answer stays within --max_answer_values",
         hint="send fewer or shorter texts, or ask for less of each",
     )
 
 
 class Engine(ABC):
-    """Encodes texts, truncated to ``max_length`` tokens. Threads share it."""
+    """Encodes texts, truncated to ``max_length`` tokens. Thread-safe."""
 
     max_length: int
 
     def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, one unless ``options`` asks for more. Token ids are not changed.
+        """The windows of each text: one unless ``options.windows``. Token ids are not changed.
 
         Raises:
-            InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks a
-                feature.
-            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids.
+            InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks an
+                option.
+            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids in a text.
         """
         if TokenIds not in map(type, texts):
             return self._encode(texts, options)
-        rest = [text for text in texts if not isinstance(text, TokenIds)]
-        encoded = iter(self._encode(rest, options) if rest else ())
-        return [[self._encode_ids(text, options)] if isinstance(text, TokenIds) else next(encoded) for text in texts]
+        untokenized = [text for text in texts if not isinstance(text, TokenIds)]
+        encoded = iter(self._encode(untokenized, options) if untokenized else ())
+        return [[self._from_ids(text, options)] if isinstance(text, TokenIds) else next(encoded) for text in texts]
 
     @abstractmethod
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """``encode`` for texts that are not token ids."""
+        """Implements ``encode`` for texts without token ids."""
 
-    def _encode_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
+    def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         if len(text.ids) > self.max_length and not options.whole:
             raise TooLarge(
                 "",
                 f"at most {self.max_length} token ids in a text",
                 str(len(text.ids)),
-                "token ids are not truncated, since their special tokens would be lost",
+                "they are not truncated, which would lose their special tokens",
             )
         return Encoding(list(text.ids), [0] * len(text.ids))
 
@@ -95,8 +95,8 @@ class Engine(ABC):
 class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
-    The library encodes each text whole. Truncated texts and windows drop tokens from that encoding, so ``backend``
-    never changes.
+    The library encodes each text whole. Truncation and windows remove tokens from that encoding, so ``backend`` never
+    changes.
     """
 
     def __init__(
@@ -113,211 +113,216 @@ class RustEngine(Engine):
         self._backend = backend
         self.max_length = max_length
         self._special_tokens = special_tokens
-        self._from_left = truncation_side == "left"
-        self._keeps_space = keeps_space(backend)
+        self._truncates_left = truncation_side == "left"
+        self._trims_space = trims_space(backend)
         self._long_text = threading.Lock()
-        separable = find_separable(backend)
-        self._words = WordCache(backend, separable, special_tokens) if separable and word_cache else None
-        self._prefix = PrefixTruncation.of(backend, separable) if separable and not self._from_left else None
+        rules = chunk_rules(backend)
+        self._word_cache = WordCache(backend, rules, special_tokens) if rules and word_cache else None
+        self._prefixes = PrefixTruncation.of(backend, rules) if rules and not self._truncates_left else None
 
     def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """See Engine. Raises TooLarge before it builds windows."""
-        if options is not PLAIN or self._words is None:
+        """See Engine. Raises TooLarge before it makes the windows."""
+        if options is not PLAIN or self._word_cache is None:
             return super().encode(texts, options)
-        limit, known = self.max_length, self._words.ids
-        results: list[list[Encoding]] = []
-        uncached: list[TextInput] = []
+        limit, cached_ids = self.max_length, self._word_cache.ids
+        encodings: list[list[Encoding]] = []
+        misses: list[TextInput] = []
         for text in texts:
-            ids = known(text) if type(text) is str else None
+            ids = cached_ids(text) if type(text) is str else None
             if ids is None or len(ids) > limit:
-                uncached.append(text)
-                results.append([])
+                misses.append(text)
+                encodings.append([])
             else:
-                results.append([Encoding(ids, [0] * len(ids))])
-        if not uncached:
-            return results
-        rest = iter(super().encode(uncached, options))
-        return [windows or next(rest) for windows in results]
+                encodings.append([Encoding(ids, [0] * len(ids))])
+        if not misses:
+            return encodings
+        encoded = iter(super().encode(misses, options))
+        return [windows or next(encoded) for windows in encodings]
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """``encode`` without the word cache."""
+        """Implements ``encode`` without the word cache."""
         limit = min(options.max_length or self.max_length, self.max_length)
-        # The library needs up to 450 bytes per character while it encodes: one long text at a time.
-        with self._long_text if max(map(characters, texts), default=0) > LONG else nullcontext():
-            texts = [self._shortened(text, limit, options) for text in texts]
-            return self._whole(texts, options) if options.whole else self._cut(texts, limit, options)
+        # The library takes up to 450 bytes per character while it encodes, so long texts go one by one.
+        is_long = max(map(characters, texts), default=0) > LONG_TEXT_CHARACTERS
+        with self._long_text if is_long else nullcontext():
+            texts = [self._prefix(text, limit, options) for text in texts]
+            return self._whole(texts, options) if options.whole else self._limited(texts, limit, options)
 
-    def _cut(self, texts: Sequence[TextInput], limit: int, options: Tokenization) -> list[list[Encoding]]:
-        """Encode texts in ``limit`` tokens each, or in windows of ``limit`` tokens."""
+    def _limited(self, texts: Sequence[TextInput], limit: int, options: Tokenization) -> list[list[Encoding]]:
+        """Encodes texts, each truncated to ``limit`` tokens or split into windows of that length."""
         stride = min(limit // 2, 128) if options.stride is None else options.stride
         if options.windows or options.max_length:
-            self._check_room(limit, stride, pair=options.one_side)
-        encoded = self._run(texts, options)
+            self._check_room(limit, stride, is_pair=options.one_side)
+        wholes = self._run(texts, options)
         plans = [
-            self._plan(encoding, isinstance(text, tuple), limit, stride, options)
-            for encoding, text in zip(encoded, texts, strict=True)
+            self._plan(whole, isinstance(text, tuple), limit, stride, options)
+            for whole, text in zip(wholes, texts, strict=True)
         ]
         if sum(count for count, _ in plans) > options.max_windows:
             raise TooLarge(
                 "instances",
                 f"at most {options.max_windows} windows in a request (--max_sequences)",
-                str(sum(count for count, _ in plans)),
-                "send shorter texts, or use a smaller stride",
+                hint="send shorter texts, or share fewer tokens between windows",
             )
-        results = []
-        for encoding, (_, windows) in zip(encoded, plans, strict=True):
-            whole = _convert(encoding, options.detail, truncated=len(encoding) > limit and not options.windows)
-            results.append([self._window(whole, ranges) if ranges else whole for ranges in windows])
-        return results
+        encodings = []
+        for whole, (_, windows) in zip(wholes, plans, strict=True):
+            converted = _convert(whole, options.detail, truncated=len(whole) > limit and not options.windows)
+            encodings.append([self._window(converted, ranges) if ranges else converted for ranges in windows])
+        return encodings
 
-    def _shortened(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
-        """A prefix of a long text with more than ``limit`` tokens; truncation would drop the rest anyway.
+    def _prefix(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
+        """A long text shortened to a prefix that has more than ``limit`` tokens; other texts unchanged.
 
-        If truncation shortens the longer text of a pair first, the prefix must stay the longer one.
+        If the longer text of a pair is truncated first, both lengths count: the other text has to remain the shorter
+        one.
         """
-        if self._prefix is None or options.windows or options.whole or characters(text) <= LONG:
+        if self._prefixes is None or options.windows or options.whole or characters(text) <= LONG_TEXT_CHARACTERS:
             return text
         if isinstance(text, str):
-            return self._prefix.of_text(text, limit)
+            return self._prefixes.prefix(text, limit)
         if not isinstance(text, tuple):
             return text
         first, second = text
         cuts_first = options.only_first or (not options.only_second and len(first) > len(second))
         long, short = (first, second) if cuts_first else (second, first)
-        long = self._prefix.of_text(long, limit if options.one_side else limit + EXPANSION * len(short))
+        tokens = limit if options.one_side else limit + MAX_WORDS_PER_CHARACTER * len(short)
+        long = self._prefixes.prefix(long, tokens)
         return (long, short) if cuts_first else (short, long)
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
-        """An encoding without these ranges of tokens. Adjusts offsets, see ``keeps_space``."""
+        """An encoding without some ranges of its tokens, with the offsets that the library gives to a window."""
         window = without(whole, ranges)
-        if window.offsets is not None and window.sequence_ids is not None and self._keeps_space:
+        if window.offsets is not None and window.sequence_ids is not None and self._trims_space:
             for index in {window.sequence_ids.index(number) for number in (0, 1) if number in window.sequence_ids}:
                 token, (start, end) = self._backend.id_to_token(window.ids[index]) or "", window.offsets[index]
-                if start and token.startswith(SPACE):
-                    window.offsets[index] = start - 1, end if token.strip(SPACE) else start - 1
+                if start and token.startswith(GPT2_SPACE):
+                    window.offsets[index] = start - 1, end if token.strip(GPT2_SPACE) else start - 1
         return window
 
-    def _check_room(self, limit: int, stride: int, *, pair: bool) -> None:
-        """Raises InvalidInput if windows of ``limit`` tokens have no room for text, or none besides ``stride``
-        tokens."""
-        room = limit - self._added(pair)
+    def _check_room(self, limit: int, stride: int, *, is_pair: bool) -> None:
+        """Raises InvalidInput if windows of ``limit`` tokens hold no text, or no more than ``stride`` tokens of it."""
+        added = self._added(is_pair)
+        room = limit - added
         if room <= 0:
-            raise InvalidInput("", "a length with room for text besides the special tokens", f"{limit} tokens")
+            raise InvalidInput("", f"a length of more than {added} tokens, the number of special tokens", str(limit))
         if stride >= room:
-            raise InvalidInput("", f"a stride below the {room} tokens of text in a window", f"{stride} tokens")
+            raise InvalidInput("", f"a stride of less than {room} tokens, the text in a window", str(stride))
 
-    def _plan(self, whole: tokenizers.Encoding, pair: bool, limit: int, stride: int, options: Tokenization) -> Plan:
-        """The windows of a text, or its truncation.
+    def _plan(
+        self, whole: tokenizers.Encoding, is_pair: bool, limit: int, stride: int, options: Tokenization
+    ) -> WindowPlan:
+        """The windows of an encoding, or its only truncation.
 
         Source: truncate_encoding in tokenizers/src/tokenizer/encoding.rs.
         """
         if len(whole) <= limit:
-            return UNCUT
+            return NOT_TRUNCATED
         if not (options.windows or options.one_side):
-            ranges = self._excess(whole, pair, limit)
+            ranges = self._excess(whole, is_pair, limit)
             if len(whole) - sum(map(len, ranges)) > limit:
-                raise InvalidInput("", f"a pair of texts that fits into {limit} tokens", f"{len(whole)} tokens")
+                raise InvalidInput("", f"a pair of texts that fits into {limit} tokens")
             return 1, [ranges]
-        text = tokens_of(whole, 1 if pair and options.only_second else 0)
-        room = limit - (len(whole) - len(text))
+        tokens = tokens_of(whole, 1 if is_pair and options.only_second else 0)
+        room = limit - (len(whole) - len(tokens))
         if room <= 0:
-            uncut, cut = ("second", "first") if options.only_first else ("first", "second")
+            kept, truncated = ("second", "first") if options.only_first else ("first", "second")
             raise InvalidInput(
                 "",
-                f"a pair of texts whose {uncut} one leaves room for the {cut} one within {limit} tokens",
-                hint=f"only the {cut} one may be truncated",
+                f"a pair of texts whose {kept} one leaves room for the {truncated} in {limit} tokens",
+                f"{len(whole) - len(tokens)} tokens without the {truncated}",
+                f"only the {truncated} is truncated",
             )
         if not options.windows:
-            return 1, [self._outside(text, 0, room)]
+            return 1, [self._outside(tokens, 0, room)]
         if stride >= room:
             raise InvalidInput(
                 "",
-                f"a stride below the {room} tokens that the other text of the pair leaves in a window",
-                f"{stride} tokens",
-                "shorten the other text",
+                f"a stride of less than {room} tokens, the room that one text of the pair leaves in {limit} tokens",
+                str(stride),
+                "shorten that text",
             )
-        starts = range(0, len(text) - stride, room - stride)
-        return len(starts), (self._outside(text, start, room) for start in starts)
+        starts = range(0, len(tokens) - stride, room - stride)
+        return len(starts), (self._outside(tokens, start, room) for start in starts)
 
-    def _outside(self, text: range, start: int, room: int) -> Sequence[range]:
-        """The tokens of a text before and after a window of ``room`` tokens. ``start`` counts from the side of the text
-        that truncation keeps."""
-        if self._from_left:
-            end = len(text) - start
-            return text[: max(0, end - room)], text[end:]
-        return text[:start], text[start + room :]
+    def _outside(self, tokens: range, start: int, room: int) -> Sequence[range]:
+        """The tokens before and after a window of ``room`` tokens. ``start`` counts from the side that truncation
+        keeps."""
+        if self._truncates_left:
+            end = len(tokens) - start
+            return tokens[: max(0, end - room)], tokens[end:]
+        return tokens[:start], tokens[start + room :]
 
     def _whole(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Encode whole texts, with the truncation that each would need."""
-        encoded = self._run(texts, replace(options, detail=True))
-        if sum(map(len, encoded)) > options.max_tokens:
+        """Encodes texts without truncation, and notes in ``cut`` the tokens over the model's length."""
+        wholes = self._run(texts, replace(options, detail=True))
+        if sum(map(len, wholes)) > options.max_tokens:
             raise too_many_tokens(options)
-        results = []
-        for text, encoding in zip(texts, encoded, strict=True):
-            ranges, offsets = self._excess(encoding, isinstance(text, tuple), self.max_length), encoding.offsets
+        encodings = []
+        for text, whole in zip(texts, wholes, strict=True):
+            ranges, offsets = self._excess(whole, isinstance(text, tuple), self.max_length), whole.offsets
             spans = tuple((offsets[cut[0]][0], offsets[cut[-1]][1]) if cut else None for cut in ranges)
-            converted = _convert(encoding, options.detail)
-            converted.cut = Truncation(sum(map(len, ranges)), spans)
-            results.append([converted])
-        return results
+            encoding = _convert(whole, options.detail)
+            encoding.cut = Truncation(sum(map(len, ranges)), spans)
+            encodings.append([encoding])
+        return encodings
 
-    def _excess(self, whole: tokenizers.Encoding, pair: bool, limit: int) -> Sequence[range]:
-        """The tokens of each text beyond ``limit`` tokens, if the longer text of a pair is truncated first."""
-        tokens = [tokens_of(whole, number) for number in range(1 + pair)]
-        kept = longest_first(len(tokens[0]), len(tokens[-1]) * pair, max(0, limit - self._added(pair)))
-        sides = zip(tokens, kept, strict=False)
-        return [text[: len(text) - count] if self._from_left else text[count:] for text, count in sides]
+    def _excess(self, whole: tokenizers.Encoding, is_pair: bool, limit: int) -> Sequence[range]:
+        """The tokens of each text over ``limit`` tokens together, if the longer text is truncated first."""
+        tokens = [tokens_of(whole, number) for number in range(1 + is_pair)]
+        counts = longest_first(len(tokens[0]), len(tokens[-1]) * is_pair, max(0, limit - self._added(is_pair)))
+        sides = zip(tokens, counts, strict=False)
+        return [side[: len(side) - kept] if self._truncates_left else side[kept:] for side, kept in sides]
 
-    def _added(self, pair: bool) -> int:
-        """Number of special tokens added to a text or a pair."""
-        return self._backend.num_special_tokens_to_add(pair) if self._special_tokens else 0
+    def _added(self, is_pair: bool) -> int:
+        """Number of special tokens around a text or a pair."""
+        return self._backend.num_special_tokens_to_add(is_pair) if self._special_tokens else 0
 
     def _run(self, texts: Sequence[TextInput], options: Tokenization) -> list[tokenizers.Encoding]:
-        """Encode plain texts and texts in words, each kind in one call; results are in the order of ``texts``."""
+        """Encodes plain texts and texts in words, each kind in one call, and restores their order."""
         run: Any = self._backend.encode_batch if options.detail else self._backend.encode_batch_fast
         special_tokens = self._special_tokens if options.special_tokens is None else options.special_tokens
-        in_words = [isinstance(text, Words) for text in texts]
+        kinds = [isinstance(text, Words) for text in texts]
         encoded: dict[bool, Any] = {}
         try:
-            for kind in set(in_words):
+            for in_words in set(kinds):
                 batch = [
                     list(text.words) if isinstance(text, Words) else text
-                    for text, is_split in zip(texts, in_words, strict=True)
-                    if is_split == kind
+                    for text, kind in zip(texts, kinds, strict=True)
+                    if kind == in_words
                 ]
-                encoded[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=special_tokens))
+                encoded[in_words] = iter(run(batch, is_pretokenized=in_words, add_special_tokens=special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
-            raise InvalidInput("", "texts that the tokenizer can encode", _reason(texts) or str(exc)) from exc
-        return [next(encoded[kind]) for kind in in_words]
+            raise _encoding_error(texts, exc) from exc
+        return [next(encoded[in_words]) for in_words in kinds]
 
 
 class PrefixTruncation:
-    """Finds a prefix of a long text whose first tokens equal those of the whole text.
+    """Shortens a long text to a prefix with the same first tokens.
 
-    Encoding a million characters takes some 400 MB, and truncation drops almost all of it. With a separable tokenizer,
-    words (pre-tokens) depend on the text before them and little on the text after them: cutting the text can change the
-    last word, the last but one of GPT-2's ('r before e), and words inside a cut added token. So all tokens except those
-    of the last ``uncertain`` words are the same without the rest of the text.
+    A million characters take some 400 MB to encode, and truncation drops most of their tokens. With chunk rules, a word
+    (pre-token) depends on the text before it and on little after it. Cutting the text can change the last word, GPT-2's
+    last but one ('r before e), and words inside a longer added token. The tokens before the last ``uncertain`` words
+    stay the same.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, separable: Separable) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, rules: ChunkRules) -> None:
         self._backend = backend
-        self._uncertain = 2 + EXPANSION * max(map(len, separable.added), default=0)
+        self._uncertain = 2 + MAX_WORDS_PER_CHARACTER * max(map(len, rules.added), default=0)
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer, separable: Separable) -> PrefixTruncation | None:
-        """None if the model raises an error for unknown words: one may be in the dropped part."""
+    def of(cls, backend: tokenizers.Tokenizer, rules: ChunkRules) -> PrefixTruncation | None:
+        """None if unknown words are an error, since one may be after the prefix."""
         unknown = backend.model.unk_token
         if unknown is None:
             refuses = not isinstance(backend.model, tokenizers.models.BPE)
         else:
             refuses = backend.model.token_to_id(unknown) is None
-        return None if refuses else cls(backend, separable)
+        return None if refuses else cls(backend, rules)
 
-    def of_text(self, text: str, tokens: int) -> str:
-        """A prefix with more than ``tokens`` certain tokens; the whole text if no prefix is short enough, or if it is
-        not Unicode, which the library reports."""
-        size = max(FIRST_TRY, 4 * tokens)
+    def prefix(self, text: str, tokens: int) -> str:
+        """A prefix with more than ``tokens`` certain tokens. The whole text if no shorter prefix has them, or if the
+        text is not Unicode: the library then raises the error."""
+        size = max(MIN_PREFIX_CHARACTERS, 4 * tokens)
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -326,19 +331,22 @@ class PrefixTruncation:
             words = self._backend.encode(text[:size], add_special_tokens=False).word_ids
             if len(words) > tokens and words[tokens] < words[-1] - self._uncertain:  # type: ignore[operator]  # no None
                 return text[:size]
-            size *= GROWTH
+            size *= PREFIX_GROWTH
         return text
 
 
-Plan = tuple[int, Iterable[Sequence[range]]]
-"""The number of windows of a text, and the token ranges that each window drops."""
+WindowPlan = tuple[int, Iterable[Sequence[range]]]
+"""Number of windows of a text, and the ranges of tokens that each window leaves out."""
 
-UNCUT: Plan = (1, ((),))
+NOT_TRUNCATED: WindowPlan = (1, ((),))
 
 
-def keeps_space(backend: tokenizers.Tokenizer) -> bool:
-    """Whether offsets exclude the space before a token, except for the first token of a text: the library assumes that
-    it added that space itself. Source: process_offsets in pre_tokenizers/byte_level.rs."""
+def trims_space(backend: tokenizers.Tokenizer) -> bool:
+    """Whether offsets leave out the space before each token but the first one of a text or window.
+
+    The library takes one space before the first token for its own. Source: process_offsets in
+    pre_tokenizers/byte_level.rs.
+    """
     probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ġa": 0}))
     probe.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     probe.post_processor = backend.post_processor
@@ -346,7 +354,7 @@ def keeps_space(backend: tokenizers.Tokenizer) -> bool:
 
 
 def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
-    """The range of tokens of the first (0) or second (1) text."""
+    """The contiguous token indices of the first (0) or second text (1)."""
     owners = encoded.sequence_ids
     count = owners.count(number)
     first = owners.index(number) if count else 0
@@ -354,8 +362,10 @@ def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Token counts of both texts after longest-first truncation to ``room`` tokens together; ``second`` is 0 for a
-    single text. Source: truncate_encodings in tokenizers/src/utils/truncation.rs."""
+    """Tokens that remain of each text of a pair in ``room`` tokens. ``second`` is 0 for a single text.
+
+    Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
+    """
     short, long = sorted((first, second))
     if short + long <= room:
         return first, second
@@ -367,12 +377,14 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
-    """An encoding without these ranges of tokens, which are in order and don't overlap."""
+    """An encoding without some ranges of its tokens. The ranges are in order and don't overlap."""
     cuts = [cut for cut in ranges if cut]
     kept = list(map(slice, [0, *(cut.stop for cut in cuts)], [*(cut.start for cut in cuts), len(encoding)]))
-    lists = ((name, getattr(encoding, name)) for name in LISTS)
-    fields: Any = {name: [x for part in kept for x in values[part]] for name, values in lists if values is not None}
-    return replace(encoding, **fields)
+    lists = ((name, getattr(encoding, name)) for name in PER_TOKEN_LISTS)
+    remaining: Any = {
+        name: [item for part in kept for item in values[part]] for name, values in lists if values is not None
+    }
+    return replace(encoding, **remaining)
 
 
 def _convert(encoded: tokenizers.Encoding, detail: bool, *, truncated: bool = False) -> Encoding:
@@ -383,19 +395,19 @@ def _convert(encoded: tokenizers.Encoding, detail: bool, *, truncated: bool = Fa
     return encoding
 
 
-def _reason(texts: Sequence[TextInput]) -> str | None:
-    """A lone surrogate in the texts, which the library does not report; None without one."""
+def _encoding_error(texts: Sequence[TextInput], error: Exception) -> InvalidInput:
+    """The error for texts that a tokenizer refused. The library's own message does not mention lone surrogates."""
     for text in texts:
         try:
             "".join(strings(text)).encode()
         except UnicodeEncodeError as exc:
-            return f"a lone surrogate, {exc.object[exc.start]!r}, which is not Unicode"
-    return None
+            return InvalidInput("", "Unicode text", f"a text with a lone surrogate, {exc.object[exc.start]!r}")
+    return InvalidInput("", "a text that the tokenizer can encode", hint=str(error))
 
 
 @dataclass
 class PythonEngine(Engine):
-    """A tokenizer of transformers written in Python, without offsets, windows and texts in words."""
+    """A tokenizer of transformers that is written in Python. It has no offsets, windows or texts in words."""
 
     tokenizer: Any
     max_length: int
@@ -408,23 +420,23 @@ class PythonEngine(Engine):
         if options not in (PLAIN, Tokenization(only_first=True)) or in_words:
             raise InvalidInput(
                 "",
-                "a request without offsets, windows or texts in words",
-                hint="this model's tokenizer is written in Python; a tokenizer.json would add them",
+                "no request for offsets, windows or texts in words",
+                hint="this model's tokenizer is written in Python and has none; a tokenizer.json would add them",
             )
         strategy = "only_first" if options.only_first else "longest_first"
         return [[self._truncated(text, strategy)] for text in texts]
 
     def _whole(self, text: TextInput, options: Tokenization) -> Encoding:
-        """Encode a whole text, without the positions of its tokens."""
+        """Encodes a text without truncation. ``cut`` has no spans, since the tokenizer has no offsets."""
         special = self.special_tokens if options.special_tokens is None else options.special_tokens
         whole = self._call(text, add_special_tokens=special, return_special_tokens_mask=True)
         ids = list(whole["input_ids"])
         if len(ids) > options.max_tokens:
             raise too_many_tokens(options)
         added: int = self.tokenizer.num_special_tokens_to_add(isinstance(text, tuple))
-        rest = len(ids) + added * (self.special_tokens - special) - self.max_length
+        excess = len(ids) + added * (self.special_tokens - special) - self.max_length
         mask = list(whole["special_tokens_mask"]) if options.detail else None
-        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, rest), None))
+        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, excess), None))
 
     def _truncated(self, text: TextInput, strategy: str) -> Encoding:
         whole = self._call(text)
@@ -433,8 +445,8 @@ class PythonEngine(Engine):
             whole = self._call(text, truncation=strategy, max_length=self.max_length)
         ids = list(whole["input_ids"])
         if len(ids) > self.max_length:
-            # transformers then logs an error, and does not truncate the pair.
-            raise InvalidInput("", f"a pair of texts that fits into {self.max_length} tokens", f"{len(ids)} tokens")
+            # transformers logs an error in this case, and leaves the pair too long.
+            raise InvalidInput("", f"a pair of texts that fits into {self.max_length} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
     def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
@@ -443,5 +455,5 @@ class PythonEngine(Engine):
         try:
             encoded: Mapping[str, Any] = self.tokenizer(*pair, **(defaults | options))
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
-            raise InvalidInput("", "texts that the tokenizer can encode", str(exc)) from exc
+            raise _encoding_error((text,), exc) from exc
         return {"token_type_ids": [0] * len(encoded["input_ids"]), **encoded}

@@ -1,8 +1,8 @@
-"""Loads a folder's tokenizer into the Rust library, and determines its limit in tokens.
+"""Loads a folder's tokenizer, and its limit in tokens.
 
-The result equals that of transformers' AutoTokenizer, without importing transformers (two seconds). The steps are those
-of PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers itself
-loads other folders (NotMirrored): those without tokenizer.json, with a rare class, or with custom code.
+The result is the same as transformers' AutoTokenizer, without its import of two seconds. The steps are those of
+PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers itself loads
+folders without tokenizer.json, with a rare class, or with custom code (NotMirrored).
 """
 
 from __future__ import annotations
@@ -25,44 +25,48 @@ from hf_transformer.types.request import Json
 log = logging.getLogger(__name__)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The named special tokens."""
+"""Keys of the named special tokens in tokenizer_config.json."""
 DEFAULT_MAX_LENGTH = 512
-"""Limit in tokens if neither tokenizer nor model has one: that of BERT and of most encoders."""
+"""The limit if neither tokenizer nor model has one: that of BERT and most encoders."""
 NO_LIMIT = 10**12
-"""Values above this mean no limit: transformers writes int(1e30)."""
+"""Values from here on mean no limit; transformers writes int(1e30)."""
 
 LENGTH_KEYS = (
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length max_seq_length"
     " seq_len"
 ).split()
-"""Keys in config.json for the longest sequence; the smallest value applies."""
+"""Keys of config.json for the longest sequence; the smallest value counts."""
 
 OFFSET_POSITIONS = frozenset(
     "altclip bridgetower camembert clap data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta"
     " roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
 )
-"""Model types whose positions begin at padding_idx + 1, so that padding_idx + 1 rows of the position table are unused.
+"""Model types whose positions begin at padding_idx + 1. The rows before it in the position table stay unused.
 
 Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and its relatives.
 """
 
-
-MOST_GROWTH = 100
-"""Limit for the growth of a text by normalization, without which 400 characters can take gigabytes. Unicode's own
-tables turn an Arabic ligature into 18 characters, and HTML's escapes have up to six."""
+MAX_GROWTH = 100
+"""Limit for the growth of a text by normalization; without it, 400 characters can take gigabytes. Unicode's own tables
+turn an Arabic ligature into 18 characters, and HTML's escapes have up to six."""
 
 
 class NotMirrored(Exception):
-    """The folder needs transformers; the message has the reason."""
+    """Only transformers can load the folder; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
     """A tokenizer and its settings.
 
-    ``backend`` is the Rust tokenizer, None for one written in Python; ``slow`` is transformers' tokenizer, None if it
-    is not needed. ``size`` is the highest id plus one, ``tokens`` are the special tokens by names such as
-    ``pad_token``. ``model_max_length`` is None if unset. ``cleans_up``: decoding removes spaces before punctuation.
+    Attributes:
+        backend: the Rust tokenizer, None if the tokenizer is written in Python.
+        size: the highest id plus one.
+        tokens: the named special tokens (``pad_token`` and so on).
+        padding_side, truncation_side: ``left`` or ``right``.
+        model_max_length: the limit in tokens, None if the settings have none.
+        cleans_up: whether decoding removes spaces before punctuation.
+        slow: transformers' tokenizer, None if it is not needed.
     """
 
     backend: Tokenizer | None
@@ -78,50 +82,50 @@ class LoadedTokenizer:
 def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
 ) -> LoadedTokenizer:
-    """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
-    why, loaded = "it has no tokenizer.json", None
+    """Loads a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    reason, loaded = "it has no tokenizer.json", None
     if (folder / "tokenizer.json").is_file():
         try:
             loaded = load_fast(folder, config, lower_case=lower_case)
         except NotMirrored as exc:
-            why = f"its tokenizer.json is not enough: {exc}"
-            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, why)
+            reason = f"its tokenizer.json is not read alone: {exc}"
+            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, reason)
     if loaded is None:
-        loaded = _load_with_transformers(folder, why, lower_case=lower_case, trust_remote_code=trust_remote_code)
-    for part in () if loaded.backend is None else (loaded.backend.normalizer, loaded.backend.decoder):
-        if part is not None and (growth := growth_of(orjson.loads(part.__getstate__()))) > MOST_GROWTH:
+        loaded = _load_with_transformers(folder, reason, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    for stage in () if loaded.backend is None else (loaded.backend.normalizer, loaded.backend.decoder):
+        if stage is not None and (growth := growth_of(orjson.loads(stage.__getstate__()))) > MAX_GROWTH:
             raise LoadError(
-                f"the tokenizer in {folder} makes a text up to {growth:g} times as long, expected {MOST_GROWTH} at "
-                f"most: see the {type(part).__name__} in its tokenizer.json"
+                f"the tokenizer in {folder} makes a text up to {growth:g} times as long, expected {MAX_GROWTH} at "
+                f"most: see the {type(stage).__name__} in its tokenizer.json"
             )
     return loaded
 
 
 def growth_of(state: Json) -> float:
-    """Upper bound of the growth of a text by the replacing and prepending steps of a normalizer or decoder.
+    """Upper bound for the growth of a text by the steps of a normalizer or decoder.
 
-    A step multiplies the output of an earlier one only if that output contains what the step replaces.
+    A step multiplies the output of an earlier step only if that output contains the step's pattern.
     """
     steps = [step for step in _steps(state) if step[2]]
     chains: list[float] = []
     for index, (pattern, growth, _) in enumerate(steps):
-        before = [chains[one] for one in range(index) if pattern is None or pattern in (steps[one][2])]
+        before = [chains[earlier] for earlier in range(index) if pattern is None or pattern in steps[earlier][2]]
         chains.append(growth * max(before, default=1.0))
     return max(chains, default=1.0)
 
 
 def _steps(state: Json) -> list[tuple[str | None, float, str]]:
-    """The steps as (replaced text or None for a pattern, growth factor, replacement)."""
+    """The steps as (replaced text, growth factor, replacement). The text is None for a regular expression."""
     kind = state.get("type")
     if kind == "Sequence":
-        return [step for one in state.get("normalizers", state.get("decoders", ())) for step in _steps(one)]
+        return [step for inner in state.get("normalizers", state.get("decoders", ())) for step in _steps(inner)]
     if kind == "Replace":
         text, content = state["pattern"].get("String"), state["content"]
         growth = max(1.0, len(content) / max(len(text or ""), 1))
-        return [(text, growth + (text == ""), content)]  # an empty text matches next to each character
-    if kind == "Prepend":  # prepended to each piece between added tokens
+        return [(text, growth + (text == ""), content)]  # the empty text matches at each character
+    if kind == "Prepend":  # to each piece between added tokens
         return [(None, 1.0 + len(state["prepend"]), state["prepend"])]
-    if kind == "Precompiled":  # SentencePiece's format: a trie, then zero-terminated texts (normalizer.cc)
+    if kind == "Precompiled":  # SentencePiece's: a trie, then texts with their ends (its normalizer.cc)
         blob = base64.b64decode(state["precompiled_charsmap"] or "")
         texts = blob[4 + int.from_bytes(blob[:4], "little") :].decode(errors="replace").split("\0")
         longest = max(texts, key=len)
@@ -130,27 +134,27 @@ def _steps(state: Json) -> list[tuple[str | None, float, str]]:
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
-    """Load a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
+    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
     settings = read_json(folder / "tokenizer_config.json", required=False)
     name = tokenizer_class(config, settings)
     if name is None:
         raise NotMirrored(f"tokenizer class {settings.get('tokenizer_class')!r}, model {config.get('model_type')!r}")
     if settings.keys() & {"fast_tokenizer_files", "init_inputs", "fix_mistral_regex"}:
-        raise NotMirrored("tokenizer_config.json has settings that are rare")
+        raise NotMirrored("tokenizer_config.json has rare settings")
     document = read_json(folder / "tokenizer.json", required=True)
     if not lower_case:
         settings["do_lower_case"] = False
         document["normalizer"] = without_lower_case(document.get("normalizer"))
     try:
         return _build(name, settings, document, folder)
-    except Exception as exc:  # the Rust library raises bare Exception for an unreadable file
+    except Exception as exc:  # the Rust library raises bare Exception for a broken file
         if type(exc) is Exception or isinstance(exc, TypeError | ValueError | KeyError | AttributeError | OSError):
             raise NotMirrored(f"{name}: {exc}") from exc
         raise
 
 
 def without_lower_case(normalizer: Json) -> Json:
-    """The normalizer of a tokenizer.json without lower-casing."""
+    """A tokenizer.json's normalizer without lower-casing."""
     if not isinstance(normalizer, dict) or normalizer.get("type") == "Lowercase":
         return None
     if normalizer.get("type") == "BertNormalizer":
@@ -167,15 +171,15 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
     if recipe is not None:
         _default_extra(settings, recipe, name)
     named = _named_tokens(settings, recipe, {token.content: token for token in added.values()})
-    for cut, key in (("truncation", "truncation_side"), ("padding", "padding_side")):
-        if document.get(cut):
-            # Files from before 2021 have no truncation direction.
-            settings.setdefault(key, document[cut].get("direction", "Right").lower())
+    for section, key in (("truncation", "truncation_side"), ("padding", "padding_side")):
+        if document.get(section):
+            # Files from before 2021 have no direction for truncation.
+            settings.setdefault(key, document[section].get("direction", "Right").lower())
     if recipe is None and document.get("padding"):
         named.setdefault("pad_token", document["padding"]["pad_token"])
     vocab = document["model"]["vocab"]
     highest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
-    # Free Python's copy of the vocabulary, which takes megabytes; from here on only the Rust library needs it.
+    # Free Python's copy of the vocabulary, megabytes that only the Rust library needs from here on.
     del vocab
     backend = _backend(recipe, settings, document, named)
     extra = settings.get("extra_special_tokens") or []
@@ -211,7 +215,8 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
 
 
 def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], folder: Path) -> dict[int, AddedToken]:
-    """The added tokens by id. Completes ``settings`` in place from the older special_tokens_map.json."""
+    """The added tokens by id. Completes ``settings`` in place from special_tokens_map.json, which only old models
+    need."""
     if settings.get("additional_special_tokens") is not None and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
     added: dict[int, AddedToken] = {}
@@ -223,8 +228,8 @@ def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], 
         special = {_text(settings[key]) for key in NAMED if settings.get(key)}
         special |= {_text(token) for token in settings.get("extra_special_tokens") or []}
         for text, number in read_json(folder / "added_tokens.json", required=False).items():
-            flag = text in special
-            added[number] = AddedToken(text, normalized=not flag, special=flag)
+            is_special = text in special
+            added[number] = AddedToken(text, normalized=not is_special, special=is_special)
         for entry in document.get("added_tokens") or []:
             added[entry["id"]] = AddedToken(**{key: value for key, value in entry.items() if key != "id"})
     if "extra_special_tokens" not in settings and settings.get("additional_special_tokens") is not None:
@@ -247,13 +252,13 @@ def _text(token: Json) -> str:
 
 
 def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None:
-    """Add the default extra tokens of T5, CamemBERT and XLNet to ``settings``."""
+    """Adds the default extra tokens of T5 and CamemBERT to the settings."""
     defaults = recipe.extra
     if name == "T5Tokenizer":
         count = settings.get("extra_ids", 100)
         extra = settings.get("extra_special_tokens")
         if extra is not None and sum("<extra_id_" in _text(token) for token in extra) != count:
-            raise NotMirrored("another number of <extra_id_> tokens than extra_ids says")
+            raise NotMirrored("the number of <extra_id_> tokens is not extra_ids")
         defaults = tuple(f"<extra_id_{number}>" for number in range(count))
     if defaults and settings.get("additional_special_tokens") is not None:
         raise NotMirrored("both kinds of extra special tokens")
@@ -263,7 +268,7 @@ def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None
 def _named_tokens(
     settings: dict[str, Json], recipe: Recipe | None, added: Mapping[str, AddedToken]
 ) -> dict[str, str | AddedToken]:
-    """The special tokens by name, in the order in which tokens without an id get one."""
+    """The special tokens by name. Tokens without an id get one in this order."""
     extra = settings.get("extra_special_tokens") or []
     custom = {key: value for key, value in settings.items() if key.endswith("_token") and key not in NAMED}
     plain = {key: value for key, value in custom.items() if isinstance(value, str)}
@@ -303,7 +308,7 @@ def _backend(
     document: dict[str, Json],
     named: Mapping[str, str | AddedToken],
 ) -> Tokenizer:
-    """The Rust tokenizer: tokenizer.json unchanged, or its vocabulary with the stages of the recipe."""
+    """The Rust tokenizer: the unchanged file, or its vocabulary with the stages of the class."""
     document |= {"truncation": None, "padding": None}
     if recipe is None:
         whole = orjson.dumps(document)
@@ -331,7 +336,7 @@ def _add_tokens(
     named: Mapping[str, str | AddedToken],
     extra: Iterable[str | AddedToken],
 ) -> None:
-    """Add tokens that the vocabulary lacks: listed ones by id, then named, then extra ones."""
+    """Adds tokens that the vocabulary lacks: the listed ones by id, then the named, then the extra ones."""
     listed = [added[number] for number in sorted(added)]
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *listed)}
     missing: dict[str, str | AddedToken] = {}
@@ -348,12 +353,12 @@ def _add_tokens(
         backend.add_tokens(tokens)
 
 
-def _load_with_transformers(folder: Path, why: str, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
+def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
     try:
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"transformers has to load the tokenizer in {folder} ({why}): pip install"
+            f"transformers has to load the tokenizer in {folder} ({reason}): pip install"
             " 'hf-transformer[transformers]' (the slim image has none), or save a tokenizer.json there, as"
             " AutoTokenizer.from_pretrained(...).save_pretrained(...) does"
         ) from exc
@@ -362,13 +367,11 @@ def _load_with_transformers(folder: Path, why: str, *, lower_case: bool, trust_r
     options |= {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-    except Exception as exc:  # custom code and a dozen libraries can raise any exception
+    except Exception as exc:  # custom code and a dozen libraries can raise any error
         if "trust_remote_code" in str(exc) and not trust_remote_code:
-            raise LoadError(
-                f"the tokenizer in {folder} has code of its own: allow it with --trust_remote_code"
-            ) from exc
-        why = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
-        raise LoadError(f"the tokenizer in {folder} can't be loaded: {why}") from exc
+            raise LoadError(f"the tokenizer in {folder} has custom code: allow it with --trust_remote_code") from exc
+        detail = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+        raise LoadError(f"the tokenizer in {folder} can't be loaded: {detail}") from exc
     tokens = {name: getattr(tokenizer, name, None) for name in NAMED}
     return LoadedTokenizer(
         _rust_part(tokenizer, lower_case),
@@ -383,7 +386,7 @@ def _load_with_transformers(folder: Path, why: str, *, lower_case: bool, trust_r
 
 
 def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
-    """A copy of the inner Rust tokenizer, None if the class overrides encoding."""
+    """A copy of the Rust tokenizer inside; None if the class overrides encoding."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -401,44 +404,42 @@ def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
     return backend
 
 
-def choose_max_length(asked: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:
-    """The length to truncate to: ``asked`` (--max_model_len), else the smaller of the two limits, else 512.
+def choose_max_length(max_model_len: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:
+    """The length to truncate to: ``max_model_len``, else the smaller of the two limits, else 512.
 
-    Raises LoadError if ``asked`` exceeds the model's limit.
+    Raises LoadError if ``max_model_len`` is over the model's limit.
     """
     limit = model_limit(config)
-    if asked is not None:
-        if limit is not None and asked > limit:
-            raise LoadError(
-                f"--max_model_len={asked} is more than the {limit} tokens that config.json lets the model take"
-            )
-        return asked
+    if max_model_len is not None:
+        if limit is not None and max_model_len > limit:
+            raise LoadError(f"--max_model_len={max_model_len} is more than the {limit} tokens that config.json allows")
+        return max_model_len
     return min((length for length in (_length(tokenizer_limit), limit) if length), default=DEFAULT_MAX_LENGTH)
 
 
 def model_limit(config: Mapping[str, Json]) -> int | None:
-    """The longest sequence in config.json, special tokens included; None if it has no limit."""
+    """The longest sequence that config.json allows, in tokens, special ones included; None without a limit."""
     text = config.get("text_config")
     lengths = [_length(config.get(key)) for key in LENGTH_KEYS]
     limit = min((length for length in lengths if length), default=None)
     if limit is None:
         return model_limit(text) if isinstance(text, Mapping) else None
     if config.get("model_type") in OFFSET_POSITIONS:
-        # MPNet's padding_idx is always 1; that of others is pad_token_id, 1 by default.
+        # MPNet's padding_idx is always 1. In the other models it is pad_token_id, 1 by default.
         padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)
         limit -= (padding if isinstance(padding, int) else 1) + 1
     return _stretched(limit, config.get("rope_scaling") or config.get("rope_parameters"))
 
 
 def _length(value: Json) -> int | None:
-    """A limit as an int, None if unset: negative, zero or at least NO_LIMIT."""
+    """A usable limit, or None. Values such as -1 and transformers' very large numbers mean no limit."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NO_LIMIT:
         return None
     return int(value)
 
 
 def _stretched(length: int, scaling: Json) -> int:
-    """The length after scaling of rotary positions by rope_scaling (linear, dynamic, yarn)."""
+    """A length multiplied by the factor of rope_scaling, if its type is linear, dynamic or yarn."""
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     if kind == "yarn":
         length = _length(scaling.get("original_max_position_embeddings")) or length

@@ -1,7 +1,6 @@
-"""Finds the folder that holds config.json and the tokenizer's files, and reads config.json.
+"""Finds config.json and the tokenizer's files: in a local folder, or in a Hugging Face hub.
 
-The files are in a local folder, or in the cache of the Hugging Face hub, which downloads missing ones. Weights are
-never downloaded: the predictor has them.
+Weights are never downloaded: the predictor has them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from hf_transformer.types.request import Json
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The folders of a model's small files, and config.json.
+    """The folders of a model's small files, and its config.json.
 
-    ``config`` is {} for a local folder with a tokenizer but without config.json.
+    ``config`` is {} if a local folder with a tokenizer has no config.json.
     """
 
     model_folder: Path
@@ -40,14 +39,22 @@ def find_model_files(
     trust_remote_code: bool = False,
     cache_dir: Path | None = None,
 ) -> ModelFiles:
-    """Find the files of a model by hub id or local path (``model_id``), or in ``model_dir`` without an id.
+    """Finds the files of a model. Makes no request if the cache has all of them.
 
-    In ``model_dir`` the files may also be in a subfolder named like the model, as in Triton's repository layout.
-    ``tokenizer_revision`` defaults to the model's revision, ``cache_dir`` to the hub's (HF_HUB_CACHE, HF_HOME). Sends
-    no request if the cache has the files.
+    Args:
+        model_id: the hub's id or a local path; None for ``model_dir``.
+        model_dir: the folder of the files. They may also lie in its subfolder ``model_name``, as in Triton's model
+            repository.
+        model_name: the served model's name.
+        model_revision: a branch, tag or commit; None for main.
+        tokenizer_revision: the same for the tokenizer; None for the model's revision.
+        token: the hub's access token. It is never part of a message.
+        trust_remote_code: whether Python files are downloaded too.
+        cache_dir: the hub's cache; None for the library's own (HF_HUB_CACHE, HF_HOME).
 
-    Raises LoadError with a one-line message, without the token: no such folder, repository or revision, no access, no
-    network, no tokenizer in the folder, broken JSON.
+    Raises:
+        LoadError: no such folder, repository or revision, no access, no network, no tokenizer in the folder, or broken
+            JSON. The message is one line.
     """
     if model_id is None or Path(model_id).expanduser().is_dir():
         folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
@@ -60,25 +67,23 @@ def find_model_files(
     tokenizer_revision = tokenizer_revision or model_revision
     same = tokenizer_revision == model_revision
     model_folder = snapshot(model_revision, with_tokenizer=same)
-    tokenizer_folder = transformer_folder(model_folder if same else snapshot(tokenizer_revision))
+    tokenizer_folder = transformer_folder(model_folder if same else snapshot(tokenizer_revision, with_tokenizer=True))
     _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
     config = read_json(transformer_folder(model_folder) / "config.json", required=True)
     return ModelFiles(model_folder, tokenizer_folder, config)
 
 
 def _local_folder(folder: Path, model_name: str | None) -> Path:
-    """The folder itself, or its subfolder with the model's name if only that has a tokenizer."""
+    """The folder itself or, if it has no tokenizer, its subfolder with the model's name."""
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise LoadError(f"the model folder {folder} {what} (set --model_dir or --model_id)")
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise LoadError(f"the model folder {folder} {problem} (set --model_dir or --model_id)")
     if has_tokenizer(transformer_folder(folder)):
         return folder
-    if (
-        model_name not in (None, "..")
-        and (folder / model_name).is_dir()
-        and has_tokenizer(transformer_folder(folder / model_name))
-    ):
-        return folder / model_name
+    if model_name not in (None, ".."):
+        inner = folder / model_name
+        if inner.is_dir() and has_tokenizer(transformer_folder(inner)):
+            return inner
     _require_tokenizer(folder, str(folder))
     return folder
 
@@ -100,8 +105,8 @@ def _require_tokenizer(folder: Path, where: str) -> None:
 
 
 def _is_tritons(folder: Path) -> bool:
-    """Whether a folder is a model in a Triton model repository: it has a config.pbtxt or version folders."""
+    """Whether a folder is a model of Triton's model repository: it has a config.pbtxt, or versions with a model."""
     try:
         return (folder / "config.pbtxt").is_file() or any(folder.glob("[0-9]*/model.*"))
-    except OSError:  # not a folder, or not readable, such as a volume's lost+found
+    except OSError:  # not a folder, or an unreadable one, such as a volume's lost+found
         return False

@@ -1,9 +1,9 @@
-"""The tokenizer classes of transformers, and the pipeline that each builds around the vocabulary.
+"""transformers' tokenizer classes: the class of a folder, and a recipe for each class.
 
 Since version 5 most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
-tokenizer_config.json. One recipe per class has the model type and its options, the default special tokens, and the
-stages of the pipeline. Taken from transformers 5.23,
-models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests compare them with the installed version.
+tokenizer_config.json. A recipe has the vocabulary's model and its options, the default special tokens, and the stages
+of the pipeline. Source: transformers 5.23, models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests
+compare the recipes with the installed version.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from hf_transformer.types.request import Json
 
 Settings = Mapping[str, Json]
-"""The settings in tokenizer_config.json, merged with the older files."""
+"""tokenizer_config.json, merged with the files of older versions."""
 
 SpecialTokens = Mapping[str, str]
-"""The text of each special token, by names such as ``cls_token``."""
+"""Texts of special tokens by name (``cls_token``, ...)."""
 
 
 def named(text: str) -> dict[str, str]:
-    """``cls=[CLS] sep=[SEP]`` as {"cls_token": "[CLS]", ...}."""
+    """Parses ``cls=[CLS] sep=[SEP]`` into {"cls_token": "[CLS]", ...}."""
     return {f"{name}_token": token for name, token in (part.split("=", 1) for part in text.split())}
 
 
@@ -35,18 +35,21 @@ GPT2_TOKENS = named("unk=<|endoftext|> bos=<|endoftext|> eos=<|endoftext|>")
 DEBERTA_TOKENS = BERT_TOKENS | named("bos=[CLS] eos=[SEP]")
 BYTE_LEVEL_BPE: Mapping[str, Json] = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
 
-
 Finish = Callable[[Tokenizer, Settings, SpecialTokens], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The recipe by which one class builds its tokenizer.
+    """The steps by which one class builds its tokenizer.
 
-    ``model`` is the model type, ``options`` computes its options from settings and vocabulary, ``tokens`` are the
-    default special tokens, ``flags`` the options of special tokens given as plain text, ``extra`` further special
-    tokens. ``stages`` sets normalizer, pre-tokenizer and decoder; ``finish`` sets the post-processor if the class
-    replaces the one in tokenizer.json.
+    Attributes:
+        model: the model's type.
+        tokens: the default special tokens.
+        stages: sets normalizer, pre-tokenizer and decoder on the tokenizer.
+        finish: sets the post-processor; None keeps the file's.
+        options: the model's options, from the settings, the vocabulary and the special tokens.
+        flags: AddedToken flags of special tokens that the settings give as plain text.
+        extra: default extra special tokens.
     """
 
     model: str
@@ -59,9 +62,9 @@ class Recipe:
 
 
 def charsmap(document: Json) -> bytes | None:
-    """SentencePiece's table of character replacements from the normalizer in tokenizer.json."""
-    found = document.get("normalizer") or {}
-    for step in found.get("normalizers", [found]):
+    """SentencePiece's table of character replacements in a tokenizer.json; None without one."""
+    normalizer = document.get("normalizer") or {}
+    for step in normalizer.get("normalizers", [normalizer]):
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
     return None
@@ -73,7 +76,7 @@ def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
 
 
 def _template(single: str, pair: str) -> Finish:
-    """A template post-processor; placeholders such as ``{cls_token}`` stand for the special tokens."""
+    """A post-processor by template, with ``{cls_token}`` and so on for the special tokens."""
     names = re.findall("{(.*?)}", single)
 
     def finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
@@ -90,8 +93,6 @@ _bert_finish = _template("{cls_token}:0 $A:0 {sep_token}:0", "{cls_token}:0 $A:0
 _deberta_finish = _template("{cls_token} $A {sep_token}", "{cls_token} $A {sep_token} {sep_token} $B {sep_token}")
 _t5_finish = _template("$A {eos_token}", "$A {eos_token} $B {eos_token}")
 _xlmr_finish = _template("{bos_token} $A {eos_token}", "{bos_token} $A {eos_token} {eos_token} $B {eos_token}")
-
-
 _xlnet_finish = _template("$A:0 {sep_token}:0 {cls_token}:2", "$A:0 {sep_token}:0 $B:1 {sep_token}:1 {cls_token}:2")
 
 
@@ -130,7 +131,7 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's pattern for words, as in all its tokenizer.json files."""
+"""Qwen2's pattern for words, the same in all its tokenizer.json files."""
 
 
 def _qwen2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -170,7 +171,7 @@ def _albert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> 
     _metaspace(tokenizer, "always" if settings.get("add_prefix_space", True) else "never")
     if document.get("post_processor") is None:
         if not {"cls_token", "sep_token"}.isdisjoint(settings):
-            raise ValueError("special tokens of its own and no post-processor")
+            raise ValueError("cls_token or sep_token is set, and there is no post-processor")
         _bert_finish(tokenizer, settings, BERT_TOKENS)
 
 
@@ -260,13 +261,13 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
-"""The recipe of each class; the generic class has none."""
+"""Recipes by class. The generic class needs none."""
 
 GENERIC = "TokenizersBackend"
-"""The class that loads tokenizer.json unchanged."""
+"""The class that uses tokenizer.json unchanged."""
 
 GENERIC_NAMES = frozenset({GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"})
-"""Class names in tokenizer_config.json, without a trailing ``Fast``, that mean the generic class."""
+"""Names of the generic class in tokenizer_config.json, without a trailing ``Fast``."""
 
 MODEL_TYPES: Mapping[str, str] = {
     GENERIC: (
@@ -299,13 +300,13 @@ MODEL_TYPES: Mapping[str, str] = {
     ),
     "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
 }
-"""The model_type values in config.json that are registered for each tokenizer class."""
+"""Values of config.json's model_type, by the tokenizer class registered for them."""
 
 ALIASES: Mapping[str, str] = {
     **{f"{name}Tokenizer": "BertTokenizer" for name in "DistilBert Electra LayoutLM MobileBert SqueezeBert".split()},
     **{f"{name}Tokenizer": "RobertaTokenizer" for name in "Bart LED Longformer".split()},
 }
-"""Classes that behave exactly like another one."""
+"""Classes with the same behaviour as another."""
 
 WRONG_CLASS_TYPES = frozenset(
     {"hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2"}
@@ -316,24 +317,24 @@ _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model
 
 
 def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
-    """The class for a config.json and a tokenizer_config.json: a key of MODEL_TYPES.
+    """The tokenizer class for a config.json and a tokenizer_config.json, a key of MODEL_TYPES.
 
     None for an unknown class or custom code, which only transformers can load.
     """
     model_type = config.get("model_type") or ""
-    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if "auto_map" in settings or config.get("model_name") is not None or not isinstance(named, str | None):
+    name = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if "auto_map" in settings or config.get("model_name") is not None or not isinstance(name, str | None):
         return None
-    if named is None:
-        # transformers may know a model type that has no entry here.
+    if name is None:
+        # transformers may know a model type without an entry here.
         return _REGISTERED.get(model_type) if model_type else GENERIC
-    named = named.removesuffix("Fast")
-    named = GENERIC if named in GENERIC_NAMES else ALIASES.get(named, named)
+    name = name.removesuffix("Fast")
+    name = GENERIC if name in GENERIC_NAMES else ALIASES.get(name, name)
     if model_type in WRONG_CLASS_TYPES:
         return _REGISTERED.get(model_type)
-    if named == GENERIC:
+    if name == GENERIC:
         return GENERIC
-    if named not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
+    if name not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
         return None
     # The folder's class overrides the registered one, unless that is the generic class.
-    return GENERIC if _REGISTERED.get(model_type) == GENERIC else named
+    return GENERIC if _REGISTERED.get(model_type) == GENERIC else name

@@ -1,11 +1,11 @@
-"""Reads the sentence-transformers files of a model folder: pooling, normalization, prompts.
+"""The sentence-transformers files of a model folder: pooling, normalization, prompts.
 
     modules.json                            the modules and their folders, in order
     <folder of Pooling>/config.json         the pooling modes
     sentence_bert_config.json               max_seq_length, do_lower_case
     config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
-The last part of a module's type is its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
+The last part of a module's type tells its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
 sentence_transformers.sentence_transformer.modules.pooling.Pooling.
 
 Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
@@ -31,24 +31,24 @@ POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Flags in Pooling's config.json before version 6, in the order in which their results are concatenated."""
+"""Flags of Pooling's config.json before version 6, in the order of their results in the vector."""
 
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Files with the first module's settings; the first that exists applies."""
+"""Files with the first module's settings; the first that is not empty counts."""
 SETTINGS = "config_sentence_transformers.json"
-NO_TOKENS = ("padding", "return_tensors")
-"""Tokenizer arguments that don't change a text's tokens."""
-VECTOR = "sentence_embedding"
-"""The modules' name of a text's vector."""
-NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
-"""Modules that need only the model's token vectors; Dropout has no effect outside training."""
+TOKEN_NEUTRAL_ARGUMENTS = ("padding", "return_tensors")
+"""Arguments of a tokenizer's call that don't change a text's tokens."""
+EMBEDDING = "sentence_embedding"
+"""The name of a text's vector in module_input_name."""
+WEIGHTLESS = ("Transformer", "Pooling", "Normalize", "Dropout")
+"""Modules without weights. Dropout has no effect outside training."""
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Read the files; None if the folder has no modules.json, or one for reranking or sparse vectors.
+    """Reads the files. None without modules.json, or if it is for reranking or sparse vectors.
 
     Raises:
         LoadError: a file is broken, or names an unknown pooling mode or default prompt.
@@ -81,8 +81,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """The settings of a CrossEncoder as written by version 6; empty for any other folder. Older versions store the
-    activation function in config.json.
+    """The settings of a CrossEncoder that version 6 wrote. For any other folder, only the activation function.
 
     Raises:
         LoadError: the file is broken, or names an unknown default prompt.
@@ -98,14 +97,17 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
 
 
 def _transformer(folder: Path) -> Mapping[str, Json]:
-    """The settings of the Transformer module. Raises LoadError for tokenizer arguments that change tokens, and for a
-    model that reads only chat messages; version 6 writes both."""
-    paths = [folder / name for name in TRANSFORMER_FILES]
-    path, settings = next(((path, found) for path in paths if (found := read_json(path, required=False))), (folder, {}))
+    """The settings of the Transformer module.
+
+    Raises LoadError for two settings of version 6: arguments that change the tokenizer's tokens, and a model that only
+    takes texts as chat messages.
+    """
+    files = ((folder / name, read_json(folder / name, required=False)) for name in TRANSFORMER_FILES)
+    path, settings = next((file for file in files if file[1]), (folder, {}))
     calls = settings.get("processing_kwargs")
     for kind in ("common", "text"):
         arguments = calls.get(kind) if isinstance(calls, dict) else None
-        changing = [name for name in arguments or {} if name not in NO_TOKENS]
+        changing = [name for name in arguments or {} if name not in TOKEN_NEUTRAL_ARGUMENTS]
         if changing:
             raise LoadError(f"{path}: processing_kwargs.{kind} has {changing[0]}, which this service can't apply")
     modalities = settings.get("modality_config")
@@ -115,37 +117,37 @@ def _transformer(folder: Path) -> Mapping[str, Json]:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The kind and folder of each module."""
+    """Kind and folder of each module. Raises LoadError for a folder outside the model's."""
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise LoadError(f"{path}: expected a list of modules")
-    folders = [(str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))) for module in modules]
-    for kind, folder in folders:
+    entries = [(str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))) for module in modules]
+    for kind, folder in entries:
         if PurePosixPath(folder).is_absolute() or ".." in PurePosixPath(folder).parts:
             raise LoadError(f"{path}: the path of {kind}, {folder!r}, leads out of the model folder")
-    return folders
+    return entries
 
 
 def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
-    """The last module that only the model can run: one with weights, or pooling without a Pooling module."""
+    """The last module that runs inside the model: one with weights, else pooling if no module pools."""
     kinds = [kind for kind, _ in modules]
-    weights = [kind for kind in kinds if kind not in NO_CHANGE]
+    weights = [kind for kind in kinds if kind not in WEIGHTLESS]
     if weights:
         return weights[-1]
     return None if "Pooling" in kinds else "pooling"
 
 
 def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Normalize module applies to the text's vector rather than to token vectors."""
+    """Whether a Normalize module normalizes the text's vector, not its token vectors."""
     return any(
-        read_json(folder / name / "config.json", required=False).get("module_input_name", VECTOR) == VECTOR
-        for kind, name in modules
+        read_json(folder / path / "config.json", required=False).get("module_input_name", EMBEDDING) == EMBEDDING
+        for kind, path in modules
         if kind == "Normalize"
     )
 
 
 def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
-    """The enabled pooling modes. Since version 6 pooling_mode lists them; the default is mean."""
+    """The enabled modes, mean by default. Since version 6 pooling_mode names one or more."""
     named = pooling.get("pooling_mode")
     if isinstance(named, str):
         modes: tuple[str, ...] = (named,)
@@ -161,11 +163,11 @@ def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
-    """The prompts by name. Raises LoadError if the default prompt is missing."""
-    given = settings.get("prompts") or {}
-    if not isinstance(given, dict) or not all(text is None or isinstance(text, str) for text in given.values()):
+    """The prompts by name. Raises LoadError if they lack the default prompt."""
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(text is None or isinstance(text, str) for text in prompts.values()):
         raise LoadError(f"{path}: expected prompts to be texts by name")
-    prompts = {str(name): text or "" for name, text in given.items()}
+    prompts = {str(name): text or "" for name, text in prompts.items()}
     default = settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise LoadError(f"{path}: default_prompt_name is {default!r}, prompts has {', '.join(prompts) or 'none'}")
@@ -173,7 +175,7 @@ def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
 
 
 def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
-    """The limit in tokens before version 6, which moved it to tokenizer_config.json."""
+    """The limit in tokens, None without one. Version 6 writes it to tokenizer_config.json instead."""
     for name in ("processor_kwargs", "tokenizer_args"):
         arguments = transformer.get(name)
         if isinstance(arguments, dict) and isinstance(arguments.get("model_max_length"), int):

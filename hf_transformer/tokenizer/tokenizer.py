@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the same ids as transformers' AutoTokenizer."""
+"""Text to token ids and back, as transformers' AutoTokenizer does it, id for id."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
-"""Characters up to which texts are encoded on the event loop; more are encoded in a thread.
+"""Texts up to this length together are encoded on the event loop, longer ones in a thread.
 
 Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, so
-about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 ms.
+about 1 ms at the limit. The hop to a thread and back costs 0.06 to 0.15 ms.
 """
 
-CHUNK, CHUNK_CHARACTERS = 64, 100_000
-"""Texts and approximate characters per call of the library. It keeps all encodings of a call in memory, gigabytes for a
-thousand long texts; smaller calls also let other requests run between them."""
+CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 100_000
+"""Texts in one call of the library, and the characters after which a chunk takes no further text. The library keeps all
+encodings of a call, gigabytes for a thousand long texts."""
 
-MANY_IDS = 2000
-"""Ids above which decoding uses a method that releases the GIL. Decoding this many takes about 1 ms."""
+INLINE_IDS = 2000
+"""Up to this many ids are decoded with the GIL held, in about 1 ms; more by a method that releases it."""
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""Replacements of clean_up_tokenization_spaces, in order."""
+"""The replacements of clean_up_tokenization_spaces, in order."""
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-"""Mask tokens to look for if the settings name none."""
+"""Candidates for the mask token if the settings name none."""
 
 Result = TypeVar("Result")
 
 
 class Tokenizer:
-    """One model's tokenizer. Threads and requests share it; calls don't affect each other.
+    """One model's tokenizer. Thread-safe: no call changes the result of another.
 
     Attributes:
         max_length: the limit in tokens, special ones included.
-        special_tokens: the special tokens by names such as ``pad_token``.
+        special_tokens: the named special tokens (``pad_token`` and so on), by name.
         pad_token_id: the id of the padding token.
-        pad_id: an existing id for masked positions: that of padding, end or unknown, else 0.
+        pad_id: an id that always exists, for masked positions.
         mask_token, mask_id: the mask token and its id.
         cls_id, unk_id: the ids of the classification token and of the token for unknown words.
-        vocab_size: the highest id plus one; a model's logits need at least this many columns.
+        vocab_size: the highest id plus one, the least number of columns in a model's logits.
         padding_side: ``left`` or ``right``.
         marks_subwords: whether a token that continues a word has a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
@@ -66,11 +66,11 @@ class Tokenizer:
     """
 
     token_to_id: Callable[[str], int | None]
-    """The id of a token, None if it is unknown."""
+    """The id of a token, None for an unknown token."""
     id_to_token: Callable[[int], str | None]
-    """The token of an id, None if it is unknown."""
+    """The token of an id, None for an unknown id."""
     join_tokens: Callable[[list[str]], str]
-    """The text of tokens, as by AutoTokenizer.convert_tokens_to_string."""
+    """Joins tokens into text, like AutoTokenizer.convert_tokens_to_string."""
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         self._engine = engine
@@ -101,10 +101,9 @@ class Tokenizer:
         self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
-        """One encoding per text or pair, without padding, truncated to ``max_length``. ``offsets`` fills in all
-        details.
+        """One encoding per text or pair, without padding, truncated to ``max_length``.
 
-        Raises InvalidInput.
+        ``offsets`` fills in all lists of Encoding. Raises InvalidInput.
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=True) if offsets else PLAIN)]
 
@@ -113,45 +112,44 @@ class Tokenizer:
     ) -> list[list[Encoding]]:
         """The encodings of each text: one, or with ``options.windows`` as many as a long text needs.
 
-        ``stop`` ends the work early, between two calls of the library.
+        ``stop`` ends the work early, between two chunks of texts.
 
         Raises:
             InvalidInput: a text can't be encoded with these options.
             TooLarge: more than ``options.max_windows`` or ``options.max_tokens``.
         """
-        windows: list[list[Encoding]] = []
-        remaining, tokens = options.max_windows, 0
+        encodings: list[list[Encoding]] = []
+        remaining_windows, tokens = options.max_windows, 0
         for chunk in _chunks(texts):
             if stop is not None and stop.is_set():
                 break
-            encoded = self._encode(
-                chunk, replace(options, max_windows=max(remaining, 0)) if options.windows else options
-            )
-            windows += encoded
+            chunk_options = replace(options, max_windows=max(remaining_windows, 0)) if options.windows else options
+            encoded = self._encode(chunk, chunk_options)
+            encodings += encoded
             if options.windows:
-                remaining -= sum(map(len, encoded))
+                remaining_windows -= sum(map(len, encoded))
             if options.whole:
                 tokens += sum(len(encoding) for [encoding] in encoded)
                 if tokens > options.max_tokens:
                     raise too_many_tokens(options)
-        return windows
+        return encodings
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, with their tokens if ``options`` asks for whole texts in detail."""
-        windows = self._engine.encode(texts, options)
+        """The windows of each text. Whole texts with details also get the names of their tokens."""
+        encodings = self._engine.encode(texts, options)
         if options.whole and options.detail:
-            for [encoding] in windows:
-                names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # one string per id
+            for [encoding] in encodings:
+                names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
                 encoding.tokens = [names[number] for number in encoding.ids]
-        return windows
+        return encodings
 
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
-        """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
+        """``encode_windows`` without blocking the event loop: the executor encodes long texts.
 
-        Cancelling the caller stops the work in the executor soon. ``length`` is the number of characters of all texts,
-        if known.
+        Cancelling the caller stops the executor's work after the current chunk. ``length`` is the number of characters
+        in all texts, if known.
         """
         if length is None:
             length = sum(map(characters, texts))
@@ -160,7 +158,7 @@ class Tokenizer:
         return await _in_thread(executor, lambda stop: self.encode_windows(texts, options, stop))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids, as by AutoTokenizer.decode."""
+        """The text of some ids, like AutoTokenizer.decode."""
         if self._slow is not None:
             return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
         text = self.decode_unclean(ids, skip_special_tokens)
@@ -169,28 +167,29 @@ class Tokenizer:
         return text
 
     def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` without CLEAN_UP."""
+        """``decode`` without the clean-up of spaces (CLEAN_UP)."""
         if self._slow is not None:
             options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
             return str(self._slow.decode(list(ids), **options))
-        if len(ids) <= MANY_IDS:
+        if len(ids) <= INLINE_IDS:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
         return str(self._backend.decode_batch([list(ids)], skip_special_tokens)[0])
 
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
     ) -> list[str]:
-        """``decode`` for each sequence, in the executor if there are many ids (None: the event loop's default
-        executor). Cancelling the caller stops that work soon."""
-        if sum(map(len, texts)) <= MANY_IDS:
+        """``decode`` for each text, in the executor if there are many ids; None is the event loop's own executor.
+
+        Cancelling the caller stops the executor's work after the current text.
+        """
+        if sum(map(len, texts)) <= INLINE_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
         return await _in_thread(
             executor, lambda stop: [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
         )
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token, without special tokens; None for a text without tokens or one that can't be
-        encoded."""
+        """The id of a text's first token that is not special; None if it has no tokens or can't be encoded."""
         try:
             [[encoding]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
         except InvalidInput:
@@ -198,7 +197,7 @@ class Tokenizer:
         return encoding.ids[0] if encoding.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
-        """A tokenizer with another limit in tokens."""
+        """A copy with another limit in tokens."""
         if length == self.max_length:
             return self
         tokenizer = copy(self)
@@ -207,7 +206,7 @@ class Tokenizer:
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
-    """The result of ``work``, run in a thread. Sets its event when the caller is cancelled."""
+    """Runs ``work`` in the executor, and sets its event when the caller is cancelled."""
     stop = threading.Event()
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
@@ -216,10 +215,10 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
-    """The texts in chunks of at most CHUNK texts; a chunk ends once it has CHUNK_CHARACTERS."""
+    """Splits texts into chunks of up to CHUNK_TEXTS. A chunk that reaches CHUNK_CHARACTERS takes no further text."""
     start = size = 0
     for index, text in enumerate(texts):
-        if index > start and (index - start == CHUNK or size >= CHUNK_CHARACTERS):
+        if index > start and (index - start == CHUNK_TEXTS or size >= CHUNK_CHARACTERS):
             yield texts[start:index]
             start, size = index, 0
         size += characters(text)
@@ -238,20 +237,20 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     word_cache: bool = True,
 ) -> Tokenizer:
-    """Load the tokenizer of a folder.
+    """Loads the tokenizer of a folder.
 
     Args:
-        folder: the folder with tokenizer.json or the vocabulary files.
+        folder: the folder of tokenizer.json or the vocabulary files.
         model_config: config.json, for the tokenizer's class and the longest sequence.
         max_model_len: the limit in tokens; None for the smaller of the tokenizer's and the model's, or 512.
-        at_most: a lower limit than these two; not used with ``max_model_len``.
-        lower_case: False disables lower-casing; True keeps the model's setting.
-        special_tokens: whether to add special tokens such as [CLS] and [SEP].
+        at_most: an upper bound for the limit, ignored with ``max_model_len``.
+        lower_case: False switches lower-casing off; True keeps the model's setting.
+        special_tokens: whether to add [CLS], [SEP] and the like.
         trust_remote_code: whether the folder's own Python code may run.
         word_cache: whether to cache the ids of words (words.py).
 
     Raises:
-        LoadError: the files are broken or missing, need code that is not allowed, or the limit does not fit.
+        LoadError: the files are broken or missing, need code that is not allowed, or the limit is too large or small.
     """
     loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
     backend = loaded.backend

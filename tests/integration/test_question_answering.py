@@ -63,14 +63,14 @@ def test_goldens(serve: Serve, protocol: str) -> None:
 def test_a_stride_that_leaves_no_room(squad: Service) -> None:
     """What the pipeline refuses, too."""
     case = next(case for case in CASES if "error" in case)
-    refused(squad, [instance(case)], {}, "got 64 tokens; shorten the other text")
+    refused(squad, [instance(case)], {}, "a stride of less than ... in 128 tokens, got 64")
     assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
 
 
 def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
     question = "what is it " * 25
     assert "answer" in squad.predict([PARIS | {"question": question}])[0]
-    refused(squad, [LONG | {"question": question * 3}], {}, "whose first one leaves room for the second one")
+    refused(squad, [LONG | {"question": question * 3}], {}, "leaves room for the second in")
     mixed = squad.predict([PARIS | {"question": question}, LONG])
     assert mixed[1] == squad.predict([LONG])[0]
 
@@ -111,9 +111,9 @@ WRONG_INSTANCES: list[tuple[Any, str]] = [
 ]
 WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"max_seq_len": 129}, "parameters.max_seq_len: expected at most 128, the model's length in tokens, got 129"),
-    ({"max_seq_len": 3}, "3 tokens leave no room for text"),
+    ({"max_seq_len": 3}, "a length of more than 3 tokens"),
     ({"doc_stride": 129}, "parameters.doc_stride: expected at most max_seq_len, 128, got 129"),
-    ({"doc_stride": 126}, "a stride below the 125 tokens of text in a window, got 126 tokens"),
+    ({"doc_stride": 126}, "a stride of less than 125 tokens...got 126"),
     ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
     ({"stride": 4, "doc_stride": 4}, "parameters.stride: expected doc_stride or stride, got both"),
     ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: expected no value without windows"),

@@ -145,7 +145,7 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"stride": 4}, 400, "parameters.stride...--on_overflow=window"),
 ]
 WRONG_WINDOWS: list[tuple[Any, str]] = [
-    ({"stride": 126}, "got 126 tokens"),
+    ({"stride": 126}, "a stride of less than ...got 126"),
     ({"stride": -1}, "parameters.stride"),
     ({"stride": 4, "truncation": True}, "parameters.stride"),
 ]

@@ -183,7 +183,7 @@ BAD_PARAMETERS: list[tuple[Any, str]] = [
     (PIPELINE | {"delimiter": "-" * 21}, "parameters.delimiter: expected a string of at most 20"),
     (PIPELINE | {"return_probabilities": True}, "parameters.return_probabilities"),
     ({"return_raw_logits": True, "return_probabilities": True}, "parameters.return_raw_logits"),
-    ({"stride": 126}, "got 126 tokens"),
+    ({"stride": 126}, "a stride of less than ...got 126"),
     ({"stride": -1}, "parameters.stride"),
     ({"stride": 16, "truncation": True}, "parameters.stride"),
 ]

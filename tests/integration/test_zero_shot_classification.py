@@ -92,7 +92,7 @@ BAD: list[tuple[Any, Any, str]] = [
     ([], {"hypothesis_template": "{} {}"}, "parameters.hypothesis_template: expected"),
     ([], {"hypothesis_template": "{0.__class__}"}, "hypothesis_template: expected"),
     ([], {"hypothesis_template": "{:>999999999}"}, "hypothesis_template: expected"),
-    ([], {"candidate_labels": "good " * 150}, "second one leaves room for the first one"),
+    ([], {"candidate_labels": "good " * 150}, "leaves room for the first in"),
 ]
 TOO_MUCH: list[tuple[Any, str]] = [
     ({"candidate_labels": ["a"] * 1001}, "at most 1000 labels, got 1001"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.observability.board import Family, WorkerBoard, added_up
+from hf_transformer.observability.board import Family, WorkerBoard, merged
 from hf_transformer.observability.metrics import Metrics
 from tests.observability.measured import measured
 
@@ -27,9 +27,9 @@ LAST = "hf_transformer_last_inference_timestamp_seconds"
 
 
 def value(metrics: Metrics, name: str) -> float | None:
-    found = [line for line in metrics.render().decode().splitlines() if line.startswith(f"{name} ")]
-    assert len(found) <= 1
-    return float(found[0].split()[-1]) if found else None
+    samples = [line for line in metrics.render().decode().splitlines() if line.startswith(f"{name} ")]
+    assert len(samples) <= 1
+    return float(samples[0].split()[-1]) if samples else None
 
 
 def worker(board: WorkerBoard, in_flight: int, ready: bool) -> tuple[Metrics, AbstractAsyncContextManager[None]]:
@@ -41,18 +41,18 @@ def worker(board: WorkerBoard, in_flight: int, ready: bool) -> tuple[Metrics, Ab
 
 
 def work(board: WorkerBoard, orders: Connection) -> None:
-    """A worker that does what it is told, and shows its metrics each time; its model is not ready."""
+    """Runs a worker that obeys orders, and sends its metrics after each. Its model is not ready."""
     metrics, _ = worker(board, 5, False)
     while True:
         orders.send(metrics.render())
         match orders.recv():
             case bool(ready):
-                board.set_ready(ready=ready)
+                board.set_ready(ready)
             case int(requests):
                 for _ in range(requests):
                     metrics.count_request("v1", 200)
                     metrics.observe(measured(queue=0.003))
-            case bytes(part):  # dies after it has written as much of its next copy
+            case bytes(part):  # dies after it has written these bytes of its next copy
                 setattr(os, "pwrite", partial(write_and_die, os.pwrite, part))  # noqa: B010 - a partial is no function
                 metrics.render()
 
@@ -65,15 +65,15 @@ def write_and_die(write: Callable[[int, bytes, int], int], part: bytes, file: in
 class Worker:
     def __init__(self, board: WorkerBoard) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self.orders, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=work, args=(board, theirs))
+        self.orders, workers_end = spawn.Pipe()
+        self.process = spawn.Process(target=work, args=(board, workers_end))
         self.process.start()
-        theirs.close()
-        self.shown: bytes = self.orders.recv()
+        workers_end.close()
+        self.metrics: bytes = self.orders.recv()
 
-    def tell(self, order: bool | int) -> None:
+    def order(self, order: bool | int) -> None:
         self.orders.send(order)
-        self.shown = self.orders.recv()
+        self.metrics = self.orders.recv()
 
     def kill(self) -> None:
         self.process.kill()
@@ -88,7 +88,7 @@ def board() -> WorkerBoard:
 
 @pytest.fixture
 def start(board: WorkerBoard) -> Iterator[Any]:
-    """Starts a worker that is killed after the test."""
+    """Starts workers that are killed after the test."""
     workers = []
 
     def start_one() -> Worker:
@@ -96,77 +96,79 @@ def start(board: WorkerBoard) -> Iterator[Any]:
         return workers[-1]
 
     yield start_one
-    for one in workers:
-        one.kill()
+    for running in workers:
+        running.kill()
 
 
-def test_ready_once_all_are_and_a_replacement_takes_the_place_of_the_dead(board: WorkerBoard, start: Any) -> None:
+def test_workers_become_ready_together_and_a_replacement_takes_the_slot_of_the_dead(
+    board: WorkerBoard, start: Any
+) -> None:
     first, second = start(), start()
     assert board.waiting_for == 2
-    first.tell(True)
+    first.order(True)
     assert board.waiting_for == 1
     first.kill()
-    second.tell(True)
-    assert board.waiting_for == 1  # the dead one's word does not count
-    second.tell(False)
+    second.order(True)
+    assert board.waiting_for == 1, "the dead worker's readiness does not count"
+    second.order(False)
     third = start()
     assert board.waiting_for == 2
-    second.tell(True)
-    third.tell(True)
+    second.order(True)
+    third.order(True)
     assert board.waiting_for == 0
-    third.tell(False)
-    assert board.waiting_for == 0, "once all are ready they stay so for the others"
+    third.order(False)
+    assert board.waiting_for == 0, "once all have been ready, each is ready or not for itself"
 
 
-def test_counts_outlive_their_workers(board: WorkerBoard, start: Any) -> None:
+def test_counters_outlive_their_workers(board: WorkerBoard, start: Any) -> None:
     metrics, _ = worker(board, 2, True)
     metrics.count_request("v1", 200)
-    other = start()
+    second = start()
     assert (value(metrics, V1), value(metrics, IN_FLIGHT), value(metrics, READY)) == (1, 7, 0)
-    other.tell(10)
+    second.order(10)
     assert (value(metrics, V1), value(metrics, f"{QUEUE}_count")) == (11, 10)
     assert value(metrics, f'{QUEUE}_bucket{{le="0.005"}}') == 10
-    assert f"{V1} 11.0".encode() in other.shown
-    other.kill()
-    # Not replaced yet: what it had counted is still true, its state is not.
+    assert f"{V1} 11.0".encode() in second.metrics
+    second.kill()
+    # Before its replacement, its counters are still valid, its gauges are not.
     assert (value(metrics, V1), value(metrics, IN_FLIGHT), value(metrics, READY)) == (11, 2, 1)
     replacement = start()
     assert (value(metrics, V1), value(metrics, IN_FLIGHT)) == (11, 7)
-    replacement.tell(3)
+    replacement.order(3)
     assert (value(metrics, V1), value(metrics, f"{QUEUE}_count")) == (14, 13)
     last = value(metrics, LAST)
-    assert last and time() - 60 < last <= time(), "only the dead workers have answered"
+    assert last and time() - 60 < last <= time(), "only the dead workers answered requests"
     replacement.kill()
     assert value(metrics, V1) == 14
     assert value(metrics, LAST) == last
 
 
-async def test_a_number_that_can_not_be_told_once_does_not_end_the_renewal(
+async def test_a_failing_gauge_does_not_end_the_writing_of_copies(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hf_transformer.observability.board.PERIOD", 0.001)
+    monkeypatch.setattr("hf_transformer.observability.board.PERIOD_SECONDS", 0.001)
     board = WorkerBoard(1)
     board.claim()
     metrics = Metrics("bert")
-    told = 0
+    calls = 0
 
-    def tell() -> int:
-        nonlocal told
-        told += 1
-        if told in (2, 3):
+    def gauge() -> int:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3):
             raise RuntimeError("not now")
-        return told
+        return calls
 
-    metrics.requests_in_flight.set_function(tell)
+    metrics.requests_in_flight.set_function(gauge)
     async with metrics.share(board):
         async with asyncio.timeout(20):
-            while told < 5:  # noqa: ASYNC110 - nothing tells of it
+            while calls < 5:  # noqa: ASYNC110 - no event announces it
                 await asyncio.sleep(0.001)
             metrics.count_request("v1", 200)
             while "'v1'" not in str(board.read(0)):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.001)
         metrics.count_request("grpc", 200)
-    assert "'grpc'" in str(board.read(0)), "and there is a last one at the end"
+    assert "'grpc'" in str(board.read(0)), "a last copy is written at the end"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
@@ -179,12 +181,12 @@ def test_a_copy_that_is_replaced_while_it_is_read_is_read_again(monkeypatch: pyt
     board = WorkerBoard(1)
     board.claim()
     board.write(copy_of("a", 1000))
-    read, left = os.pread, reads
+    read, remaining = os.pread, reads
 
     def read_slowly(file: int, length: int, start: int) -> bytes:
-        nonlocal left
-        left -= 1
-        if left == -1:  # both halves are written before the reader goes on
+        nonlocal remaining
+        remaining -= 1
+        if remaining == -1:  # both halves are written before the reader goes on
             board.write(copy_of("b", 1000))
             board.write(copy_of("c", 2000))
         return read(file, length, start)
@@ -197,18 +199,18 @@ def test_a_copy_that_is_replaced_while_it_is_read_is_read_again(monkeypatch: pyt
 def test_a_worker_that_dies_while_it_writes_breaks_no_scrape(board: WorkerBoard, start: Any, length: int) -> None:
     metrics, _ = worker(board, 2, True)
     metrics.count_request("v1", 200)
-    other = start()
-    other.tell(10)
-    other.orders.send(b"\7" * length)
-    other.process.join()
-    assert other.process.exitcode == 0
+    second = start()
+    second.order(10)
+    second.orders.send(b"\7" * length)
+    second.process.join()
+    assert second.process.exitcode == 0
     assert value(metrics, V1) == 11
     replacement = start()
-    replacement.tell(3)
+    replacement.order(3)
     assert value(metrics, V1) == 14
 
 
-def test_what_is_the_smallest_the_largest_and_the_sum() -> None:
+def test_metrics_are_merged_by_minimum_maximum_or_sum() -> None:
     def families(most: float, total: float, created: float, gauge: float, opened: float) -> list[Family]:
         return [
             ["process_max_fds", "", "gauge", [("process_max_fds", {}, most)]],
@@ -217,10 +219,10 @@ def test_what_is_the_smallest_the_largest_and_the_sum() -> None:
             ["process_open_fds", "", "gauge", [("process_open_fds", {}, opened)]],
         ]
 
-    assert added_up(families(3, 3, 3, 3, 3), families(2, 2, 2, 2, 2)) == families(2, 5, 2, 5, 3)
+    assert merged(families(3, 3, 3, 3, 3), families(2, 2, 2, 2, 2)) == families(2, 5, 2, 5, 3)
 
 
-def test_the_sum_of_one_looks_as_it_does_alone() -> None:
+def test_the_metrics_of_one_worker_look_the_same_through_the_board() -> None:
     board = WorkerBoard(1)
     alone, shared = Metrics("bert"), Metrics("bert")
     board.claim()
@@ -231,6 +233,6 @@ def test_the_sum_of_one_looks_as_it_does_alone() -> None:
 
     def lines(metrics: Metrics) -> list[str]:
         text = metrics.render().decode()
-        return [one for one in text.splitlines() if not re.search(f"process_|_created|^{LAST} ", one)]
+        return [line for line in text.splitlines() if not re.search(f"process_|_created|^{LAST} ", line)]
 
     assert lines(shared) == lines(alone)

@@ -1,4 +1,4 @@
-"""Log lines as text and as JSON, the latency log, and configurations of the user's."""
+"""Log lines as text and as JSON, the latency log, and the user's configuration."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ LATENCY = "requestId: {}, preprocess_ms: 1.000, explain_ms: 0, predict_ms: 2.500
 
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
-    # All there are: a configuration of the user's disables those that it does not name.
+    # All loggers, since a user's configuration disables those that it does not name.
     loggers = [logging.getLogger(name) for name in {*NAMES, *logging.root.manager.loggerDict}]
-    before = [(one.level, one.handlers[:], one.propagate, one.disabled, one.filters[:]) for one in loggers]
+    before = [(log.level, log.handlers[:], log.propagate, log.disabled, log.filters[:]) for log in loggers]
     yield
     logging.captureWarnings(False)
     for logger, (level, handlers, propagate, disabled, filters) in zip(loggers, before, strict=True):
@@ -58,16 +58,16 @@ def lines(text: str) -> list[str]:
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """The lines of a log in JSON without their times."""
-    found = [json.loads(line) for line in text.splitlines()]
-    assert all(TIME.fullmatch(line.pop("time")) for line in found)
-    return found
+    """The objects of a JSON log without their times."""
+    entries = [json.loads(line) for line in text.splitlines()]
+    assert all(TIME.fullmatch(entry.pop("time")) for entry in entries)
+    return entries
 
 
-def test_one_format_on_stderr_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_loggers_share_a_format_on_stderr_but_the_access_log(capsys: pytest.CaptureFixture[str]) -> None:
     existing = logging.getLogger("probe")
     configure_logging(logging.INFO)
-    configure_logging(logging.INFO)  # again, as when workers are several
+    configure_logging(logging.INFO)  # a second time, as in workers
     logging.getLogger("hf_transformer.app").info("ready in %d ms", 3)
     logging.getLogger("uvicorn.error").info("started")
     existing.warning("careful")
@@ -81,26 +81,29 @@ def test_one_format_on_stderr_for_everybody(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_a_message_is_one_line_and_a_traceback_several(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_is_one_escaped_line_and_a_traceback_several(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(logging.INFO)
     try:
         raise ValueError("inside")
     except ValueError:
         logging.getLogger("a.b").exception("said: %s", "x\r\nforged\x1b[2J\x9b\u2028\u202e")
-        logging.getLogger("a.b").debug("nothing of this level")
-    first, *others = capsys.readouterr().err.split("\n")
+        logging.getLogger("a.b").debug("below the level")
+    first, *traceback = capsys.readouterr().err.split("\n")
     assert first.endswith("a.b: said: x\\x0d\\x0aforged\\x1b[2J\\x9b\\u2028\\u202e")
-    assert others[0] == "Traceback (most recent call last):" and "ValueError: inside" in others
+    assert traceback[0] == "Traceback (most recent call last):" and "ValueError: inside" in traceback
+
+
+def test_the_level_is_that_of_all_loggers(capsys: pytest.CaptureFixture[str]) -> None:
     for level, words in ((logging.DEBUG, ["DEBUG", "ERROR"]), (logging.ERROR, ["ERROR"])):
         configure_logging(level)
         names = ("hf_transformer", "uvicorn.error", "probe")
         for name in names:
-            logging.getLogger(name).debug("said")
-            logging.getLogger(name).error("said")
-        assert lines(capsys.readouterr().err) == [f"{word} {name}: said" for name in names for word in words]
+            logging.getLogger(name).debug("text")
+            logging.getLogger(name).error("text")
+        assert lines(capsys.readouterr().err) == [f"{word} {name}: text" for name in names for word in words]
 
 
-def test_everybody_writes_objects(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_logs_have_an_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         configure_logging(logging.INFO, "json")
@@ -110,10 +113,10 @@ def test_everybody_writes_objects(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     warning, error = objects(err)
     assert warning["logger"] == "py.warnings" and "careful" in warning["message"]
-    about: dict[str, Any] = {"level": "ERROR", "logger": "uvicorn.error", "message": 'two\nlines "quoted"'}
-    assert error == about | {"request_id": "r1"}
-    about = {"level": "INFO", "logger": "hf_transformer.access", "message": "GET / 200"}
-    assert objects(out) == [about | {"request_id": "r2"}]
+    expected: dict[str, Any] = {"level": "ERROR", "logger": "uvicorn.error", "message": 'two\nlines "quoted"'}
+    assert error == expected | {"request_id": "r1"}
+    expected = {"level": "INFO", "logger": "hf_transformer.access", "message": "GET / 200"}
+    assert objects(out) == [expected | {"request_id": "r2"}]
     try:
         raise ValueError("inner")
     except ValueError:
@@ -147,7 +150,9 @@ format=<%(message)s>
 
 
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml", ".ini", ".conf"])
-def test_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+def test_a_users_configuration_replaces_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
     settings = default_logging(logging.INFO)
     settings["formatters"]["line"] = {"format": "<%(message)s>"}
     path = tmp_path / f"logging{suffix}"
@@ -156,12 +161,18 @@ def test_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     configure_logging(logging.ERROR, file=str(path))
     logging.getLogger("probe").info("as the file says")
     assert capsys.readouterr().err == "<as the file says>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "silenced"), [('{"version": 1}', False), ('{"version": 1, "disable_existing_loggers": true}', True)]
+)
+def test_a_users_configuration_silences_other_loggers_only_if_it_asks_for_that(
+    text: str, silenced: bool, tmp_path: Path
+) -> None:
     existing = logging.getLogger("hf_transformer.app")
-    path = tmp_path / "own.json"
-    for text, silenced in (('{"version": 1}', False), ('{"version": 1, "disable_existing_loggers": true}', True)):
-        path.write_text(text)
-        configure_logging(logging.INFO, file=str(path))
-        assert existing.disabled == silenced, "a file that names no logger silences none"
+    (tmp_path / "own.json").write_text(text)
+    configure_logging(logging.INFO, file=str(tmp_path / "own.json"))
+    assert existing.disabled == silenced
 
 
 @pytest.mark.parametrize(
@@ -181,7 +192,9 @@ def test_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value[:14] else "",
 )
-def test_a_file_that_is_not_usable(tmp_path: Path, name: str, content: str | bytes | None, reason: str) -> None:
+def test_an_invalid_configuration_file_is_refused_with_the_reason(
+    tmp_path: Path, name: str, content: str | bytes | None, reason: str
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -197,7 +210,7 @@ def test_a_file_that_is_not_usable(tmp_path: Path, name: str, content: str | byt
 
 @pytest.fixture
 def latency() -> logging.Logger:
-    """The latency logger, cut off from all others."""
+    """The latency logger, without propagation to others."""
     logger = logging.getLogger(LATENCY_LOGGER)
     logger.propagate = False
     logger.setLevel(logging.INFO)
@@ -205,7 +218,7 @@ def latency() -> logging.Logger:
 
 
 def log_by(handler: logging.Handler, logger: logging.Logger) -> LatencyLog:
-    """A log whose logger has no other handler, not even pytest's own."""
+    """A latency log with a single handler, without pytest's own."""
     logger.handlers[:] = [handler]
     return LatencyLog()
 
@@ -214,7 +227,7 @@ def add(log: LatencyLog, request_id: str) -> None:
     log.add(measured(request_id, preprocess=0.001, queue=0.0005, predict=0.0025, postprocess=0.000125))
 
 
-async def test_lines_are_written_together_and_look_like_records(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_latency_lines_are_written_together_and_look_like_records(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(logging.INFO)
     log = LatencyLog()
     add(log, "a")
@@ -228,11 +241,11 @@ async def test_lines_are_written_together_and_look_like_records(capsys: pytest.C
     add(log, 'r"1"')
     log.flush()
     stages = {"preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
-    about = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
-    assert objects(capsys.readouterr().err) == [about | stages]
+    expected = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
+    assert objects(capsys.readouterr().err) == [expected | stages]
 
 
-async def test_lines_are_written_without_a_flush(latency: logging.Logger) -> None:
+async def test_latency_lines_are_written_after_a_short_time(latency: logging.Logger) -> None:
     written = asyncio.Event()
 
     class Stream(io.StringIO):
@@ -247,7 +260,7 @@ async def test_lines_are_written_without_a_flush(latency: logging.Logger) -> Non
 
 
 @pytest.mark.parametrize("where", ["logger", "handler"])
-async def test_no_lines_at_a_higher_level(latency: logging.Logger, where: str) -> None:
+async def test_a_higher_level_switches_the_latency_log_off(latency: logging.Logger, where: str) -> None:
     handler = LineHandler(stream := io.StringIO())
     (latency if where == "logger" else handler).setLevel(logging.WARNING)
     add(log := log_by(handler, latency), "a")
@@ -255,12 +268,12 @@ async def test_no_lines_at_a_higher_level(latency: logging.Logger, where: str) -
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["lines", "records"])
-async def test_json_lines_name_the_trace_of_a_request(own: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_latency", [True, False], ids=["latency lines", "records"])
+async def test_json_lines_name_the_trace_of_a_request(is_latency: bool, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(logging.INFO, "json")
     trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     context = Context("r1", {"traceparent": f"00-{trace_id}-{span_id}-01"})
-    if own:
+    if is_latency:
         log = LatencyLog()
         log.add(context)
         log.flush()
@@ -268,22 +281,22 @@ async def test_json_lines_name_the_trace_of_a_request(own: bool, capsys: pytest.
         to_request_error(ZeroDivisionError(), context)
     [line] = objects(capsys.readouterr().err)
     assert (line["request_id"], line["trace_id"], line["span_id"]) == ("r1", trace_id, span_id)
-    assert [names_of("r", one) for one in (None, "", "nonsense")] == [{"request_id": "r"}] * 3
+    assert [names_of("r", header) for header in (None, "", "nonsense")] == [{"request_id": "r"}] * 3
 
 
-@pytest.mark.parametrize("how", ["another handler", "two handlers", "a filter"])
-async def test_other_logging_gets_records(latency: logging.Logger, how: str) -> None:
+@pytest.mark.parametrize("change", ["another handler", "two handlers", "a filter"])
+async def test_other_handlers_and_filters_get_records(latency: logging.Logger, change: str) -> None:
     records: list[str] = []
 
-    class Keeping(logging.Handler):
+    class RecordingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record.getMessage())
 
     latency.handlers[:] = []
-    if how != "another handler":
+    if change != "another handler":
         latency.addHandler(LineHandler(io.StringIO()))
-    if how != "a filter":
-        latency.addHandler(Keeping())
+    if change != "a filter":
+        latency.addHandler(RecordingHandler())
     else:
         latency.addFilter(lambda record: bool(records.append(record.getMessage())))  # type: ignore[func-returns-value]
     add(LatencyLog(), "a")
@@ -310,7 +323,7 @@ async def test_a_write_that_fails_loses_its_lines_and_no_others(latency: logging
     assert "kept" in stream.getvalue() and "lost" not in stream.getvalue()
 
 
-async def test_lines_begin_with_their_own_time(latency: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_latency_line_begins_with_its_time(latency: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_by(LineHandler(stream := io.StringIO()), latency)
     moments = [1_800_000_000.0, 1_800_000_000.0004, 1_800_000_000.25, 1_800_000_001.25, 1_800_003_600.999]
     for moment in moments:
@@ -325,7 +338,6 @@ async def test_lines_begin_with_their_own_time(latency: logging.Logger, monkeypa
 
 
 def test_the_backlog_is_bounded_by_characters() -> None:
-    """One text may hold the lines of thousands of requests."""
     backlog = Backlog(10)
     backlog.put_nowait("12345\n")
     backlog.put_nowait("67890\n")

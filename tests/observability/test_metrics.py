@@ -1,4 +1,4 @@
-"""Light counters and histograms look like prometheus_client's own."""
+"""Light counters and histograms look like prometheus_client's. The metrics of requests and stages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BOUNDS = (0.001, 0.5, 1, 10.0)
 VALUES = (0.0, 0.001, 0.0011, 0.5, 0.7, 1.0, 3.0, 10.0, 11.0)
 
 
-def shown(registry: CollectorRegistry) -> list[str]:
-    """The lines, without the times at which the counters were made."""
+def without_times(registry: CollectorRegistry) -> list[str]:
+    """The lines without the creation times of counters."""
     return [re.sub(r"(_created\{.*\}) .*", r"\1", line) for line in generate_latest(registry).decode().splitlines()]
 
 
@@ -27,38 +27,38 @@ def without_created(registry: CollectorRegistry) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
 
 
-def test_counters_at_every_scrape() -> None:
+def test_a_light_counter_looks_like_prometheus_clients_at_each_scrape() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     light = LightCounter(ours, "requests", "Some text.", "api", "status")
     full = Counter("requests", "Some text.", ["api", "status"], registry=theirs)
-    assert shown(ours) == shown(theirs)
-    for added in ([(1, "v1", 200), (1, "v2", 400), (3, "v1", 200)], [], [(0, "grpc", 500)], [(2, "grpc", 500)]):
-        for amount, api, status in added:
+    assert without_times(ours) == without_times(theirs)
+    for additions in ([(1, "v1", 200), (1, "v2", 400), (3, "v1", 200)], [], [(0, "grpc", 500)], [(2, "grpc", 500)]):
+        for amount, api, status in additions:
             light.add(amount, api, status)
             full.labels(api, str(status)).inc(amount)
         for _ in range(2):
-            assert shown(ours) == shown(theirs)
+            assert without_times(ours) == without_times(theirs)
     first = ours.get_sample_value("requests_created", {"api": "v1", "status": "200"})
     light.add(1, "v1", 200)
     assert first and ours.get_sample_value("requests_created", {"api": "v1", "status": "200"}) == first
     LightCounter(ours, "retries", "Retries.")
-    assert ours.get_sample_value("retries_total") == 0, "without labels it is shown from the start"
+    assert ours.get_sample_value("retries_total") == 0, "without labels it is exposed from the start"
 
 
 @pytest.mark.parametrize("labels", [(), ("model_name",)])
-def test_histograms(labels: tuple[str, ...]) -> None:
+def test_a_light_histogram_looks_like_prometheus_clients(labels: tuple[str, ...]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     light = LightHistogram(ours, "seconds", "Some text.", BOUNDS, *labels)
     full = Histogram("seconds", "Some text.", labels, registry=theirs, buckets=BOUNDS)
     assert without_created(ours) == without_created(theirs)
     for number, value in enumerate(VALUES):
-        named = (str(number % 2),) if labels else ()
-        light.observe(value, *named)
-        (full.labels(*named) if labels else full).observe(value)
+        names = (str(number % 2),) if labels else ()
+        light.observe(value, *names)
+        (full.labels(*names) if labels else full).observe(value)
     assert without_created(ours) == without_created(theirs)
 
 
-def test_whole_requests_by_api_and_class_of_status() -> None:
+def test_durations_of_requests_are_counted_by_api_and_class_of_status() -> None:
     metrics = Metrics("bert")
     metrics.count_request("v1", 200, arrived=perf_counter())
     metrics.count_request("v1", 404, arrived=perf_counter() - 3)
@@ -91,7 +91,7 @@ def test_totals_have_the_time_of_failed_requests_and_of_the_last_answer() -> Non
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "predict", "postprocess", "queue"])
-def test_every_stage_is_in_its_histogram(stage: str) -> None:
+def test_each_stage_has_its_histogram(stage: str) -> None:
     metrics = Metrics("bert")
     for value in (0.0, 0.0005, 0.00051, 70.0):
         metrics.observe(measured("r1", **{stage: value}))
@@ -105,7 +105,7 @@ def test_every_stage_is_in_its_histogram(stage: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "limit"), [("536870912\n", 536870912), ("max\n", 2**63), (None, 2**63)], ids=str)
-def test_the_memory_limit_of_the_container(tmp_path: Path, text: str | None, limit: int) -> None:
+def test_the_memory_limit_is_that_of_the_control_group(tmp_path: Path, text: str | None, limit: int) -> None:
     if text is not None:
         (tmp_path / "memory.max").write_text(text)
     assert memory_limit(tmp_path / "memory.max") == limit

@@ -1,4 +1,4 @@
-"""Which requests are traced, what spans a collector gets of them, and what a collector that is down costs."""
+"""Sampling of requests, spans at the collector, and a collector that is down."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ NOWHERE = "http://127.0.0.1:9"
         ("", None),
     ],
 )
-def test_a_traceparent(text: str, flags: int | None) -> None:
+def test_an_invalid_traceparent_is_ignored(text: str, flags: int | None) -> None:
     expected = SpanContext(int(IDS[0], 16), int(IDS[1], 16), True, TraceFlags(flags)) if flags is not None else None
     assert parse_traceparent(text) == expected
 
 
-@pytest.mark.parametrize("given", [{}, {"traceparent": "nonsense", "tracestate": "a=b"}])
-def test_a_trace_of_our_own(given: dict[str, str]) -> None:
-    """As in OpenTelemetry's own sampler the last 8 bytes decide: others come to the same conclusion."""
+@pytest.mark.parametrize("client", [{}, {"traceparent": "nonsense", "tracestate": "a=b"}])
+def test_without_a_valid_traceparent_the_ratio_decides(client: dict[str, str]) -> None:
+    """Like OpenTelemetry's sampler, by the last 8 bytes of the id, so that other services decide alike."""
     sampled = 0
     tracer = Tracing(NOWHERE, "bert", 0.3)
     for _ in range(200):
-        headers, trace = tracer.begin(given)
+        headers, trace = tracer.begin(client)
         assert headers.keys() == {"traceparent"}
         sent = parse_traceparent(headers["traceparent"])
         assert sent is not None and sent.trace_flags in (0, 1)
@@ -71,7 +71,7 @@ def test_a_trace_of_our_own(given: dict[str, str]) -> None:
 
 @asynccontextmanager
 async def traced() -> AsyncIterator[tuple[Tracing, Trace, Collector]]:
-    """One request that goes on with the client's trace; its spans are at the collector at the end."""
+    """A request in the client's trace. The collector has its spans after the context."""
     with collecting() as collector:
         async with Tracing(collector.url, "bert", 1.0) as tracer:
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
@@ -80,16 +80,16 @@ async def traced() -> AsyncIterator[tuple[Tracing, Trace, Collector]]:
 
 
 def request(path: str = "/v1/models/bert:predict", method: str = "POST") -> PlainRequest:
-    made = PlainRequest(method=method, path=path, scheme="https")
-    made.route = "/v1/models/{model}:predict"
-    return made
+    plain = PlainRequest(method=method, path=path, scheme="https")
+    plain.route = "/v1/models/{model}:predict"
+    return plain
 
 
-async def spans_of(status: int, **known: Any) -> tuple[Span, dict[str, Span], Any]:
-    """The server's span, the stages by name, and what gives a span's start and end in ms since the trace's start."""
+async def spans_of(status: int, **timings: Any) -> tuple[Span, dict[str, Span], Any]:
+    """The server's span, the stages by name, and a stage's start and end in ms since the trace's start."""
     async with traced() as (tracer, trace, collector):
         trace.started -= 0.010  # the request began 10 ms ago
-        tracer.end_http(trace, request(), status, measured(arrived=trace.started + 0.001, **known))
+        tracer.end_http(trace, request(), status, measured(arrived=trace.started + 0.001, **timings))
     stages = {span.name: span for span in collector.spans}
     server = stages.pop("POST /v1/models/{model}:predict")
     assert len(stages) == len(collector.spans) - 1
@@ -99,15 +99,15 @@ async def spans_of(status: int, **known: Any) -> tuple[Span, dict[str, Span], An
 
     def times(name: str) -> Any:
         span = stages[name]
-        moments = [(one - trace.began) / 1e6 for one in (span.start_time_unix_nano, span.end_time_unix_nano)]
+        moments = [(at - trace.began) / 1e6 for at in (span.start_time_unix_nano, span.end_time_unix_nano)]
         return pytest.approx(moments, abs=1e-3)
 
     return server, stages, times
 
 
 async def test_spans_follow_the_timings() -> None:
-    known = {"parse": 0.001, "tokenize": 0.002, "queue": 0.002, "predict": 0.005, "postprocess": 0.001}
-    server, stages, times = await spans_of(200, batch_traceparent=TRACEPARENT, **known)
+    timings = {"parse": 0.001, "tokenize": 0.002, "queue": 0.002, "predict": 0.005, "postprocess": 0.001}
+    server, stages, times = await spans_of(200, batch_traceparent=TRACEPARENT, **timings)
     assert list(stages) == ["tokenize", "queue", "predict", "decode"]
     assert times("tokenize") == [2.0, 4.0]
     assert times("queue") == [4.0, 6.0]
@@ -119,7 +119,7 @@ async def test_spans_follow_the_timings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "names", "broken"),
+    ("timings", "names", "broken"),
     [
         ({}, [], []),
         ({"tokenize": 0.001}, ["tokenize", "queue"], []),
@@ -127,22 +127,25 @@ async def test_spans_follow_the_timings() -> None:
     ],
     ids=["not read", "not sent", "not answered"],
 )
-async def test_a_request_that_fails_has_the_spans_that_it_came_to(
-    known: dict[str, float], names: list[str], broken: list[str]
+async def test_a_failed_request_has_the_spans_of_the_stages_that_it_reached(
+    timings: dict[str, float], names: list[str], broken: list[str]
 ) -> None:
-    server, stages, _ = await spans_of(502, **known)
+    server, stages, _ = await spans_of(502, **timings)
     assert list(stages) == names
     assert [name for name, span in stages.items() if span.status.code] == broken
     assert all(span.end_time_unix_nano == server.end_time_unix_nano for span in list(stages.values())[-1:])
 
 
-async def test_attributes_are_bounded_and_errors_of_grpc_are_told() -> None:
+async def test_attributes_of_clients_are_bounded() -> None:
     async with traced() as (tracer, trace, collector):
         tracer.end_http(trace, request("/" + "x" * 300, "BREW"), 405, Context("r" * 300, {}))
-    found = attributes(collector.spans[0].attributes)
-    assert found["url.path"] == "/" + "x" * 255
-    assert found["hf_transformer.request_id"] == "r" * 256
-    assert found["http.request.method"] == "_OTHER"
+    span = attributes(collector.spans[0].attributes)
+    assert span["url.path"] == "/" + "x" * 255
+    assert span["hf_transformer.request_id"] == "r" * 256
+    assert span["http.request.method"] == "_OTHER"
+
+
+async def test_grpc_codes_of_server_errors_make_the_span_an_error() -> None:
     codes = {0: None, 1: None, 3: None, 8: None, 4: "4", 13: "13"}
     async with traced() as (tracer, trace, collector):
         for code in codes:
@@ -152,27 +155,27 @@ async def test_attributes_are_bounded_and_errors_of_grpc_are_told() -> None:
         assert attributes(span.attributes).get("error.type") == error
 
 
-async def test_spans_are_dropped_and_told_of_seldom_where_too_many_wait(
+async def test_spans_over_the_limit_are_dropped_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with traced() as (tracer, trace, collector):
-        monkeypatch.setattr(tracing, "MOST_WAITING", 2)
+        monkeypatch.setattr(tracing, "MAX_WAITING_SPANS", 2)
         for _ in range(5):
             tracer.end_grpc(trace, "s", "m", 0, None)
     assert len(collector.spans) == 2
-    said = "the collector takes spans too slowly: those of 1 requests are lost so far"
-    assert [record.getMessage() for record in caplog.records] == [said]
+    message = "the collector takes spans too slowly: those of 1 requests are lost so far"
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "expected"),
     [
         ((), {"http.request.method": "POST", "url.full": "http://triton:8000/v2/models/bert/infer"}),
         (("--predictor_protocol=grpc-v2",), {"rpc.system": "grpc", "rpc.method": "ModelInfer"}),
     ],
 )
 async def test_calls_to_the_predictor_have_the_attributes_of_clients(
-    flags: Sequence[str], wanted: dict[str, object]
+    flags: Sequence[str], expected: dict[str, object]
 ) -> None:
     with collecting() as collector:
         tracer = application.open_tracing(config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert"))
@@ -181,14 +184,14 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
             assert trace is not None
             tracer.end_http(trace, request(), 200, measured(tokenize=0.001, queue=0.001, predict=0.002))
-    [found] = [attributes(span.attributes) for span in collector.spans if span.name == "predict"]
-    assert found.items() >= {"server.address": "triton", "server.port": 8000, **wanted}.items()
+    [call] = [attributes(span.attributes) for span in collector.spans if span.name == "predict"]
+    assert call.items() >= {"server.address": "triton", "server.port": 8000, **expected}.items()
 
 
-async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_with() -> None:
+async def test_requests_of_a_batch_know_the_traceparent_that_it_was_sent_with() -> None:
     with ThreadPoolExecutor(1) as executor:
         bench = Bench(executor, SETTINGS, SIGNATURE)
-        contexts = [Context(str(one), {"traceparent": f"trace {one}"}) for one in range(4)]
+        contexts = [Context(str(number), {"traceparent": f"trace {number}"}) for number in range(4)]
         tasks = []
         for number, context in enumerate(contexts):
             request = run(bench.scheduler, [Encoding([number], [0])], context=context)
@@ -198,14 +201,14 @@ async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_wi
         await bench.answer(0)
         assert bench.sent == [[0], [1, 2, 3]]
         assert bench.predictor.calls[1].headers["traceparent"] == "trace 1"
-        assert [one.batch_traceparent for one in contexts] == ["", "", "trace 1", "trace 1"]
+        assert [context.batch_traceparent for context in contexts] == ["", "", "trace 1", "trace 1"]
         await bench.answer(1)
         for task in tasks:
             await task
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_start_that_fails_says_why_but_not_the_collectors_password(
+def test_a_start_that_fails_gives_the_reason_without_the_collectors_password(
     monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     if missing:
@@ -220,7 +223,7 @@ def test_a_start_that_fails_says_why_but_not_the_collectors_password(
 
 
 @pytest.mark.slow
-def test_opentelemetry_is_loaded_for_a_collector_only() -> None:
+def test_opentelemetry_is_imported_only_for_a_collector() -> None:
     code = "import sys, hf_transformer.commands.serve, hf_transformer.api.grpc.server; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "hf_transformer.app" in loaded.stdout and "opentelemetry" not in loaded.stdout

@@ -31,7 +31,7 @@ from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Unkno
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.server.run import held_memory
+from hf_transformer.server.memory import held_memory
 from hf_transformer.types.tensors import Tensor
 from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, scripted, unused_address
 from tests.predictor.grpc_server import (

@@ -1,5 +1,5 @@
-"""The supervisor of workers: signals that come at a bad time, workers that hang or die again and again. The process's
-own limit of descriptors."""
+"""The supervisor: signals during the start of workers, hung workers, and workers that die early. The limit of
+descriptors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.server.run import Server
-from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker, serves
+from hf_transformer.server.workers import MAX_PAUSE_SECONDS, STABLE_SECONDS, Worker, is_serving
 from tests.integration.server.processes import SECONDS
 
 pytestmark = pytest.mark.slow
@@ -38,33 +38,33 @@ async def app(scope, receive, send):
 def make_app():
     return AsgiApplication(None, app)
 
-class Told(workers.Worker):
+class SignallingWorker(workers.Worker):
     started = 0
 
     def start(self):
-        Told.started += 1
-        if Told.started == WHICH and not AFTER:
+        SignallingWorker.started += 1
+        if SignallingWorker.started == WHICH and not AFTER:
             os.kill(os.getpid(), signal.SIGTERM)
         super().start()
-        if Told.started == WHICH and AFTER:
+        if SignallingWorker.started == WHICH and AFTER:
             os.kill(os.getpid(), signal.SIGTERM)
         print(self.process.pid, flush=True)
 
 if __name__ == "__main__":
     logging.basicConfig()
-    workers.Worker = Told
+    workers.Worker = SignallingWorker
     if HANGS:
-        workers.HUNG = workers.LATE = 1.0
+        workers.HUNG_SECONDS = workers.KILL_SECONDS = 1.0
     limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
     config = ServerConfig(make_app, limits=limits, grace=1.0, certificate=None, clean_up=bool, workers=WORKERS)
     listening = socket.create_server(("127.0.0.1", 0))
     raise SystemExit(workers.Supervisor(config, [listening], handle_signals).run())
 """
-"""Workers, and a signal at the WHICH-th start of one."""
+"""Runs a supervisor that gets a signal before or after the WHICH-th start of a worker."""
 
 
 def run(folder: Path, *, which: int, after: bool, workers: int, hangs: bool = False) -> tuple[list[str], str]:
-    """Runs the PROGRAM to its end with 0. Returns the workers' process numbers and the log."""
+    """Runs the PROGRAM to its exit code of 0. Returns the workers' process numbers and the log."""
     program = folder / "program.py"
     values = {"WHICH": which, "AFTER": after, "WORKERS": workers, "HANGS": hangs}
     program.write_text("\n".join(f"{name} = {value}" for name, value in values.items()) + PROGRAM)
@@ -80,37 +80,45 @@ def run(folder: Path, *, which: int, after: bool, workers: int, hangs: bool = Fa
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_signal_while_workers_are_started_ends_those_that_were(tmp_path: Path, which: int, after: bool) -> None:
+def test_a_signal_during_the_start_ends_the_started_workers(tmp_path: Path, which: int, after: bool) -> None:
     pids, _ = run(tmp_path, which=which, after=after, workers=3)
     assert len(pids) == which
 
 
-def test_a_worker_whose_event_loop_hangs_is_replaced_and_killed_late_at_the_end(tmp_path: Path) -> None:
+def test_a_worker_with_a_blocked_event_loop_is_replaced_and_killed_at_shutdown(tmp_path: Path) -> None:
     pids, log = run(tmp_path, which=2, after=True, workers=1, hangs=True)
     assert len(pids) == 2
     assert f"worker {pids[0]} has died (exit code -9) and is replaced" in log
 
 
-def test_pauses_between_workers_that_die_young(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_between_workers_that_die_early(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     worker = Worker(NOTHING, [], lambda: None)
     assert worker.is_due()
-    assert [worker.pause_after(1.0) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert [worker.pause_after(1.0) for _ in range(7)] == [
+        0.0,
+        0.5,
+        1.0,
+        2.0,
+        4.0,
+        MAX_PAUSE_SECONDS,
+        MAX_PAUSE_SECONDS,
+    ]
     assert not worker.is_due()
-    now[0] += LONGEST_PAUSE
+    now[0] += MAX_PAUSE_SECONDS
     assert worker.is_due()
-    assert [worker.pause_after(lived) for lived in (STEADY, 1.0)] == [0.0, 0.5]
+    assert [worker.pause_after(lived) for lived in (STABLE_SECONDS, 1.0)] == [0.0, 0.5]
 
 
-async def test_it_is_the_event_loop_that_says_that_a_worker_serves() -> None:
+async def test_a_worker_answers_only_after_its_event_loop_turns() -> None:
     server, answers = Server(NOTHING), list[bool]()
-    assert not serves(server), "before it serves it answers without an event loop"
+    assert not is_serving(server), "before the start there is no event loop"
     server.loop = asyncio.get_running_loop()
-    asking = threading.Thread(target=lambda: answers.append(serves(server)))
+    asking = threading.Thread(target=lambda: answers.append(is_serving(server)))
     asking.start()
     asking.join(0.1)
-    assert not answers, "the loop has not turned since"
+    assert not answers, "the loop has not turned yet"
     await asyncio.to_thread(asking.join)
     assert answers == [True]
 
@@ -129,7 +137,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
     ("wanted", "limits", "warns"),
     [(90, "(100, 1000)", False), (900, "(900, 1000)", False), (2000, "(1000, 1000)", True)],
 )
-def test_the_limit_is_lifted_as_far_as_it_may(wanted: int, limits: str, warns: bool) -> None:
+def test_the_limit_of_descriptors_is_raised_up_to_the_hard_limit(wanted: int, limits: str, warns: bool) -> None:
     result = subprocess.run([sys.executable, "-c", LIMITING, str(wanted)], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == limits
     assert ("limit of open files is only 1000" in result.stderr) is warns

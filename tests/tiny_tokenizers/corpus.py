@@ -1,4 +1,4 @@
-"""Text that the tests train tiny tokenizers on, and text that they try them with."""
+"""Training text for tiny tokenizers, and texts to encode with them."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ PAIRS = [
 
 
 def grid() -> list[str]:
-    """All of TEXTS, the corpus, and some of them in other cases, some joined: about two hundred."""
+    """About two hundred texts: TEXTS and the corpus, also joined, in upper case and in title case."""
     mixed = [*TEXTS, *CORPUS]
     joined = [f"{first} {second}" for first, second in zip(mixed, reversed(mixed), strict=True)]
     return [*mixed, *joined, *(text.upper() for text in mixed), *(text.title() for text in mixed)]
 
 
-# Texts of all kinds for hypothesis: pieces of a vocabulary, added tokens, odd characters and all sorts of space
+# Pieces of texts for hypothesis: spaces, added tokens and odd characters
 
 SPACES = (
     *(" ",) * 12, "  ", "   ", "\t", "\n", "\r\n", " \n ", "\x0b", "\x0c", "\x1c", "\x1f", "\x85", "\u00a0", "\u1680",
@@ -92,7 +92,7 @@ ODD = (
 
 
 def any_texts(vocabulary: Sequence[str]) -> st.SearchStrategy[str]:
-    """Any Unicode text, and texts made of pieces, many of which occur again and again."""
+    """Any Unicode text, and texts made of pieces, many of them repeated."""
     pieces = st.one_of(
         st.sampled_from(sorted(vocabulary)),
         st.sampled_from(ADDED),

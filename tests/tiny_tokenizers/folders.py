@@ -1,9 +1,9 @@
-"""Model folders with tiny tokenizers, in the forms in which models are published."""
+"""Model folders with tiny tokenizers, in the layouts of published models."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,13 @@ QWEN_WORDS = (
 )
 
 
-def bert(settings: Mapping[str, Any] | None = None, *, lowercase: bool = True, **files: Any) -> Callable[[Path], Path]:
+def bert(settings: dict[str, Any] | None = None, *, lowercase: bool = True, **files: Any) -> Callable[[Path], Path]:
     files = {"config": {"model_type": "bert", "max_position_embeddings": 512}} | files
-
-    def build(folder: Path) -> Path:
-        both = None if settings is None else dict(settings)
-        return save(folder, wordpiece(lowercase=lowercase), settings=both, **files)
-
-    return build
+    return lambda folder: save(folder, wordpiece(lowercase=lowercase), settings=settings, **files)
 
 
 def old_bert(folder: Path) -> Path:
-    """As the files of 2020 are: no type of the model, truncation without a direction, padding to 128."""
+    """Files as in 2020: no type of the model, truncation without a direction, padding to 128."""
     tokenizer = wordpiece(lowercase=True)
     tokenizer.enable_padding(length=128)
     document = json.loads(tokenizer.to_str())
@@ -63,7 +58,7 @@ def albert_with_post_processor(folder: Path) -> Path:
 
 
 def added_to_bert(folder: Path) -> Path:
-    """Added tokens of every kind; two of them were not in the vocabulary."""
+    """Added tokens of each kind, two of them outside the vocabulary."""
     tokenizer = wordpiece(lowercase=True)
     tokenizer.add_tokens([AddedToken("new_token"), AddedToken("newtoken", single_word=True, normalized=False)])
     tokenizer.add_special_tokens([AddedToken("[ENT]", lstrip=True, rstrip=True)])
@@ -71,7 +66,7 @@ def added_to_bert(folder: Path) -> Path:
 
 
 def added_decoder(folder: Path) -> Path:
-    """added_tokens_decoder as save_pretrained wrote it, with ids beyond the vocabulary's end."""
+    """added_tokens_decoder as in save_pretrained, with ids after the vocabulary's end."""
     tokenizer = wordpiece(lowercase=True)
     size = tokenizer.get_vocab_size()
     flags = {"lstrip": False, "rstrip": False, "single_word": False}
@@ -86,7 +81,7 @@ def added_decoder(folder: Path) -> Path:
 
 
 def special_map(folder: Path) -> Path:
-    """The older files, special_tokens_map.json and added_tokens.json."""
+    """Files of older versions: special_tokens_map.json and added_tokens.json."""
     tokenizer = wordpiece(lowercase=True)
     mask = {"content": "[MASK]", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
     return save(
@@ -104,22 +99,14 @@ def generic_roberta(folder: Path) -> Path:
     return save(folder, roberta(), settings=settings, config={"model_type": "modernbert"})
 
 
-def of_roberta(settings: Mapping[str, Any], *, model_type: str = "roberta") -> Callable[[Path], Path]:
-    def build(folder: Path) -> Path:
-        config = {"model_type": model_type, "max_position_embeddings": 514, "pad_token_id": 1}
-        return save(folder, roberta(), settings=dict(settings), config=config)
-
-    return build
+def of_roberta(settings: dict[str, Any], *, model_type: str = "roberta") -> Callable[[Path], Path]:
+    config = {"model_type": model_type, "max_position_embeddings": 514, "pad_token_id": 1}
+    return lambda folder: save(folder, roberta(), settings=settings, config=config)
 
 
-def of_bytes(settings: Mapping[str, Any], model_type: str, *, words: str | None = None) -> Callable[[Path], Path]:
-    def build(folder: Path) -> Path:
-        special = ["<|endoftext|>", "<|padding|>"]
-        return save(
-            folder, byte_level(special, words=words), settings=dict(settings), config={"model_type": model_type}
-        )
-
-    return build
+def of_bytes(settings: dict[str, Any], model_type: str, *, words: str | None = None) -> Callable[[Path], Path]:
+    special, config = ["<|endoftext|>", "<|padding|>"], {"model_type": model_type}
+    return lambda folder: save(folder, byte_level(special, words=words), settings=settings, config=config)
 
 
 def without_post_processor(folder: Path) -> Path:
@@ -132,13 +119,9 @@ def without_post_processor(folder: Path) -> Path:
 
 
 def of_unigram(
-    settings: Mapping[str, Any], model_type: str, special: list[str], unk: str = "<unk>"
+    settings: dict[str, Any], model_type: str, special: list[str], unk: str = "<unk>"
 ) -> Callable[[Path], Path]:
-    def build(folder: Path) -> Path:
-        tokenizer = unigram(special, unk)
-        return save(folder, tokenizer, settings=dict(settings), config={"model_type": model_type})
-
-    return build
+    return lambda folder: save(folder, unigram(special, unk), settings=settings, config={"model_type": model_type})
 
 
 def generic_unigram(folder: Path) -> Path:
@@ -204,10 +187,15 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     ),
     "albert-own-post-processor": albert_with_post_processor,
     "t5": of_unigram({"tokenizer_class": "T5Tokenizer", "extra_ids": 4}, "t5", ["<pad>", "</s>", "<unk>"]),
+    "xlnet": of_unigram(
+        {"tokenizer_class": "XLNetTokenizer"},
+        "xlnet",
+        ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
+    ),
     "deberta-v2": of_unigram({"split_by_punct": True}, "deberta-v2", DEBERTA, "[UNK]"),
     "generic-unigram": generic_unigram,
 }
-"""Name -> a function that writes the folder. Each has a tokenizer.json."""
+"""Functions that write a folder with a tokenizer.json, by name."""
 
 
 def vocab_txt_only(folder: Path) -> Path:
@@ -229,14 +217,14 @@ def sentencepiece_only(folder: Path) -> Path:
 
 
 def rare_class(folder: Path) -> Path:
-    """A class that is not mirrored: BigBird builds its own pipeline."""
+    """A class without a recipe: BigBird builds its own pipeline."""
     special = ["<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
     settings = {"tokenizer_class": "BigBirdTokenizer"}
     return save(folder, unigram(special), settings=settings, config={"model_type": "big_bird"})
 
 
 def byt5(folder: Path) -> Path:
-    """Written in Python, without any vocabulary file."""
+    """A tokenizer written in Python, without a vocabulary file."""
     return save(folder, None, settings={"tokenizer_class": "ByT5Tokenizer"}, config={"model_type": "byt5"})
 
 
@@ -247,4 +235,4 @@ BY_TRANSFORMERS: dict[str, Callable[[Path], Path]] = {
     "rare-class": rare_class,
     "byt5": byt5,
 }
-"""Folders that transformers itself has to load."""
+"""Functions that write a folder which only transformers can load, by name."""

@@ -1,4 +1,4 @@
-"""A hub's cache as it lies on disk, and a small hub on 127.0.0.1 that a download can be seen at."""
+"""A hub's cache on disk, and a small hub on 127.0.0.1 that records its requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lay_out_cache(cache: Path, repo: str, commit: str, refs: list[str], files: M
 
 @dataclass
 class Hub:
-    """One repository, its revisions (name -> commit) and files; ``requests`` are (method, path, authorization)."""
+    """A hub with one repository. ``revisions`` are commits by name, ``requests`` are (method, path, authorization)."""
 
     repo: str
     revisions: Mapping[str, str]
@@ -45,7 +45,7 @@ class Hub:
     endpoint: str = ""
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body, as the hub's API has them."""
+        """Status, headers and body of the response, as in the hub's API."""
         if f"/{self.repo}/" not in f"{path}/":
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
         if self.token and authorization != f"Bearer {self.token}":
@@ -59,18 +59,18 @@ class Hub:
             content = self.files[name]
             etag = f'"{hashlib.sha1(content).hexdigest()}"'
             return 200, {"X-Repo-Commit": commit, "ETag": etag}, content
-        found: Any = {"id": self.repo, "sha": commit, "siblings": [{"rfilename": key} for key in self.files]}
+        listing: Any = {"id": self.repo, "sha": commit, "siblings": [{"rfilename": key} for key in self.files]}
         if kind == "tree":
-            found = [
+            listing = [
                 {"type": "file", "path": key, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
                 for key, data in self.files.items()
             ]
-        return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
+        return 200, {"Content-Type": "application/json"}, json.dumps(listing).encode()
 
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """The hub on a free port, its address in ``hub.endpoint``."""
+    """Runs the hub on a free port, and sets ``hub.endpoint``."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""Tiny tokenizers that treat what stands between spaces independently, and the library's own encodings with them."""
+"""Tiny tokenizers for which spaces separate a text, and the library's own encodings with them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import WordCache, find_separable
+from hf_transformer.tokenizer.words import WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
 
 LIMIT = 24
-"""Tokens; some of the texts are longer."""
+"""Maximum length in tokens; some of the texts are longer."""
 
 
 def with_added(backend: Tokenizer) -> Tokenizer:
-    """Tokens of all kinds, as far as the word cache allows."""
+    """Adds tokens of each kind that the word cache allows."""
     spaced = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
     backend.add_tokens([AddedToken("new_token"), AddedToken("A-b", normalized=True)])
     backend.add_tokens([AddedToken(text, single_word=True, normalized=False) for text in ("<ent>", "zoë")])
@@ -37,7 +37,7 @@ def split_at(splitter: pre_tokenizers.PreTokenizer) -> Tokenizer:
 
 
 def letters_added() -> Tokenizer:
-    """Some added tokens can't be told by their characters, so that ASCII words are nothing special."""
+    """A tokenizer with added tokens of letters only, so that AsciiEncoder can't be used."""
     backend = wordpiece(lowercase=True)
     backend.add_tokens([AddedToken("ing"), AddedToken("newtoken", single_word=True, normalized=False)])
     backend.add_tokens([AddedToken("zoë")])
@@ -87,13 +87,13 @@ def engine_of(name: str, limit: int = LIMIT, *, special: bool = True, side: str 
 
 
 def encode(engine: RustEngine, text: str) -> Encoding:
-    """The encoding of one text, as a request has it that asks for nothing else."""
-    [[found]] = engine.encode([text], PLAIN)
-    return found
+    """The encoding of one text without further options."""
+    [[encoding]] = engine.encode([text], PLAIN)
+    return encoding
 
 
 class Library:
-    """What the library itself gives."""
+    """Encodes with the library alone."""
 
     def __init__(self, name: str, limit: int = LIMIT, *, special: bool = True, side: str = "right") -> None:
         self._backend = copy_of(name)
@@ -101,8 +101,8 @@ class Library:
         self._special = special
 
     def encode(self, text: str) -> Encoding:
-        found = self._backend.encode(text, add_special_tokens=self._special)
-        return Encoding(found.ids, found.type_ids, bool(found.overflowing))
+        encoded = self._backend.encode(text, add_special_tokens=self._special)
+        return Encoding(encoded.ids, encoded.type_ids, bool(encoded.overflowing))
 
 
 @cache
@@ -111,6 +111,6 @@ def vocabulary(name: str) -> Sequence[str]:
 
 
 def cache_of(name: str, special: bool = True) -> WordCache:
-    how = find_separable(copy_of(name))
-    assert how is not None
-    return WordCache(copy_of(name), how, special)
+    rules = chunk_rules(copy_of(name))
+    assert rules is not None
+    return WordCache(copy_of(name), rules, special)

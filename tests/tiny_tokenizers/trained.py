@@ -1,4 +1,4 @@
-"""Trains tiny tokenizers and lays their files out as model repositories do."""
+"""Tiny trained tokenizers, and their files in the layout of a model repository."""
 
 from __future__ import annotations
 
@@ -45,14 +45,12 @@ def wordpiece(*, lowercase: bool, strip_accents: bool | None = None) -> Tokenize
 
 
 def byte_level(special: list[str], *, prefix: bool = False, words: str | None = None) -> Tokenizer:
-    """A tokenizer like GPT-2's, or with a pattern for words like Qwen's."""
+    """A tokenizer like GPT-2's, or like Qwen's with the pattern ``words``."""
     tokenizer = Tokenizer(models.BPE())
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     if words is not None:
         parts = [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    else:
-        tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         CORPUS,
@@ -89,7 +87,7 @@ def unigram(special: list[str], unk: str = "<unk>") -> Tokenizer:
 
 
 def sentencepiece_model(path: Path, **options: Any) -> None:
-    """Train a SentencePiece Unigram model with T5's layout of special ids and write it to a file."""
+    """Trains a SentencePiece Unigram model with T5's layout of special ids, and writes it to a file."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),
@@ -111,12 +109,11 @@ def save(
     config: dict[str, Any] | None = None,
     **files: Any,
 ) -> Path:
-    """Write tokenizer.json, tokenizer_config.json, config.json and others (``vocab_txt=...`` is vocab.txt)."""
+    """Writes tokenizer.json, tokenizer_config.json, config.json and others (``vocab_txt=...`` is vocab.txt)."""
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
-    wanted = {"tokenizer_config_json": settings, "config_json": config, **files}
-    for name, content in wanted.items():
+    for name, content in {"tokenizer_config_json": settings, "config_json": config, **files}.items():
         if content is not None:
             stem, _, suffix = name.rpartition("_")
             text = content if isinstance(content, str) else json.dumps(content)

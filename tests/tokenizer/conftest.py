@@ -1,4 +1,4 @@
-"""Model folders of every kind, and transformers' own tokenizers of them."""
+"""Model folders by name, and our tokenizers and transformers' for them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.triton_repository import DEMO_MODELS, TASK_MODELS
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a name: a made one, else one of the demo's or of the task models."""
-    root, made = tmp_path_factory.mktemp("tokenizers"), FOLDERS | BY_TRANSFORMERS
+    """The folder of a name: a tiny tokenizer, else one of the demo's or of the task models."""
+    root, writers = tmp_path_factory.mktemp("tokenizers"), FOLDERS | BY_TRANSFORMERS
 
     def folder(name: str) -> Path:
-        if name in made:
-            return made[name](root / name)
+        if name in writers:
+            return writers[name](root / name)
         return next(
             models / name for models in (DEMO_MODELS, TASK_MODELS) if (models / name / "tokenizer.json").exists()
         )
@@ -32,13 +32,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def auto(folders: Any) -> Any:
-    """AutoTokenizer of a name, loaded once."""
+    """transformers' AutoTokenizer for a name, cached."""
     return cache(lambda name: transformers.AutoTokenizer.from_pretrained(str(folders(name)), local_files_only=True))
 
 
 @pytest.fixture(scope="session")
 def ours(folders: Any) -> Any:
-    """Our tokenizer of a name, with options of load_tokenizer, loaded once."""
+    """Our tokenizer for a name and options of load_tokenizer, cached."""
 
     @cache
     def load(name: str, **options: Any) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Long texts as transformers has them: whole with what would be cut off, truncated, and in windows."""
+"""Long texts give the results of transformers: whole, truncated, and in windows."""
 
 from __future__ import annotations
 
@@ -25,39 +25,40 @@ ALL: Sequence[TextInput] = [*TEXTS, *PAIRS]
 
 
 def reference(auto: Any, text: TextInput, **options: Any) -> Any:
-    """What transformers gives for a text or a pair. It takes an empty second text for none, unless it is in a batch."""
-    columns = [[one] for one in text] if isinstance(text, tuple) else [[text]]
-    wanted = {"return_token_type_ids": True, "return_special_tokens_mask": True, "verbose": False}
-    return auto(*columns, return_offsets_mapping=auto.is_fast, **wanted, **options)
+    """transformers' encoding of a text or a pair, as a batch: otherwise it drops an empty second text."""
+    columns = [[side] for side in text] if isinstance(text, tuple) else [[text]]
+    outputs = {"return_token_type_ids": True, "return_special_tokens_mask": True, "verbose": False}
+    return auto(*columns, return_offsets_mapping=auto.is_fast, **outputs, **options)
 
 
 def expected_cut(auto: Any, text: TextInput) -> Truncation:
-    """What transformers cuts off, seen by comparing what it gives with and without."""
+    """The tokens that transformers removes when it truncates."""
     whole, short = reference(auto, text), reference(auto, text, truncation=True, max_length=CUT)
     count = len(whole["input_ids"][0]) - len(short["input_ids"][0])
     if not auto.is_fast:
         return Truncation(count, None)
     spans: list[tuple[int, int] | None] = []
     for number in range(2 if isinstance(text, tuple) else 1):
-        mine, left = (
-            [place for place, owner in enumerate(one.sequence_ids(0)) if owner == number] for one in (whole, short)
+        indices, kept = (
+            [index for index, owner in enumerate(encoding.sequence_ids(0)) if owner == number]
+            for encoding in (whole, short)
         )
-        rest = mine[len(left) :] if auto.truncation_side == "right" else mine[: len(mine) - len(left)]
-        offsets = [whole["offset_mapping"][0][place] for place in rest]
+        cut = indices[len(kept) :] if auto.truncation_side == "right" else indices[: len(indices) - len(kept)]
+        offsets = [whole["offset_mapping"][0][index] for index in cut]
         spans.append((offsets[0][0], offsets[-1][1]) if offsets else None)
     return Truncation(count, tuple(spans))
 
 
 @pytest.mark.parametrize("name", [*RUST, "byt5"])
-def test_a_whole_text_and_what_would_be_cut_of_it(name: str, ours: Any, auto: Any) -> None:
+def test_a_whole_text_names_the_tokens_that_truncation_would_remove(name: str, ours: Any, auto: Any) -> None:
     tokenizer, theirs = ours(name, max_model_len=CUT), auto(name)
     bare = tokenizer.encode_windows(ALL, replace(WHOLE, special_tokens=False))
     for text, [encoding], [plain] in zip(ALL, tokenizer.encode_windows(ALL, WHOLE), bare, strict=True):
-        wanted = reference(theirs, text)
-        assert encoding.ids == wanted["input_ids"][0], text
-        assert encoding.type_ids == wanted["token_type_ids"][0], text
-        assert encoding.special_mask == wanted["special_tokens_mask"][0], text
-        assert encoding.offsets == wanted.get("offset_mapping", [None])[0], text
+        expected = reference(theirs, text)
+        assert encoding.ids == expected["input_ids"][0], text
+        assert encoding.type_ids == expected["token_type_ids"][0], text
+        assert encoding.special_mask == expected["special_tokens_mask"][0], text
+        assert encoding.offsets == expected.get("offset_mapping", [None])[0], text
         assert encoding.tokens == theirs.convert_ids_to_tokens(encoding.ids), text
         assert encoding.cut == plain.cut == expected_cut(theirs, text), text
         assert not encoding.truncated
@@ -66,7 +67,7 @@ def test_a_whole_text_and_what_would_be_cut_of_it(name: str, ours: Any, auto: An
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-left", "roberta", "xlm-roberta", "t5", "albert", "vocab.txt", "byt5"])
-def test_a_service_without_special_tokens(name: str, ours: Any) -> None:
+def test_special_tokens_can_be_left_out_and_asked_for(name: str, ours: Any) -> None:
     tokenizer = ours(name, max_model_len=CUT, special_tokens=False)
     text = "the hotel " * 60
     [[alone]], [cut] = tokenizer.encode_windows([text], WHOLE), tokenizer.encode([text])
@@ -82,14 +83,14 @@ LONG += [(f"{first} " * 3, f"{second} " * 5) for first, second in PAIRS[6:10]]
 SHORT = ("Is it?", "It is.")
 EMPTY = [("", SHORT[1]), (SOME[4], "")]
 OVERFLOWING = {"stride": 3, "return_overflowing_tokens": True}
-HOWS: dict[str, tuple[Tokenization, Sequence[TextInput], dict[str, Any]]] = {
+CASES: dict[str, tuple[Tokenization, Sequence[TextInput], dict[str, Any]]] = {
     "longest first": (Tokenization(), [*LONG, *ALL], {"truncation": True}),
-    "first alone": (
+    "first only": (
         Tokenization(only_first=True),
         [SHORT, *EMPTY, *((second, SHORT[1]) for _, second in LONG)],
         {"truncation": "only_first"},
     ),
-    "second alone": (
+    "second only": (
         Tokenization(only_second=True),
         [SHORT, *((SHORT[0], second) for _, second in LONG)],
         {"truncation": "only_second"},
@@ -103,53 +104,65 @@ HOWS: dict[str, tuple[Tokenization, Sequence[TextInput], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", [*RUST, "roberta-prefix-space", "byt5"])
-def test_truncated_texts_and_windows(name: str, how: str, ours: Any, auto: Any) -> None:
+def test_truncated_texts_and_windows_are_those_of_transformers(name: str, case: str, ours: Any, auto: Any) -> None:
     tokenizer, theirs = ours(name, max_model_len=CUT), auto(name)
-    tokenization, texts, options = HOWS[how]
+    tokenization, texts, options = CASES[case]
     if not theirs.is_fast and tokenization not in (Tokenization(), Tokenization(only_first=True)):
         with pytest.raises(InvalidInput, match="written in Python"):
             tokenizer.encode_windows(texts, tokenization)
         return
     quick = tokenizer.encode_windows(texts, tokenization)
-    assert [[True] * len(windows) for windows in quick] == [[len(one) <= CUT for one in windows] for windows in quick]
+    assert all(len(window) <= CUT for windows in quick for window in windows)
     detailed = tokenizer.encode_windows(texts, replace(tokenization, detail=True)) if theirs.is_fast else quick
     for text, windows, same in zip(texts, detailed, quick, strict=True):
-        wanted = reference(theirs, text, max_length=CUT, **options)
-        assert [one.ids for one in windows] == [one.ids for one in same] == wanted["input_ids"], text
+        expected = reference(theirs, text, max_length=CUT, **options)
+        assert [one.ids for one in windows] == [one.ids for one in same] == expected["input_ids"], text
         whole = len(reference(theirs, text)["input_ids"][0])
         assert [one.truncated for one in windows] == [whole > CUT and not tokenization.windows] * len(windows)
         if theirs.is_fast:
-            assert [one.special_mask for one in windows] == wanted["special_tokens_mask"], text
-            assert [one.sequence_ids for one in windows] == [*map(wanted.sequence_ids, range(len(windows)))], text
-            assert windows[0].type_ids == wanted["token_type_ids"][0], text
-            # Of later windows of pairs the library gets some type ids wrong.
+            assert [one.special_mask for one in windows] == expected["special_tokens_mask"], text
+            assert [one.sequence_ids for one in windows] == [*map(expected.sequence_ids, range(len(windows)))], text
+            assert windows[0].type_ids == expected["token_type_ids"][0], text
+            # The library gets some type ids of later windows of pairs wrong.
             assert len({frozenset(zip(one.sequence_ids, one.type_ids, strict=True)) for one in windows}) == 1, text
-            assert [one.offsets for one in windows] == wanted["offset_mapping"], text
+            assert [one.offsets for one in windows] == expected["offset_mapping"], text
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "how", "says"),
+    ("name", "limit", "options", "message"),
     [
         ("ner_roberta", 3, Tokenization(), "into 3 tokens"),
         ("byt5", 1, Tokenization(), "into 1 tokens"),
-        ("ner_roberta", CUT, Tokenization(only_first=True), "second one leaves room for the first one"),
+        (
+            "ner_roberta",
+            CUT,
+            Tokenization(only_first=True),
+            "second one leaves room for the first in 24 tokens, got 5.. tokens",
+        ),
         ("byt5", CUT, Tokenization(only_first=True), "into 24 tokens"),
-        ("ner_roberta", CUT, Tokenization(only_second=True), "first one leaves room for the second one"),
+        (
+            "ner_roberta",
+            CUT,
+            Tokenization(only_second=True),
+            "first one leaves room for the second in 24 tokens, got 5.. tokens",
+        ),
     ],
 )
-def test_a_pair_that_can_not_be_cut_to_fit(name: str, limit: int, how: Tokenization, says: str, ours: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"a pair of texts .*{says}"):
-        ours(name, max_model_len=CUT).with_max_length(limit).encode_windows([("a " * 500, "b " * 500)], how)
+def test_a_pair_that_can_not_be_truncated_to_fit_is_refused(
+    name: str, limit: int, options: Tokenization, message: str, ours: Any
+) -> None:
+    with pytest.raises(InvalidInput, match=f"a pair of texts .*{message}"):
+        ours(name, max_model_len=CUT).with_max_length(limit).encode_windows([("a " * 500, "b " * 500)], options)
 
 
 @pytest.mark.parametrize("name", ["minibert_mean", "gpt2", "t5", "byt5"])
 @pytest.mark.parametrize("times", [1, 40])
-async def test_decoding(name: str, times: int, ours: Any, auto: Any) -> None:
+async def test_decoded_texts_are_those_of_transformers(name: str, times: int, ours: Any, auto: Any) -> None:
     tokenizer, theirs = ours(name), auto(name)
     ids = [encoding["input_ids"] * times for encoding in map(theirs, TEXTS[:20])]
     for skip in (False, True):
-        wanted = [theirs.decode(one, skip_special_tokens=skip) for one in ids]
-        assert await tokenizer.decode_off_loop(ids, None, skip) == wanted
-        assert [tokenizer.decode(one, skip) for one in ids] == wanted
+        expected = [theirs.decode(one, skip_special_tokens=skip) for one in ids]
+        assert await tokenizer.decode_off_loop(ids, None, skip) == expected
+        assert [tokenizer.decode(one, skip) for one in ids] == expected

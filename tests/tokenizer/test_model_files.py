@@ -1,4 +1,4 @@
-"""Files are found in local folders, in a hub's cache without any request, and are downloaded else."""
+"""Model files in local folders, in a hub's cache, and downloaded from a hub."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 def test_a_normalizer_that_makes_texts_far_longer_is_refused(
     name: str, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """400 characters took 13 GB."""
+    """Without the limit, 400 characters took 13 GB."""
     normalizer, times = GROWTH[name]
     fill(tmp_path, {**files, "tokenizer_config.json": json.dumps(GENERIC).encode()})
     document = {**json.loads(files["tokenizer.json"]), "normalizer": normalizer}
@@ -105,35 +105,38 @@ def test_a_decoder_that_makes_texts_far_longer_is_refused(files: dict[str, bytes
         load_tokenizer(tmp_path, CONFIG)
 
 
-def test_local_folder(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
-    for found in (find_model_files(None, str(folder)), find_model_files(str(folder), "/nowhere")):
-        assert (found.model_folder, found.tokenizer_folder, found.config) == (folder, folder, CONFIG)
+def test_a_local_folder_needs_no_config_json(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
+    for model in (find_model_files(None, str(folder)), find_model_files(str(folder), "/nowhere")):
+        assert (model.model_folder, model.tokenizer_folder, model.config) == (folder, folder, CONFIG)
     fill(tmp_path, {"tokenizer.json": files["tokenizer.json"]})
     assert find_model_files(None, str(tmp_path)).config == {}
 
 
-def test_files_of_a_local_folder(tmp_path: Path, files: dict[str, bytes]) -> None:
-    for content, says in (
+def test_broken_and_missing_files_of_a_local_folder_are_named(tmp_path: Path, files: dict[str, bytes]) -> None:
+    for content, message in (
         (b'{"model_type": ', "is not valid JSON"),
         (b"[]", "must hold a JSON object, but holds a list"),
     ):
         fill(tmp_path, {**files, "config.json": content})
-        with pytest.raises(LoadError, match=rf"config\.json {says}"):
+        with pytest.raises(LoadError, match=rf"config\.json {message}"):
             find_model_files(None, str(tmp_path))
     with pytest.raises(LoadError, match=r"gone\.json is missing"):
         read_json(tmp_path / "gone.json", required=True)
-    # Without a vocabulary the class says whether there is a tokenizer.
-    settings: Any
-    for settings, has in (({"tokenizer_class": "ByT5Tokenizer"}, True), ({"auto_map": {}}, True), ({}, False)):
-        folder = tmp_path / str(len(settings)) / next(iter(settings), "none")
-        folder.mkdir(parents=True)
-        assert has_tokenizer(save(folder, None, settings={"tokenizer_class": "X", **settings})) is has
 
 
-def test_model_repository_layout(tmp_path: Path, files: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"tokenizer_class": "ByT5Tokenizer"}, True), ({"auto_map": {}}, True), ({}, False)]
+)
+def test_the_class_tells_whether_a_folder_without_vocabulary_has_a_tokenizer(
+    settings: Any, expected: bool, tmp_path: Path
+) -> None:
+    assert has_tokenizer(save(tmp_path, None, settings={"tokenizer_class": "X", **settings})) is expected
+
+
+def test_the_files_may_lie_in_a_subfolder_named_like_the_model(tmp_path: Path, files: dict[str, bytes]) -> None:
     (fill(tmp_path / "bert", files) / "1").mkdir()
-    found = find_model_files(None, str(tmp_path), model_name="bert")
-    assert (found.tokenizer_folder, found.config) == (tmp_path / "bert", CONFIG)
+    model = find_model_files(None, str(tmp_path), model_name="bert")
+    assert (model.tokenizer_folder, model.config) == (tmp_path / "bert", CONFIG)
     for folder, name in ((tmp_path, "other"), (tmp_path / "bert" / "1", "..")):
         with pytest.raises(LoadError, match="no tokenizer files in"):
             find_model_files(None, str(folder), model_name=name)
@@ -143,7 +146,7 @@ TRITONS = "which looks like Triton's model repository: expected the folder with"
 
 
 @pytest.mark.parametrize(
-    ("made", "asked", "says"),
+    ("names", "subfolder", "message"),
     [
         (["config.json", "a.onnx"], "", r"no tokenizer files in .*vocab\.txt.*it holds a\.onnx, config\.json\. "),
         (["bert/tokenizer.json"], "", r"no tokenizer files in .*it holds bert/\. Put tokenizer\.json there or set"),
@@ -155,16 +158,18 @@ TRITONS = "which looks like Triton's model repository: expected the folder with"
         (["bert/1/model.onnx"], "", rf"{TRITONS}.* it holds bert/\. Set --model_dir"),
     ],
 )
-def test_a_folder_without_a_tokenizer(tmp_path: Path, made: list[str], asked: str, says: str) -> None:
-    fill(tmp_path, dict.fromkeys(made, b"{}"))
-    with pytest.raises(LoadError, match=says) as caught:
-        find_model_files(None, str(tmp_path / asked))
+def test_a_folder_without_a_tokenizer_is_refused_with_its_content(
+    tmp_path: Path, names: list[str], subfolder: str, message: str
+) -> None:
+    fill(tmp_path, dict.fromkeys(names, b"{}"))
+    with pytest.raises(LoadError, match=message) as caught:
+        find_model_files(None, str(tmp_path / subfolder))
     assert "\n" not in str(caught.value)
     with pytest.raises(LoadError, match=f"--model_id={tmp_path}/gone: there is no such folder"):
         find_model_files(str(tmp_path / "gone"), str(tmp_path))
 
 
-def test_a_folder_that_may_not_be_read_is_none_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_does_not_count_as_tritons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lost+found").mkdir()
     listed = Path.iterdir
 
@@ -183,32 +188,32 @@ def test_a_folder_that_may_not_be_read_is_none_of_triton(tmp_path: Path, monkeyp
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every attempt to connect fails, and is seen here."""
-    found: list[Any] = []
+    """Records attempts to connect, which all fail."""
+    attempts: list[Any] = []
 
     def refuse(*arguments: Any, **options: Any) -> Any:
-        found.append(arguments)
+        attempts.append(arguments)
         raise socket.gaierror("no network in this test")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    return found
+    return attempts
 
 
 @pytest.mark.parametrize("revision", [None, "main", "refs/pr/1", COMMIT], ids=["default", "branch", "pr", "commit"])
-def test_cache_needs_no_network(
+def test_a_complete_cache_needs_no_network(
     revision: str | None, tmp_path: Path, files: dict[str, bytes], attempts: list[Any]
 ) -> None:
     snapshot = lay_out_cache(tmp_path, REPO, COMMIT, ["main", "refs/pr/1"], files)
-    found = find_model_files(REPO, "/nowhere", model_revision=revision, token=TOKEN, cache_dir=tmp_path)
-    assert (found.model_folder, found.tokenizer_folder, found.config) == (snapshot, snapshot, CONFIG)
-    assert load_tokenizer(found.tokenizer_folder, found.config).max_length == 64
+    model = find_model_files(REPO, "/nowhere", model_revision=revision, token=TOKEN, cache_dir=tmp_path)
+    assert (model.model_folder, model.tokenizer_folder, model.config) == (snapshot, snapshot, CONFIG)
+    assert load_tokenizer(model.tokenizer_folder, model.config).max_length == 64
     older = lay_out_cache(tmp_path, REPO, OLDER, ["v1"], files)
-    found = find_model_files(REPO, "/nowhere", model_revision=revision, tokenizer_revision="v1", cache_dir=tmp_path)
-    assert (found.model_folder, found.tokenizer_folder, attempts) == (snapshot, older, [])
+    model = find_model_files(REPO, "/nowhere", model_revision=revision, tokenizer_revision="v1", cache_dir=tmp_path)
+    assert (model.model_folder, model.tokenizer_folder, attempts) == (snapshot, older, [])
 
 
-def test_partial_cache_is_not_taken_for_a_whole_one(
+def test_a_partial_cache_is_completed_or_used_with_a_warning(
     tmp_path: Path, files: dict[str, bytes], attempts: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     part = {name: content for name, content in files.items() if name != "tokenizer_config.json"}
@@ -216,27 +221,29 @@ def test_partial_cache_is_not_taken_for_a_whole_one(
     listing = {name: {"size": len(content), "blob_id": "0" * 40} for name, content in files.items()}
     tree = json.dumps({"format_version": 1, "files": listing}).encode()
     fill(snapshot.parents[1] / "trees", {f"{COMMIT}.json": tree})
-    found = find_model_files(REPO, "/nowhere", cache_dir=tmp_path)
-    assert attempts, "the missing file was asked for"
-    assert found.tokenizer_folder == snapshot
+    model = find_model_files(REPO, "/nowhere", cache_dir=tmp_path)
+    assert attempts, "the missing file is requested"
+    assert model.tokenizer_folder == snapshot
     assert "using the files in" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("repo", "says"),
+    ("repo", "message"),
     [
         (REPO, f"^--model_id={REPO} revision main is not in the hub's cache and the hub can't be reached.*--model_dir"),
         ("a/b/c", "neither a folder here nor an id of the form"),
     ],
 )
-def test_not_in_cache_and_no_network(tmp_path: Path, repo: str, says: str, attempts: list[Any]) -> None:
-    with pytest.raises(LoadError, match=says) as caught:
+def test_without_cache_and_network_the_start_fails(
+    tmp_path: Path, repo: str, message: str, attempts: list[Any]
+) -> None:
+    with pytest.raises(LoadError, match=message) as caught:
         find_model_files(repo, "/nowhere", token=TOKEN, cache_dir=tmp_path)
     assert "\n" not in str(caught.value) and TOKEN not in str(caught.value)
     assert bool(attempts) == (repo == REPO)
 
 
-# Downloads, each in a process of its own that reads HF_HOME and so on afresh
+# Downloads, each in a new process, since the library reads HF_HOME when it is imported
 
 START = """
 import sys, json
@@ -244,17 +251,17 @@ from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 try:
-    found = find_model_files("some-org/tiny-bert", "/nowhere", **json.loads(sys.argv[1]))
-    tokenizer = load_tokenizer(found.tokenizer_folder, found.config)
+    model = find_model_files("some-org/tiny-bert", "/nowhere", **json.loads(sys.argv[1]))
+    tokenizer = load_tokenizer(model.tokenizer_folder, model.config)
 except LoadError as exc:
     sys.exit(f"LoadError: {exc}")
-print(found.tokenizer_folder.name, tokenizer.max_length, tokenizer.encode(["paris"])[0].ids)
+print(model.tokenizer_folder.name, tokenizer.max_length, tokenizer.encode(["paris"])[0].ids)
 print("huggingface_hub.file_download" in sys.modules)
 """
 
 
 def start(home: Path, hub: Hub | None, options: Any, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``options`` are those of find_model_files. Without a hub there is none at the address."""
+    """Runs START with options of find_model_files. Without ``hub``, nothing listens at the hub's address."""
     endpoint = "http://127.0.0.1:9" if hub is None else hub.endpoint
     base = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"}
     base |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin"}
@@ -263,34 +270,34 @@ def start(home: Path, hub: Hub | None, options: Any, **environment: str) -> subp
 
 
 @pytest.mark.slow
-def test_download_then_start_without_a_request(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_a_start_after_a_download_makes_no_request(tmp_path: Path, files: dict[str, bytes]) -> None:
     more = {"model.safetensors": b"w" * 100, "onnx/model.onnx": b"w", "pytorch_model.bin": b"w", "modeling.py": b"1"}
     hub = Hub(REPO, {"main": COMMIT, "v1": OLDER}, {**files, **more, "1_Pooling/config.json": b"{}"}, token=TOKEN)
-    given = {"model_revision": "v1", "token": TOKEN}
+    options = {"model_revision": "v1", "token": TOKEN}
     with serve(hub):
-        first = start(tmp_path, hub, given)
+        first = start(tmp_path, hub, options)
         assert first.stdout.splitlines()[0].startswith(f"{OLDER} 64 ["), first.stderr
-        assert {sent for _, path, sent in hub.requests if REPO in path} == {f"Bearer {TOKEN}"}
+        assert {authorization for _, path, authorization in hub.requests if REPO in path} == {f"Bearer {TOKEN}"}
         fetched = {path.split(f"{OLDER}/")[1] for _, path, _ in hub.requests if "/resolve/" in path}
         assert fetched == {*files, "1_Pooling/config.json"}
         hub.requests.clear()
-        second = start(tmp_path, hub, given)
+        second = start(tmp_path, hub, options)
         assert second.stdout.splitlines() == [first.stdout.splitlines()[0], "False"]
         assert hub.requests == []
 
 
 @pytest.mark.slow
-def test_what_the_environment_says(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_the_token_and_the_cache_may_come_from_the_environment(tmp_path: Path, files: dict[str, bytes]) -> None:
     with serve(Hub(REPO, {"main": COMMIT}, {**files, "own.py": b"1"}, token=TOKEN)) as hub:
         done = start(tmp_path, hub, {"trust_remote_code": True}, HF_TOKEN=TOKEN)
         assert done.stdout.startswith(COMMIT), done.stderr
         assert any(path.endswith("/own.py") for _, path, _ in hub.requests), "with remote code only"
     lay_out_cache(tmp_path / "other", REPO, OLDER, ["main"], files)
-    other = start(tmp_path, None, {}, HF_HUB_CACHE=str(tmp_path / "other"))
-    assert other.stdout.startswith(OLDER), other.stderr
+    done = start(tmp_path, None, {}, HF_HUB_CACHE=str(tmp_path / "other"))
+    assert done.stdout.startswith(OLDER), done.stderr
 
 
-class Echoing(Hub):
+class EchoingHub(Hub):
     """Repeats the client's token in an error."""
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
@@ -309,25 +316,26 @@ FAILURES: dict[str, tuple[Hub | None, Any, str]] = {
         {},
         rf"no tokenizer files in {REPO} \(revision main\).*it holds config\.json\.",
     ),
-    "token repeated": (Echoing(REPO, MAIN, {}), {"token": TOKEN}, r"reached \(.*no use for Bearer \*\*\*"),
+    "token repeated": (EchoingHub(REPO, MAIN, {}), {"token": TOKEN}, r"reached \(.*no use for Bearer \*\*\*"),
     "offline": (None, {"token": TOKEN}, r"not in the hub's cache and .* can't be reached \(OfflineModeIsEnabled"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hub", "given", "says"), FAILURES.values(), ids=FAILURES)
-def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, hub: Hub | None, given: Any, says: str) -> None:
+@pytest.mark.parametrize(("hub", "options", "message"), FAILURES.values(), ids=FAILURES)
+def test_a_start_that_fails_gives_the_reason_in_one_line(
+    tmp_path: Path, hub: Hub | None, options: Any, message: str
+) -> None:
     if hub is None:
-        done = start(tmp_path, None, given, HF_HUB_OFFLINE="1")
+        done = start(tmp_path, None, options, HF_HUB_OFFLINE="1")
     else:
         with serve(hub):
-            done = start(tmp_path, hub, given)
+            done = start(tmp_path, hub, options)
     assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
-    assert re.fullmatch(f"LoadError: .*{says}.*", done.stderr.strip()), done.stderr
+    assert re.fullmatch(f"LoadError: .*{message}.*", done.stderr.strip()), done.stderr
 
 
-def test_the_transformer_folder_of_old_sentence_transformers(tmp_path: Path) -> None:
-    """Its first versions kept the transformer's files in the folder of the first module."""
+def test_old_sentence_transformers_keep_the_tokenizer_in_the_first_modules_folder(tmp_path: Path) -> None:
     inner = tmp_path / "0_Transformer"
     inner.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
@@ -339,7 +347,7 @@ def test_the_transformer_folder_of_old_sentence_transformers(tmp_path: Path) -> 
     files = find_model_files(None, str(tmp_path))
     assert (files.model_folder, files.tokenizer_folder) == (tmp_path, inner)
     assert files.config["model_type"] == "bert"
-    found = read_sentence_transformers(files.model_folder)
-    assert found is not None and found.max_seq_length == 32
-    parts = load_parts(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
-    assert (parts.task.name, parts.tokenizer.max_length) == ("text_embedding", 32)
+    settings = read_sentence_transformers(files.model_folder)
+    assert settings is not None and settings.max_seq_length == 32
+    model = load_parts(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
+    assert (model.task.name, model.tokenizer.max_length) == ("text_embedding", 32)

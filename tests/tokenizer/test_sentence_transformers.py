@@ -1,4 +1,4 @@
-"""The files of sentence-transformers, in the forms that its versions 2, 3 and 6 write."""
+"""The files of sentence-transformers, as its versions 2, 3 and 6 write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POOLING, BERT, SETTINGS = "1_Pooling/config.json", "sentence_bert_config.json", 
 
 
 def read(folder: Path, *kinds: str, files: Any = None, new: bool = False) -> SentenceTransformers | None:
-    """What a folder with these modules and further files says."""
+    """Writes a folder with these modules and further files, and reads its settings."""
     modules = [
         {
             "idx": index,
@@ -56,7 +56,7 @@ def read(folder: Path, *kinds: str, files: Any = None, new: bool = False) -> Sen
         ("bert", None),
     ],
 )
-def test_the_test_models(model: str, expected: SentenceTransformers | None) -> None:
+def test_the_files_of_published_layouts_are_read(model: str, expected: SentenceTransformers | None) -> None:
     assert read_sentence_transformers(task_model_folder(model)) == expected
 
 
@@ -71,7 +71,9 @@ def test_the_test_models(model: str, expected: SentenceTransformers | None) -> N
     ],
     ids=str,
 )
-def test_modules(tmp_path: Path, kinds: tuple[str, ...], expected: SentenceTransformers, new: bool) -> None:
+def test_modules_decide_about_normalization_and_the_models_own_output(
+    tmp_path: Path, kinds: tuple[str, ...], expected: SentenceTransformers, new: bool
+) -> None:
     assert read(tmp_path, "Transformer", *kinds, new=new) == expected
 
 
@@ -104,19 +106,19 @@ CHANGES: list[tuple[dict[str, Any], SentenceTransformers]] = [
 
 
 @pytest.mark.parametrize(("files", "expected"), CHANGES, ids=str)
-def test_pooling_modes_and_limits(tmp_path: Path, files: Any, expected: SentenceTransformers) -> None:
+def test_settings_of_pooling_and_length_are_read(tmp_path: Path, files: Any, expected: SentenceTransformers) -> None:
     assert read(tmp_path, files=files) == expected
 
 
 @pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
-def test_models_for_something_else(tmp_path: Path, kind: str) -> None:
+def test_models_of_other_types_only_have_an_activation_function(tmp_path: Path, kind: str) -> None:
     assert read(tmp_path, "Transformer", files={SETTINGS: {"model_type": kind}}) is None
     assert read_cross_encoder(tmp_path) == CrossEncoder()
     (tmp_path / SETTINGS).write_text('{"activation_fn": "torch.nn.modules.linear.Identity"}')
     assert read_cross_encoder(tmp_path) == CrossEncoder("torch.nn.modules.linear.Identity")
 
 
-def test_the_prompts_of_a_cross_encoder(tmp_path: Path) -> None:
+def test_a_cross_encoder_may_have_prompts(tmp_path: Path) -> None:
     settings = {"model_type": "CrossEncoder", "prompts": {"q": "query: ", "none": None}, "default_prompt_name": "q"}
     (tmp_path / SETTINGS).write_text(json.dumps(settings))
     assert read_cross_encoder(tmp_path) == CrossEncoder(None, {"q": "query: ", "none": ""}, "q")
@@ -127,7 +129,7 @@ def test_the_prompts_of_a_cross_encoder(tmp_path: Path) -> None:
         read_cross_encoder(tmp_path)
 
 
-def test_settings(tmp_path: Path) -> None:
+def test_prompts_dimension_case_and_normalized_tokens_are_read(tmp_path: Path) -> None:
     assert read(tmp_path, "Transformer", "Pooling", "Dropout") == SentenceTransformers()
     of_tokens = {"2_Normalize/config.json": {"module_input_name": "token_embeddings"}}
     assert read(tmp_path, "Transformer", "Pooling", "Normalize", files=of_tokens) == SentenceTransformers()
@@ -148,7 +150,7 @@ def test_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "message"),
     [
         ({"modules.json": {}}, "expected a list of modules"),
         ({"modules.json": [3]}, "expected a list of modules"),
@@ -162,8 +164,8 @@ def test_settings(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_broken_files(tmp_path: Path, files: Any, words: str) -> None:
-    with pytest.raises(LoadError, match=words):
+def test_broken_files_and_unknown_values_are_refused(tmp_path: Path, files: Any, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
         read(tmp_path, files=files)
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(LoadError, match=r"modules\.json is not valid JSON"):
@@ -171,7 +173,7 @@ def test_broken_files(tmp_path: Path, files: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         pytest.param(
             {"processing_kwargs": {"text": {"padding": True, "add_special_tokens": False}}},
@@ -185,10 +187,10 @@ def test_broken_files(tmp_path: Path, files: Any, words: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder"])
 def test_settings_that_change_tokens_are_refused(
-    tmp_path: Path, kind: str, settings: dict[str, Any], says: str | None
+    tmp_path: Path, kind: str, settings: dict[str, Any], message: str | None
 ) -> None:
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
-    with pytest.raises(LoadError, match=says) if says else nullcontext():
+    with pytest.raises(LoadError, match=message) if message else nullcontext():
         if kind == "CrossEncoder":
             (tmp_path / SETTINGS).write_text(json.dumps({"model_type": kind}))
             read_cross_encoder(tmp_path)

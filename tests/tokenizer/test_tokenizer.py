@@ -1,4 +1,4 @@
-"""The tokenizer gives what transformers' AutoTokenizer gives, id for id; and how it is loaded."""
+"""The tokenizer gives the ids of transformers' AutoTokenizer. Loading, its limits and its errors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MAX = 64
 
 
 def expected(auto: Any, texts: list[Any], **options: Any) -> Any:
-    """What AutoTokenizer gives for texts or pairs, as rows of (ids, type ids, offsets, special mask)."""
+    """AutoTokenizer's rows of (ids, type ids, offsets, special mask) for texts or pairs."""
     columns = [list(column) for column in zip(*texts, strict=True)] if isinstance(texts[0], tuple) else [texts]
-    wanted = {"return_token_type_ids": True, "return_special_tokens_mask": True}
-    wanted["return_offsets_mapping"] = auto.is_fast
-    out = auto(*columns, truncation=True, max_length=MAX, **wanted, **options)
-    offsets = out["offset_mapping"] if auto.is_fast else [None] * len(texts)
-    return list(zip(out["input_ids"], out["token_type_ids"], offsets, out["special_tokens_mask"], strict=True))
+    outputs = {"return_token_type_ids": True, "return_special_tokens_mask": True}
+    outputs["return_offsets_mapping"] = auto.is_fast
+    rows = auto(*columns, truncation=True, max_length=MAX, **outputs, **options)
+    offsets = rows["offset_mapping"] if auto.is_fast else [None] * len(texts)
+    return list(zip(rows["input_ids"], rows["token_type_ids"], offsets, rows["special_tokens_mask"], strict=True))
 
 
 def check_same(tokenizer: Tokenizer, auto: Any, texts: list[Any]) -> None:
@@ -48,7 +48,7 @@ def check_same(tokenizer: Tokenizer, auto: Any, texts: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS | BY_TRANSFORMERS)
-def test_same_as_auto_tokenizer(name: str, ours: Any, auto: Any) -> None:
+def test_encodings_and_properties_are_those_of_auto_tokenizer(name: str, ours: Any, auto: Any) -> None:
     tokenizer, reference = ours(name, max_model_len=MAX), auto(name)
     check_same(tokenizer, reference, grid())
     check_same(tokenizer, reference, PAIRS)
@@ -64,7 +64,7 @@ def test_same_as_auto_tokenizer(name: str, ours: Any, auto: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_mirrored_without_transformers(name: str, folders: Any, auto: Any) -> None:
+def test_mirrored_classes_load_without_transformers(name: str, folders: Any, auto: Any) -> None:
     path = folders(name) / "config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     loaded, reference = load_fast(folders(name), config, lower_case=True), auto(name)
@@ -73,37 +73,40 @@ def test_mirrored_without_transformers(name: str, folders: Any, auto: Any) -> No
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-cased", "bert-lowercasing-over-cased-file", "albert", "vocab.txt"])
-def test_lower_case_switched_off(name: str, ours: Any, folders: Any) -> None:
+def test_lower_case_can_be_switched_off(name: str, ours: Any, folders: Any) -> None:
     reference = transformers.AutoTokenizer.from_pretrained(str(folders(name)), do_lower_case=False)
     check_same(ours(name, max_model_len=MAX, lower_case=False), reference, TEXTS)
 
 
-def test_lower_case_of_a_generic_class_and_tokens_that_the_settings_do_not_name(tmp_path: Path, ours: Any) -> None:
+def test_lower_case_can_be_switched_off_for_a_generic_class(tmp_path: Path) -> None:
     folder = added_to_bert(tmp_path)
     for lower_case in (True, False):
         upper, lower = load_tokenizer(folder, {}, lower_case=lower_case).encode(["Paris", "paris"])
         assert (upper.ids == lower.ids) is lower_case
-    for name, pad_token_id, mask in (
-        ("gpt2", None, (None, None)),
-        ("bert-neither", None, ("[MASK]", 4)),
-        ("bert", 0, ("[MASK]", 4)),
-    ):
-        found = ours(name)
-        assert (found.pad_token_id, found.pad_id, (found.mask_token, found.mask_id)) == (pad_token_id, 0, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "pad_token_id", "mask"),
+    [("gpt2", None, (None, None)), ("bert-neither", None, ("[MASK]", 4)), ("bert", 0, ("[MASK]", 4))],
+)
+def test_pad_and_mask_tokens_without_settings(name: str, pad_token_id: int | None, mask: Any, ours: Any) -> None:
+    tokenizer = ours(name)
+    assert (tokenizer.pad_token_id, tokenizer.pad_id) == (pad_token_id, 0)
+    assert (tokenizer.mask_token, tokenizer.mask_id) == mask
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-added-decoder", "vocab.txt", "byt5"])
-def test_another_max_length(name: str, ours: Any) -> None:
+def test_a_copy_may_have_another_max_length(name: str, ours: Any) -> None:
     tokenizer = ours(name, max_model_len=MAX)
-    other = tokenizer.with_max_length(8)
+    shorter = tokenizer.with_max_length(8)
     assert tokenizer.with_max_length(MAX) is tokenizer
-    for one, length in ((other, 8), (tokenizer, MAX)):
-        assert one.max_length == len(one.encode(["word " * 50])[0]) == length
-    assert other.encode(["[ENT] a"]) == tokenizer.encode(["[ENT] a"])
-    assert (other.mask_id, other.pad_id) == (tokenizer.mask_id, tokenizer.pad_id)
+    for limited, length in ((shorter, 8), (tokenizer, MAX)):
+        assert limited.max_length == len(limited.encode(["word " * 50])[0]) == length
+    assert shorter.encode(["[ENT] a"]) == tokenizer.encode(["[ENT] a"])
+    assert (shorter.mask_id, shorter.pad_id) == (tokenizer.mask_id, tokenizer.pad_id)
 
 
-def test_first_token(ours: Any, tmp_path: Path) -> None:
+def test_first_token_id_is_none_for_texts_without_tokens(ours: Any, tmp_path: Path) -> None:
     for name in ("bert", "byt5"):
         tokenizer = ours(name)
         assert tokenizer.first_token_id("paris") == tokenizer.encode(["paris"])[0].ids[0 if name == "byt5" else 1]
@@ -113,15 +116,15 @@ def test_first_token(ours: Any, tmp_path: Path) -> None:
     assert genes.first_token_id("g") is None
 
 
-def test_texts_that_can_not_be_encoded(ours: Any) -> None:
+def test_surrogates_and_missing_offsets_are_refused(ours: Any) -> None:
     for text in ("a \ud800 b", ("fine", "\udfff")):
         with pytest.raises(InvalidInput, match="lone surrogate"):
             ours("bert").encode([text])
-    with pytest.raises(InvalidInput, match="without offsets"):
+    with pytest.raises(InvalidInput, match="no request for offsets"):
         ours("byt5").encode(["a"], offsets=True)
 
 
-# Loading: its limit, custom code, broken files, and modules that are not imported
+# Loading
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 
@@ -142,25 +145,27 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("config", "tokenizer_config", "asked", "length"), LIMITS.values(), ids=LIMITS)
-def test_max_length(config: Any, tokenizer_config: Any, asked: int | None, length: int, tmp_path: Path) -> None:
+def test_max_length_is_the_smaller_limit_unless_a_flag_sets_it(
+    config: Any, tokenizer_config: Any, asked: int | None, length: int, tmp_path: Path
+) -> None:
     named = {"model_type": "bert", **config}
     save(tmp_path, wordpiece(lowercase=True), settings={"tokenizer_class": "BertTokenizer", **tokenizer_config})
     assert load_tokenizer(tmp_path, named, max_model_len=asked).max_length == length
 
 
-def test_limits_of_flags_and_files(folders: Any, ours: Any) -> None:
+def test_limits_that_the_model_can_not_take_are_refused(folders: Any, ours: Any) -> None:
     for asked, length in ((None, 7), (9, 9)):
         assert load_tokenizer(folders("bert"), BERT, at_most=7, max_model_len=asked).max_length == length
-    with pytest.raises(LoadError, match=r"--max_model_len=513 is more than the 512 tokens that config.json"):
+    with pytest.raises(LoadError, match=r"--max_model_len=513 is more than the 512 tokens that config.json allows"):
         ours("roberta", max_model_len=513)
     with pytest.raises(LoadError, match=r"2 tokens leaves no room for text: 2 special tokens"):
         ours("bert", max_model_len=2)
-    with pytest.raises(InvalidInput, match="fits into 3 tokens, got 6"):
+    with pytest.raises(InvalidInput, match="expected a pair of texts that fits into 3 tokens"):
         ours("roberta", max_model_len=3).encode([("a", "b")])
 
 
 @pytest.mark.slow
-def test_no_transformers_import(folders: Any, ours: Any) -> None:
+def test_encoding_does_not_import_transformers(folders: Any, ours: Any) -> None:
     code = (
         "import sys; from hf_transformer.tokenizer.tokenizer import load_tokenizer\n"
         f"t = load_tokenizer({str(folders('bert'))!r}, {BERT!r}); print(t.encode(['paris'])[0].ids)\n"
@@ -189,7 +194,7 @@ def test_custom_code_needs_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("tokenizer.json", '{"model": ', r"tokenizer\.json is not valid JSON"),
         ("tokenizer.json", '{"model": {"type": "Unknown"}}', r"can't be loaded: \w+: "),
@@ -197,14 +202,16 @@ def test_custom_code_needs_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("spiece.model", "broken", "can't be loaded"),
     ],
 )
-def test_broken_files(name: str, content: str, says: str, folders: Any, tmp_path: Path) -> None:
+def test_broken_files_are_named_in_one_line(
+    name: str, content: str, message: str, folders: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     if name == "spiece.model":
         sentencepiece_only(folder)
     else:
         shutil.copytree(folders("bert"), folder)
     (folder / name).write_text(content)
-    with pytest.raises(LoadError, match=says) as caught:
+    with pytest.raises(LoadError, match=message) as caught:
         load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
     assert "\n" not in str(caught.value)
 

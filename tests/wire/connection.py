@@ -1,5 +1,5 @@
-"""A connection without a socket: a protocol class, a transport that the test is the other side of, and a small
-application that tells what it has seen."""
+"""A connection without a socket: a protocol class, a transport for the test to drive, and an application that records
+its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEEN = re.compile(rb"x-seen: (\w+)\r\n")
 
 
 class Seen(NamedTuple):
-    """A request as the application has got it."""
+    """A request as the application received it."""
 
     version: str
     method: str
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 class Mirror:
-    """An ASGI application that answers with a digest of each request, once it has come whole; ``seen`` has them all."""
+    """An ASGI application that answers each complete request with its digest, and records it in ``seen``."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -56,8 +56,8 @@ class Mirror:
         await whole(send, seen.digest, (b"x-seen", seen.digest))
 
 
-class Door:
-    """The application as our class sees it (types.Application); ``ends`` has what is over, with its answers."""
+class MirrorApplication:
+    """A types.http.Application over an ASGI application. ``ends`` has the finished requests with their answers."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -69,7 +69,7 @@ class Door:
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
         request.log = self
-        return Response(status, message.encode(), [(b"x-why", message.encode("ascii", "replace"))])
+        return Response(status, message.encode(), [(b"x-reason", message.encode("ascii", "replace"))])
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
         self.ends.append((request, answer))
@@ -77,7 +77,7 @@ class Door:
 
 @dataclass
 class Settings:
-    """What a connection is told by its server."""
+    """The server's settings for a connection (HttpSettings)."""
 
     application: Any
     client_limits: ClientLimits = LIMITS
@@ -89,7 +89,13 @@ class Settings:
 
 
 class Wire(asyncio.Transport):
-    """A transport; ``received`` is what the client has got of it. ``full`` says that the client does not read."""
+    """A transport.
+
+    Attributes:
+        received: bytes that the client received.
+        unsent: bytes in the write buffer.
+        full: whether the client has stopped reading.
+    """
 
     def __init__(self, protocol: Any) -> None:
         super().__init__()
@@ -100,7 +106,7 @@ class Wire(asyncio.Transport):
         protocol.connection_made(self)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self.half_closed, "written behind the end"
+        assert not self.half_closed, "written after the end"
         if self.closed:
             return
         self.received += data
@@ -112,7 +118,7 @@ class Wire(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def drain(self) -> None:
-        """The client reads what was written, and goes on doing so."""
+        """Makes the client read the write buffer and all that follows."""
         self.full, self.unsent = False, 0
         if self.protocol is not None:
             self.protocol.resume_writing()
@@ -155,18 +161,18 @@ class Wire(asyncio.Transport):
         return self.closed or self.half_closed
 
     async def feed(self, *pieces: bytes) -> None:
-        """Bytes of the client's, each piece a read of its own, once the connection reads and has nothing else to do."""
+        """Feeds pieces of the client's bytes, each as one read when the event loop is idle."""
         for piece in pieces:
             await settled()
             if self.closed:
                 return
-            assert not self.paused, f"it does not read on, after {self.received!r}"
+            assert not self.paused, f"reading does not resume after {self.received!r}"
             self.protocol.data_received(piece)
         await settled()
 
 
 async def settled() -> None:
-    """Waits until nothing is left to do but for what comes later."""
+    """Waits until the event loop has no ready callback."""
     ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     await asyncio.sleep(0)
     while ready:  # noqa: ASYNC110 - no event announces it
@@ -174,8 +180,8 @@ async def settled() -> None:
 
 
 @asynccontextmanager
-async def opened(door: Door) -> AsyncIterator[Wire]:
-    wire = Wire(Settings(door).connection())
+async def opened(application: MirrorApplication) -> AsyncIterator[Wire]:
+    wire = Wire(Settings(application).connection())
     yield wire
     wire.close()
     await settled()
@@ -183,7 +189,7 @@ async def opened(door: Door) -> AsyncIterator[Wire]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of some bytes: the requests that the application saw, what the client got, whether it was the end."""
+    """The requests that the application saw, the bytes that the client received, and whether the connection ended."""
 
     seen: tuple[Seen, ...]
     received: bytes
@@ -191,18 +197,18 @@ class Outcome:
 
     @property
     def statuses(self) -> list[int]:
-        """Those of the answers, without 100."""
+        """Statuses of the answers, without 100."""
         return [int(status) for status in STATUS.findall(self.received) if status != b"100"]
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the answers are those to the requests, one for each."""
+        """Whether the answers are in the order of the requests."""
         answered = SEEN.findall(self.received)
         return answered == [seen.digest for seen in self.seen][: len(answered)]
 
     @property
-    def shown(self) -> tuple[object, ...]:
-        """All of it but 100 Continue, which depends on what came along."""
+    def stable(self) -> tuple[object, ...]:
+        """The outcome without 100 Continue, which depends on the pieces."""
         return self.seen, self.received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""), self.done
 
 
@@ -211,11 +217,11 @@ def byte_by_byte(sent: bytes) -> list[bytes]:
 
 
 def ours(mirror: Mirror) -> HttpConnection:
-    return Settings(Door(mirror)).connection()
+    return Settings(MirrorApplication(mirror)).connection()
 
 
 async def outcome(*pieces: bytes, make: Callable[[Mirror], Any] = ours) -> Outcome:
-    """What a connection of ``make``'s class does with these pieces; the client leaves in the end."""
+    """The outcome of feeding pieces to a connection from ``make``. The client then disconnects."""
     mirror = Mirror()
     wire = Wire(make(mirror))
     await wire.feed(*pieces)

@@ -1,4 +1,4 @@
-"""Requests as clients send them, good and bad ones."""
+"""Valid and invalid requests of clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ HOST_LINE = "Host: x"
 
 
 def request(start: str, *lines: str, body: bytes = b"") -> bytes:
-    """One request; the lines are as they are."""
+    """The bytes of a request with these header lines, unchecked."""
     return "\r\n".join((start, HOST_LINE, *lines, "", "")).encode("latin-1") + body
 
 
@@ -50,25 +50,25 @@ SEQUENCES = {
     "upgrade of 1.0": request("GET /u HTTP/1.0", *UPGRADE) + HIDDEN,
     "upgrade, gzip": request("POST /u HTTP/1.1", *UPGRADE, "Transfer-Encoding: gzip") + HIDDEN,
     "gzip, chunked": GZIP + HIDDEN,
-    "gzip, chunked behind another": GET + GZIP + HIDDEN,
+    "gzip, chunked after another": GET + GZIP + HIDDEN,
     "two codings": request("POST /z HTTP/1.1", CHUNKED_LINE, CHUNKED_LINE) + CHUNKS,
     "length and chunks": request("POST /z HTTP/1.1", "Content-Length: 4", CHUNKED_LINE) + CHUNKS + HIDDEN,
     "two lengths": request("POST /z HTTP/1.1", "Content-Length: 4", "Content-Length: 5") + b"text" + HIDDEN,
     "no HTTP": b"EHLO test\r\n" + HIDDEN,
-    "no HTTP behind good ones": GET + post(b"one") + b"nonsense\r\n\r\n" + HIDDEN,
+    "no HTTP after good ones": GET + post(b"one") + b"nonsense\r\n\r\n" + HIDDEN,
     "a bad chunk": BAD_CHUNK + HIDDEN,
-    "a bad chunk behind another": GET + BAD_CHUNK + HIDDEN,
+    "a bad chunk after another": GET + BAD_CHUNK + HIDDEN,
     "a bad header": request("GET /g HTTP/1.1", "X-Bad : 1") + HIDDEN,
     "a folded header": request("GET /g HTTP/1.1", "X-Long: a", " b") + HIDDEN,
     "no host": NO_HOST + HIDDEN,
-    "no host behind another": GET + post(b"one") + NO_HOST + HIDDEN,
+    "no host after another": GET + post(b"one") + NO_HOST + HIDDEN,
     "no host, HTTP/1.0": NO_HOST.replace(b"/hidden HTTP/1.1", b"/g HTTP/1.0") + HIDDEN,
     "no host, absolute": NO_HOST.replace(b"/hidden", b"http://other/hidden"),
     "no host, upgrade": NO_HOST.replace(b"X: y", "\r\n".join(UPGRADE).encode()) + HIDDEN,
     "two hosts": request("GET /hidden HTTP/1.1", "Host: y") + HIDDEN,
     "a host twice": request("POST /hidden HTTP/1.1", HOST_LINE, "Content-Length: 4", body=b"text") + HIDDEN,
     "two hosts, HTTP/1.0": request("GET /hidden HTTP/1.0", HOST_LINE) + HIDDEN,
-    "two hosts behind another": GET + request("GET /hidden HTTP/1.1", "Host:") + HIDDEN,
+    "two hosts after another": GET + request("GET /hidden HTTP/1.1", "Host:") + HIDDEN,
     "a host that is none": GET + HIDDEN.replace(HOST_LINE.encode(), b"Host: a/b") + HIDDEN,
     "an empty host": GET.replace(HOST_LINE.encode(), b"Host:") * 2,
     "half a head": GET + b"GET /half HTTP/1.1\r\nHo",

@@ -1,11 +1,11 @@
-"""The service's protocol class behind nginx and haproxy, whose connections to it are used by many clients in turn.
+"""The service's protocol class behind nginx and haproxy, whose connections to it serve many clients in turn.
 
     python -m tests.wire.proxies [--requests 5000] [--proxies nginx,haproxy] [--seed 1]
 
-Needs both programs (Debian: nginx, haproxy). Each request carries a mark that comes back in its answer; between them
-come attempts to smuggle, broken bodies, clients that leave, uploads that are refused. The proxy gives each request
-that it passes on a number. Exits 1 if an answer is that of another request, or the application sees a request
-without a number, with that of another one, or with a mark that nobody has sent in the open.
+Needs both programs (Debian: nginx, haproxy). Each request has a mark, which its answer repeats. Others try to smuggle
+requests, have broken bodies, disconnect, or are refused during the upload. The proxy numbers each forwarded request.
+Exits 1 if an answer belongs to another request, or if the application sees a request without a number, with a repeated
+number, or with a mark that only a hidden request has.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ SMUGGLING = (
 )  # fmt: skip
 
 
-class Marked(App):
-    """Answers with the request's mark and the size of its body: at once, late, in parts, or before it has read it."""
+class MarkingApp(App):
+    """Answers with the request's mark and the size of its body: at once, late, in parts, or before reading it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Marked(App):
 
 
 class Sender:
-    """Sends requests, and remembers the marks of what it sends in the open."""
+    """Sends requests, and records the marks of those that are not hidden."""
 
     def __init__(self, port: int, rng: random.Random) -> None:
         self._port = port
@@ -126,8 +126,8 @@ class Sender:
         self.sent.add(mark)
         return mark
 
-    async def normal(self, requests: int) -> None:
-        """Good requests on connections that are kept open, one behind the other or several at once."""
+    async def send_normal(self, requests: int) -> None:
+        """Sends valid requests on kept connections, one by one or pipelined."""
         reader, writer = await asyncio.open_connection(HOST, self._port)
         while self.answered < requests:
             batch = [self._good() for _ in range(self._rng.choice((1, 1, 1, 3)))]
@@ -137,14 +137,14 @@ class Sender:
                     status, body = await answer(reader)
                 self.answered += 1
                 if (status, body) != (200, expected):
-                    self.problems.append(f"{expected!r} wanted, {status} {body[:200]!r} got")
+                    self.problems.append(f"expected {expected!r}, got {status} {body[:200]!r}")
                     writer.close()
                     reader, writer = await asyncio.open_connection(HOST, self._port)
                     break
         writer.close()
 
     def _good(self) -> tuple[bytes, bytes]:
-        """A request, and what it is to be answered with."""
+        """A request and its expected answer."""
         mark, kind = self.mark(), self._rng.choice(("now", "late", "parts"))
         size = self._rng.choice((0, 1, 100, 100, 20_000))
         expected = f"{mark}:{size};".encode() * (3 if kind == "parts" else 1)
@@ -154,8 +154,8 @@ class Sender:
         chunks = b"%x\r\n%b\r\n" % (size, body) if size else b""
         return request(start, "Transfer-Encoding: chunked", body=chunks + b"0\r\n\r\n"), expected
 
-    async def hostile_ones(self, requests: int) -> None:
-        """Bad ones meanwhile, each on a connection of its own, and what comes back for them."""
+    async def send_hostile(self, requests: int) -> None:
+        """Sends bad requests meanwhile, each on a new connection, and checks the marks in their answers."""
         while self.answered < requests:
             mark = self.mark()
             reader, writer = await asyncio.open_connection(HOST, self._port)
@@ -167,15 +167,15 @@ class Sender:
                     async with asyncio.timeout(self._rng.choice((0.02, 0.05, 0.2))):
                         while piece := await reader.read(2**16):
                             got += piece
-                for other in re.findall(rb"([mh]\d+):\d+;", got):
-                    if other[1:] != mark[1:].encode():
-                        self.problems.append(f"the sender of {mark} got the answer of {other!r}")
+                for answered in re.findall(rb"([mh]\d+):\d+;", got):
+                    if answered[1:] != mark[1:].encode():
+                        self.problems.append(f"the sender of {mark} got the answer of {answered!r}")
             else:
                 await asyncio.sleep(self._rng.choice((0, 0.001, 0.01)))
             writer.transport.abort()
 
     def _bad(self, mark: str) -> bytes:
-        """What is hidden in it has a mark of h; the open one's is m."""
+        """A bad request with mark m and a hidden request with mark h in its body."""
         hidden = request(f"GET /now/h{mark[1:]} HTTP/1.1", "X-Number: none")
         start, choose = f"POST /now/{mark} HTTP/1.1", self._rng.choice
         match self._rng.randrange(8):
@@ -188,24 +188,24 @@ class Sender:
                 return request(start, choose(SMUGGLING), "Transfer-Encoding: chunked", body=chunks)
             case 2:
                 return request(start, choose(SMUGGLING), f"Content-Length: {len(hidden)}", body=hidden)
-            case 3:  # it ends in the middle
+            case 3:  # the client disconnects within the body
                 return request(start, "Content-Length: 1000", body=hidden)
             case 4:
                 size = choose((b"3e8\r", b"5;\nx\r", b"5", b"0x5\r", b"-5\r", b"5 \r", b"fffffffffffffffff1\r"))
                 return request(start, "Transfer-Encoding: chunked", body=size + b"\n" + hidden)
-            case 5:  # an upload that is refused, of which all or a part comes
+            case 5:  # all or half of an upload that is refused
                 part = (hidden * (LARGE // len(hidden) + 1))[: choose((LARGE, LARGE // 2))]
                 return request(f"POST /refuse/{mark} HTTP/1.1", f"Content-Length: {LARGE}", body=part)
             case 6:
                 target = choose(("other:443", f"/now/{mark}", "*", f"http://x/now/{mark}", "http:///x"))
                 method = choose(("CONNECT", "GET", "OPTIONS", "HEAD"))
                 return request(f"{method} {target} HTTP/1.1", f"Content-Length: {len(hidden)}", body=hidden)
-            case _:  # it leaves while it is answered
+            case _:  # the client disconnects before the answer
                 return request(f"POST /late/{mark} HTTP/1.1", "Content-Length: 4", body=b"text")
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body of the next answer but 100."""
+    """Status and body of the next answer, skipping 100."""
     head = b""
     while head[9:12] in (b"", b"100"):
         head = await reader.readuntil(b"\r\n\r\n")
@@ -220,7 +220,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 @asynccontextmanager
 async def proxy(name: str, upstream: int) -> AsyncIterator[int]:
-    """The port of a proxy before the port ``upstream``."""
+    """Runs a proxy for the port ``upstream``, and yields its port."""
     with socket.create_server((HOST, 0)) as free:
         port: int = free.getsockname()[1]
     text, command = COMMANDS[name]
@@ -243,14 +243,14 @@ async def proxy(name: str, upstream: int) -> AsyncIterator[int]:
 
 
 async def attack(name: str, requests: int, seed: int) -> list[str]:
-    """What went wrong behind one proxy."""
-    app = Marked()
+    """Runs all clients through one proxy, and returns the problems."""
+    app = MarkingApp()
     async with serving(app) as (_, upstream), proxy(name, upstream) as port:
         sender = Sender(port, random.Random(f"{name} {seed}"))
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
-                group.create_task(sender.normal(requests))
-                group.create_task(sender.hostile_ones(requests))
+                group.create_task(sender.send_normal(requests))
+                group.create_task(sender.send_hostile(requests))
     problems = sender.problems
     problems += [f"a request with the number {number!r}" for number in app.numbers if not 32 <= len(number) <= 36]
     problems += [f"{count} requests with one number" for count in app.numbers.values() if count > 1]
@@ -277,7 +277,8 @@ def main() -> int:
         if shutil.which(name) is None:
             problems.append(f"{name} is not installed")
         else:
-            problems += [f"{name}: {one}" for one in runner.run(attack(name, arguments.requests, arguments.seed))]
+            found = runner.run(attack(name, arguments.requests, arguments.seed))
+            problems += [f"{name}: {problem}" for problem in found]
     runner.close()
     print("\n".join(problems[:20]) or "no problems")
     return 1 if problems else 0

@@ -1,4 +1,4 @@
-"""One connection of the class: its bytes in any pieces, and whatever happens to it at each moment and in any order."""
+"""One HttpConnection: bytes in any pieces, and events at any moment and in any order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.wire.connection import (
     LIMITS,
     SEEN,
     STATUS,
-    Door,
     Mirror,
+    MirrorApplication,
     Settings,
     Wire,
     byte_by_byte,
@@ -30,7 +30,7 @@ from tests.wire.connection import (
 from tests.wire.corpus import BAD_CHUNK, CHUNKED, GET, HIDDEN, SEQUENCES, UPGRADE, post, request
 from tests.wire.differential import run
 
-# The same bytes in any pieces are the same requests, those that uvicorn's class sees, and get the same answers.
+# Bytes in any pieces give the same requests and answers, and the requests are those of uvicorn's class.
 
 LONG = "X-Long: " + "a" * (HEADER_BYTES - 200)
 TRAILERS = b"".join(b"X-%d: %s\r\n" % (number, b"b" * 500) for number in range(9))
@@ -38,8 +38,8 @@ SENT = {
     **SEQUENCES,
     "a long head": request("GET /g HTTP/1.1", LONG) * 2,
     "a head that is too long": request("GET /g HTTP/1.1", LONG, LONG) + GET,
-    "a head that is too long behind another": GET + request("GET /g HTTP/1.1", LONG, LONG) + GET,
-    "a head that is too long behind an upgrade": request("GET /u HTTP/1.1", *UPGRADE)
+    "a head that is too long after another": GET + request("GET /g HTTP/1.1", LONG, LONG) + GET,
+    "a head that is too long after an upgrade": request("GET /u HTTP/1.1", *UPGRADE)
     + request("GET /g HTTP/1.1", LONG, LONG),
     "trailers that are too long": GET + CHUNKED[:-2] + TRAILERS + b"\r\n" + GET,
     "a head of an upgrade that is too long": GET + request("GET /u HTTP/1.1", *UPGRADE, LONG, LONG) + GET,
@@ -47,73 +47,73 @@ SENT = {
     "large bodies": post(b"x" * 5000) + post(b"y" * 5000),
 }
 STEP = 97
-"""Bytes between the cuts of a long request; a short one is cut at every byte."""
+"""Bytes between the cuts of a long request. A short one is cut at each byte."""
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=list(SENT))
-async def test_cut_at_every_byte_and_byte_by_byte(sent: bytes) -> None:
+async def test_bytes_in_any_pieces_have_the_same_outcome(sent: bytes) -> None:
     whole = await outcome(sent)
     assert whole.is_in_order
     assert all(seen.path != "/hidden" for seen in whole.seen)
     for cut in range(1, len(sent), 1 if len(sent) < 1000 else STEP):
-        assert (await outcome(sent[:cut], sent[cut:])).shown == whole.shown, cut
-    assert (await outcome(*byte_by_byte(sent))).shown == whole.shown
+        assert (await outcome(sent[:cut], sent[cut:])).stable == whole.stable, cut
+    assert (await outcome(*byte_by_byte(sent))).stable == whole.stable
 
 
-async def test_damaged_requests_are_those_that_uvicorns_class_sees() -> None:
-    """The whole test is ``python -m tests.wire.differential``."""
+async def test_damaged_requests_are_read_like_by_uvicorns_class() -> None:
+    """``python -m tests.wire.differential`` runs more requests."""
     kinds, findings = await run(1500, seed=1)
     assert findings == []
     assert kinds.total() == 1500 and kinds["the same"] > 750
 
 
-# At each moment
+# Events at any moment
 
 FAR = 1e9
-"""Seconds: a time of the event loop at which every deadline is over."""
+"""Time of the event loop, in seconds, after every deadline."""
 
 
-async def test_a_body_that_begins_while_another_is_answered_is_read_and_has_a_deadline() -> None:
-    """Its head pauses the reading, and nothing of its body is there that the application could take."""
+async def test_the_body_of_a_pipelined_request_is_read_and_has_a_deadline() -> None:
+    """The head of the second request pauses reading before its body has arrived."""
     mirror = Mirror()
-    async with opened(Door(mirror)) as wire:
+    async with opened(MirrorApplication(mirror)) as wire:
         await wire.feed(GET + post(b"text")[:-4])
         assert not wire.paused
         wire.protocol.sweep(FAR)
         await settled()
         assert wire.received.count(b"HTTP/1.1") == 2 and b"HTTP/1.1 408" in wire.received and wire.done
-    async with opened(Door(mirror)) as wire:
+    async with opened(MirrorApplication(mirror)) as wire:
         await wire.feed(GET + post(b"text")[:-4], b"text")
         assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1].body == b"text"
 
 
 @pytest.mark.parametrize("codings", [["gzip, chunked"], ["gzip", "chunked"]], ids=["one line", "two lines"])
-async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer(codings: list[str]) -> None:
-    """501 belongs to the request that has the coding, and is told by its own path; the application never sees it."""
+async def test_an_unknown_transfer_coding_is_refused_after_the_answers_to_earlier_requests(codings: list[str]) -> None:
+    """The refused request is finished under its own path, and the application never sees it."""
     mirror = Mirror()
-    door = Door(mirror)
-    async with opened(door) as wire:
-        await wire.feed(GET + request("POST /%7A HTTP/1.1", *[f"Transfer-Encoding: {one}" for one in codings]))
+    application = MirrorApplication(mirror)
+    async with opened(application) as wire:
+        await wire.feed(GET + request("POST /%7A HTTP/1.1", *[f"Transfer-Encoding: {coding}" for coding in codings]))
         assert STATUS.findall(wire.received) == [b"200", b"501"] and wire.done
-        assert [one.path for one, _ in door.ends] == ["/g", "/z"] and len(mirror.seen) == 1
+        assert [request.path for request, _ in application.ends] == ["/g", "/z"] and len(mirror.seen) == 1
 
 
-async def test_the_body_of_a_request_to_upgrade_is_its_body() -> None:
-    """Java's HttpClient sends its first request so; behind a proxy it would hide a request."""
+async def test_the_body_of_a_request_to_upgrade_is_not_taken_for_requests() -> None:
+    """Java's HttpClient asks for an upgrade in its first request. Behind a proxy a body could hide a request."""
     mirror = Mirror()
-    async with opened(Door(mirror)) as wire:
+    async with opened(MirrorApplication(mirror)) as wire:
         await wire.feed(post(HIDDEN, *UPGRADE) + GET)
         assert [(seen.path, seen.body) for seen in mirror.seen] == [("/p", HIDDEN), ("/g", b"")]
         await wire.feed(request("GET /u HTTP/1.1", *UPGRADE) * 3000)
         assert STATUS.findall(wire.received) == [b"200"] * 3002 == [b"200"] * len(mirror.seen)
 
 
-@pytest.mark.parametrize(("version", "asked"), [("1.1", True), ("1.0", False)])
-async def test_a_client_of_http_1_0_is_not_asked_for_its_body(version: str, asked: bool) -> None:
-    """A server must not (RFC 9110, 10.1.1)."""
-    async with opened(Door(Mirror())) as wire:
+@pytest.mark.parametrize(("version", "expects"), [("1.1", True), ("1.0", False)])
+async def test_only_clients_of_http_1_1_get_100_continue(version: str, expects: bool) -> None:
+    """Source: RFC 9110, 10.1.1."""
+    async with opened(MirrorApplication(Mirror())) as wire:
         await wire.feed(request(f"POST /e HTTP/{version}", "Content-Length: 4", "Expect: 100-continue"))
-        assert wire.received == (b"HTTP/1.1 100 Continue\r\n\r\n" if asked else b"")
+        assert wire.received == (b"HTTP/1.1 100 Continue\r\n\r\n" if expects else b"")
         await wire.feed(b"text")
         assert STATUS.findall(wire.received)[-1] == b"200"
 
@@ -122,7 +122,7 @@ ENDS = {
     "idle": b"",
     "half a head": b"GET /g HT",
     "half a body": post(b"text")[:-1],
-    "half a body behind another": GET + post(b"text")[:-1],
+    "half a body after another": GET + post(b"text")[:-1],
     "asked for the body": post(b"text", "Expect: 100-continue")[:-4],
     "an answer": GET,
     "an answer and no more": request("GET /g HTTP/1.1", "Connection: close"),
@@ -134,8 +134,8 @@ ENDS = {
 }
 
 
-class StreamDoor(Door):
-    """Answers each request with a stream, once it has its body; ``open`` are under way."""
+class StreamApplication(MirrorApplication):
+    """Answers each complete request with a stream. ``open`` is the number of unfinished streams."""
 
     open = 0
 
@@ -155,48 +155,51 @@ class StreamDoor(Door):
             self.open -= 1
 
 
-async def lose(sent: bytes, turns: int, door: Door) -> None:
-    """A connection that is lost so many turns of the event loop after its client has sent something."""
-    settings = Settings(door)
+async def lose(sent: bytes, turns: int, application: MirrorApplication) -> None:
+    """Loses a connection some turns of the event loop after its client has sent bytes."""
+    settings = Settings(application)
     wire = Wire(settings.connection())
-    wire.full = isinstance(door, StreamDoor) and turns > 2
+    wire.full = isinstance(application, StreamApplication) and turns > 2
     if sent:
         wire.protocol.data_received(sent)
     for _ in range(turns):
         await asyncio.sleep(0)
     wire.close()
     await settled()
-    assert len({id(request) for request, _ in door.ends}) == len(door.ends) and not settings.state.connections
-    assert not isinstance(door, StreamDoor) or not door.open
-    door.ends.clear()
+    assert (
+        len({id(request) for request, _ in application.ends}) == len(application.ends)
+        and not settings.state.connections
+    )
+    assert not isinstance(application, StreamApplication) or not application.open
+    application.ends.clear()
     for handle in asyncio.get_running_loop()._scheduled:  # type: ignore[attr-defined]
-        handle.cancel()  # what lingers, lingers for a second
+        handle.cancel()  # of connections that linger for a second
 
 
-@pytest.mark.parametrize("door_of", [Door, StreamDoor])
+@pytest.mark.parametrize("make", [MirrorApplication, StreamApplication])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 9])
-async def test_a_connection_that_is_lost_is_freed_without_the_collector(turns: int, door_of: type[Door]) -> None:
-    """At whatever moment: each request that had its turn ends once, and nothing refers back to any of it."""
+async def test_a_lost_connection_is_freed_without_garbage_collection(turns: int, make: type[MirrorApplication]) -> None:
+    """At any moment, each started request ends once, and no reference cycle remains."""
     gc.collect()
     gc.disable()
-    gc.freeze()  # what is there already is not looked through
+    gc.freeze()  # excludes existing objects
     try:
         for name, sent in ENDS.items():
-            await lose(sent, turns, door_of(Mirror()))
-            assert [one for one in gc.get_objects() if type(one) in (HttpConnection, HttpRequest)] == [], name
+            await lose(sent, turns, make(Mirror()))
+            assert not any(type(item) in (HttpConnection, HttpRequest) for item in gc.get_objects()), name
     finally:
         gc.unfreeze()
         gc.enable()
 
 
-async def test_a_stream_that_fails_behind_what_its_client_has_not_read_yet_is_broken_off() -> None:
+async def test_a_stream_that_fails_is_broken_off_after_its_unread_parts() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for part in (b"one", b"two"):
             await send({"type": "http.response.body", "body": part, "more_body": True})
         raise ValueError("broken")
 
-    async with opened(Door(app)) as wire:
+    async with opened(MirrorApplication(app)) as wire:
         wire.full = True
         await wire.feed(GET)
         assert not wire.closed
@@ -206,14 +209,14 @@ async def test_a_stream_that_fails_behind_what_its_client_has_not_read_yet_is_br
 
 
 class ResetWire(Wire):
-    """Its client has reset the connection, which nobody has noticed yet."""
+    """A transport whose client has reset the connection, unnoticed so far."""
 
     def write_eof(self) -> None:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
 
-async def test_a_client_that_has_reset_what_it_is_refused_on_leaves_no_traceback() -> None:
-    wire = ResetWire(Settings(Door(Mirror())).connection())
+async def test_refusing_a_client_that_has_reset_the_connection_raises_nothing() -> None:
+    wire = ResetWire(Settings(MirrorApplication(Mirror())).connection())
     connection = wire.protocol
     wire.protocol.data_received(b"nonsense\r\n\r\n")
     task = connection._task
@@ -223,9 +226,9 @@ async def test_a_client_that_has_reset_what_it_is_refused_on_leaves_no_traceback
     await settled()
 
 
-async def test_a_client_that_reads_nothing_of_an_answer_is_cut_off_in_time() -> None:
-    """Each byte that it reads begins its time anew."""
-    async with opened(Door(Mirror())) as wire:
+async def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
+    """Each byte that it reads restarts the time limit."""
+    async with opened(MirrorApplication(Mirror())) as wire:
         wire.full = True
         await wire.feed(GET)
         connection, now = wire.protocol, asyncio.get_running_loop().time()
@@ -237,14 +240,14 @@ async def test_a_client_that_reads_nothing_of_an_answer_is_cut_off_in_time() -> 
         assert wire.closed
 
 
-# In any order: it neither hangs nor breaks, and its answers are in order.
+# Events in any order: the connection neither hangs nor fails, and its answers are in order.
 
 ROUNDS = 400
 WHOLE = (*SEQUENCES.values(), post(b"x" * 100_000), post(b"y" * 100_000, "Expect: 100-continue"))
 
 
-class MoodyDoor(Door):
-    """Answers at once, when it is let, early, or as a stream."""
+class RandomApplication(MirrorApplication):
+    """Answers at once, when ``gate`` is set, before reading the body, or as a stream."""
 
     def __init__(self, rng: random.Random) -> None:
         self.mirror = Mirror()
@@ -270,7 +273,7 @@ class MoodyDoor(Door):
 
 
 async def live(rng: random.Random) -> None:
-    settings = Settings(door := MoodyDoor(rng))
+    settings = Settings(application := RandomApplication(rng))
     connection = settings.connection()
     wire = Wire(connection)
     data = b"".join(rng.choice(WHOLE) for _ in range(rng.randrange(1, 5)))
@@ -285,32 +288,31 @@ async def live(rng: random.Random) -> None:
                 late += rng.choice((0, LIMITS.seconds / 2))
                 connection.sweep(asyncio.get_running_loop().time() + late)
             case 4 | 5:
-                door.gate.set()
+                application.gate.set()
             case 6:
-                door.gate.clear()
+                application.gate.clear()
             case 7 if rng.random() < 0.2:
                 settings.ending = True
                 connection.shutdown()
             case 8 if rng.random() < 0.1:
                 connection.break_off()
             case number if number < 24 and not wire.paused:
-                behind_a_head = data.rfind(b"\r\n\r\n", 0, rng.choice((100, 300, 900))) + 4
-                size = rng.choice((1, 7, 50, 500, 70_000, behind_a_head))
+                end_of_head = data.rfind(b"\r\n\r\n", 0, rng.choice((100, 300, 900))) + 4
+                size = rng.choice((1, 7, 50, 500, 70_000, end_of_head))
                 connection.data_received(data[:size])
                 data = data[size:]
             case _:
                 await asyncio.sleep(0)
         if wire.paused:
-            door.gate.set()
+            application.gate.set()
             wire.drain()
             await settled()
-            assert wire.done or not wire.paused, "it does not read on"
-    door.gate.set()
+            assert wire.done or not wire.paused, "reading does not resume"
+    application.gate.set()
     wire.drain()
     await settled()
-    answered, seen = SEEN.findall(wire.received), [one.digest for one in door.mirror.seen]
-    left = iter(seen)
-    assert all(one in left for one in answered), "an answer that is not in order"
+    remaining = iter([seen.digest for seen in application.mirror.seen])
+    assert all(digest in remaining for digest in SEEN.findall(wire.received)), "an answer is out of order"
     if not wire.done:
         assert not wire.paused and not any(request.complete for request in connection._requests)
         connection.sweep(asyncio.get_running_loop().time() + 10 * LIMITS.seconds)
@@ -318,11 +320,15 @@ async def live(rng: random.Random) -> None:
         assert wire.done, "no deadline"
     wire.close()
     await settled()
-    assert not settings.state.connections and len({id(one) for one, _ in door.ends}) == len(door.ends)
+    assert not settings.state.connections and len({id(request) for request, _ in application.ends}) == len(
+        application.ends
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_any_order(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_events_in_any_order_leave_answers_in_order_and_a_deadline(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(ROUNDS):
         try:
             await live(random.Random(f"{seed} {number}"))

@@ -69,7 +69,7 @@ def test_workers_that_die_are_replaced_and_end_with_a_supervisor_that_is_killed(
         assert started(service, 5)
         assert f"worker {PID.findall(service.log)[1]} has died (exit code -9) and is replaced" in service.log
         assert service.log.count("has died") - service.log.count("and is replaced") == 1
-        assert service.log.count("soon after its start, as the one before it did") == 1
+        assert service.log.count("soon after its start, like its predecessor") == 1
         signal_to(service, signal.SIGKILL)
         assert exit_code_of(service) == -signal.SIGKILL
         assert service.log.count("Finished server process") == 2
