@@ -30,9 +30,10 @@ from hf_transformer.api.call import V2_PATHS, Call
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect, renamed
 from hf_transformer.api.responses import reply
-from hf_transformer.api.service import Model, Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import STREAM, TextStream, event
 from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL
@@ -119,12 +120,11 @@ class GenerateRequest:
     as_sent: Callable[[str], str]
 
 
-def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequest, dict[str, Json]]:
+def _read(service: Service, call: Call, route: str) -> tuple[GenerativeModel, GenerateRequest, dict[str, Json]]:
     """The model of a call, what it asks for, and how its answers begin. Raises RequestError."""
-    model = service.models.find(**call.path)
-    task = generating_task(model, route)
+    model = generative(service.models.find(**call.path), route)
     body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
-    asked = read_body(task, body, streamed=route == "generate_stream")
+    asked = read_body(model.task, body, streamed=route == "generate_stream")
     head: dict[str, Json] = {"model_name": model.name, "model_version": model.describe().version}
     given = expect(body.get("id"), str | None, "id", "a string")
     return model, asked, {"id": given, **head} if given else head
@@ -296,7 +296,7 @@ def _outputs(texts: Sequence[Piece], prompt_tokens: int, further: Collection[str
     return found
 
 
-async def whole(model: Model, asked: GenerateRequest, context: Context) -> Outputs:
+async def whole(model: GenerativeModel, asked: GenerateRequest, context: Context) -> Outputs:
     """All outputs of a request, once its texts are written. Raises RequestError."""
     with renamed(asked.as_sent):
         generation = await model.generate(asked.request, context)
@@ -341,7 +341,9 @@ class GenerateStream(TextStream):
 
     __slots__ = ("_asked", "_head", "_outputs", "_seen")
 
-    def __init__(self, model: Model, asked: GenerateRequest, context: Context, head: Mapping[str, Json]) -> None:
+    def __init__(
+        self, model: GenerativeModel, asked: GenerateRequest, context: Context, head: Mapping[str, Json]
+    ) -> None:
         super().__init__(model, asked.request, context)
         self._asked = asked
         self._head = head

@@ -26,11 +26,11 @@ from hf_transformer.api.generate import (
     read_body,
     whole,
 )
-from hf_transformer.api.service import Model, generating_task
+from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import STREAM, one_answer, wants_stream
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import STOP
-from hf_transformer.generation.task import TextGeneration
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
@@ -49,7 +49,7 @@ SEVERAL = (*STOP, BAD_WORDS, *LISTS)
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
     """One request's answer, as the tensors that it asks for. Raises RequestError, InvalidInput where an input or an
     output is unknown, or a value is not what the task takes."""
-    if is_for_backend(model, request):
+    if isinstance(model, GenerativeModel) and is_for_backend(request):
         asked = read_as_backend(model, request, context)
         if asked.stream:
             raise one_answer(STREAM)
@@ -121,20 +121,20 @@ def _wanted(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
 # The tensors of Triton's backends
 
 
-def is_for_backend(model: Model, request: InferRequest) -> bool:
+def is_for_backend(request: InferRequest) -> bool:
     """Whether a request is in the form of Triton's backends; ``text_input`` alone is a name of V2's own input, too."""
-    if PROMPT not in request.inputs or not isinstance(model.task, TextGeneration):
+    if PROMPT not in request.inputs:
         return False
     return len(request.inputs) > 1 or any(name == ANSWER or name in FURTHER for name in request.outputs)
 
 
-def read_as_backend(model: Model, request: InferRequest, context: Context) -> GenerateRequest:
+def read_as_backend(model: GenerativeModel, request: InferRequest, context: Context) -> GenerateRequest:
     """A request in the form of Triton's backends. Raises RequestError where something in it is not as expected."""
     body = {name: _value(tensor) for name, tensor in request.inputs.items()}
     _switch_on(request, body, ANSWER, FURTHER, "")
     known = (*model.task.parameters, *PARAMETERS)
     body["parameters"] = _known(all_parameters(request.parameters), known, context)
-    return read_body(generating_task(model, "a text"), body)
+    return read_body(model.task, body)
 
 
 def backend_tensors(outputs: Outputs, request: InferRequest) -> list[Tensor]:

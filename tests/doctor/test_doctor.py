@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import FittedBinding, ModelBinding, fit_task, load_parts, predictor_settings
+from hf_transformer.app.wiring import FittedBinding, ModelBinding, fit_task, load_model, predictor_settings
 from hf_transformer.commands import cli
 from hf_transformer.commands.doctor import command, inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
@@ -267,7 +267,7 @@ LARGER = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 1200)),))
 def pair_of(spec: ModelSpec, *flags: str, **model_config: Json) -> FittedBinding:
     """The demo's files and a model, with other values in config.json."""
     config, _ = parse_config([f"--model_dir={DEMO_MODEL}", "--predictor_host=triton:8000", *flags], {})
-    parts = load_parts(config)
+    parts = load_model(config)
     task = FillMask(replace(parts.task.settings, model_config={**parts.task.settings.model_config, **model_config}))
     reader, signature = fit_task(config, task, spec)
     return FittedBinding(config, parts.tokenizer, reader, spec, signature)

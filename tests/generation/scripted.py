@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from hf_transformer.core.limits import AdmissionTicket, Limits
+from hf_transformer.core.pipeline import PipelineOptions
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.stream import Generation
@@ -76,9 +77,10 @@ def pipeline_of(
 ) -> GenerationPipeline:
     """A pipeline with small limits; ``options`` are its own."""
     given = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
-    chosen = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
+    timeout = options.pop("timeout", 30.0)
+    shared = PipelineOptions(executor, **{"limits": LIMITS, "metrics": Metrics("m"), **options})
     task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
-    return GenerationPipeline(task, tokenizer, generator, given, executor=executor, **chosen)
+    return GenerationPipeline(task, tokenizer, generator, given, shared, timeout=timeout)
 
 
 def context(*, place: AdmissionTicket | None = None, **options: Any) -> Context:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import PipelineBuilder, load_parts, scheduler_settings
+from hf_transformer.app.wiring import LoadedGenerativeModel, PipelineBuilder, load_model, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
@@ -75,15 +75,15 @@ def test_an_invalid_id_ends_the_start(tmp_path: Path) -> None:
 
 def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
     flags = ["--temperature=0.5", "--max_new_tokens=9", "--chat_template={{ messages[0].content }}?"]
-    parts = load_parts(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
-    assert parts.task.name == "text_generation" and parts.generation is not None
+    parts = load_model(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
+    assert isinstance(parts, LoadedGenerativeModel) and parts.task.name == "text_generation"
     assert parts.chat_template is not None
     assert parts.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
     generation = parts.task.settings.generation
     assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
-    t5 = load_parts(config(f"--model_dir={DEMO_MODELS / 't5'}"))
-    assert t5.task.name == "text2text_generation" and t5.generation is not None
-    assert t5.generation.decoder_start_ids
+    t5 = load_model(config(f"--model_dir={DEMO_MODELS / 't5'}"))
+    assert isinstance(t5, LoadedGenerativeModel) and t5.task.name == "text2text_generation"
+    assert t5.settings.decoder_start_ids
 
 
 # The kind of a model
@@ -178,7 +178,7 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
     """The pipelines of one model after the other, as it is replaced."""
     settings, found = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_model(settings), ScriptedModel(), Metrics("m"), executor)
         for spec in specs:
             made = build(spec)
             assert isinstance(made, GenerationPipeline)

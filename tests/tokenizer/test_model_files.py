@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import load_parts
+from hf_transformer.app.wiring import load_model
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import find_model_files, has_tokenizer, read_json
@@ -340,5 +340,5 @@ def test_the_transformer_folder_of_old_sentence_transformers(tmp_path: Path) -> 
     assert files.config["model_type"] == "bert"
     found = read_sentence_transformers(files.model_folder)
     assert found is not None and found.max_seq_length == 32
-    parts = load_parts(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
+    parts = load_model(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
     assert (parts.task.name, parts.tokenizer.max_length) == ("text_embedding", 32)

@@ -21,7 +21,7 @@ from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
-from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol import grpc_server_codec as wire
@@ -114,7 +114,12 @@ class StreamedPieces(TextStream):
     __slots__ = ("_asked", "_infer", "_outputs", "_version")
 
     def __init__(
-        self, model: Model, request: InferRequest, context: Context, asked: GenerateRequest, outputs: NewOutputs | None
+        self,
+        model: GenerativeModel,
+        request: InferRequest,
+        context: Context,
+        asked: GenerateRequest,
+        outputs: NewOutputs | None,
     ) -> None:
         super().__init__(model, asked.request, context)
         self._infer = request
@@ -149,9 +154,9 @@ class StreamedPieces(TextStream):
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
     """The answer to a request that asks for pieces; None if it wants one answer. Raises RequestError."""
-    if not isinstance(model.task, TextGeneration):
+    if not isinstance(model, GenerativeModel):
         return None
-    if is_for_backend(model, request):
+    if is_for_backend(request):
         asked = read_as_backend(model, request, context)
         return StreamedPieces(model, request, context, asked, NewOutputs(asked)) if asked.stream else None
     if not wants_stream(model.task, all_parameters(request.parameters)):

@@ -25,9 +25,10 @@ from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.errors import expect, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, unused
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
-from hf_transformer.api.service import Model, Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
@@ -62,13 +63,14 @@ INLINE_BYTES = 20_000
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a field that is missing, wrong, or can't be honoured."""
     with renamed(as_sent):
-        model, given = read_request(service, call, "chat/completions", FIELDS)
+        served, given = read_request(service, call, "chat/completions", FIELDS)
+        model = generative(served, "chat/completions")
         stream, usage = read_stream(given)
         _check_response_format(given.get("response_format"))
         sampling = read_sampling(
             given,
             DEFAULTS,
-            generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
+            model.task.settings.vocabulary.vocab_size,
             tokens=given.one_of("max_completion_tokens", "max_tokens"),
             logprobs=_read_logprobs(given),
         )
@@ -106,7 +108,9 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
     return None
 
 
-def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
+def _prompt(
+    model: GenerativeModel, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
+) -> Callable[[], str]:
     """A function that renders the prompt, in any thread. Both raise InvalidInput; see also read_messages."""
     template = model.chat_template
     if template is None:
@@ -335,7 +339,7 @@ class ChatAnswer(GeneratedAnswer):
 
     def __init__(
         self,
-        model: Model,
+        model: GenerativeModel,
         request: GenerationRequest,
         context: Context,
         usage: UsageChunks,

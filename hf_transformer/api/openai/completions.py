@@ -17,7 +17,7 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.errors import renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
-from hf_transformer.api.service import Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
@@ -36,8 +36,9 @@ USUAL_TOKENS = 16  # OpenAI's default of max_tokens
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a field that is missing, wrong, or can't be honoured."""
     with renamed(as_sent):
-        model, given = read_request(service, call, "completions", FIELDS)
-        task = generating_task(model, "completions")
+        served, given = read_request(service, call, "completions", FIELDS)
+        model = generative(served, "completions")
+        task = model.task
         sampling, echo = _read_sampling(given, task)
         stream, usage = read_stream(given)
 
