@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from hf_transformer.app.application import build_app
-from hf_transformer.app.wiring import PipelineBuilder, load_parts
+from hf_transformer.app.wiring import PipelineBuilder, load_model
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.configuring import config
@@ -20,7 +20,7 @@ FLAGS = (f"--model_dir={DEMO_MODEL}", "--model_name=bert")
 
 @pytest.mark.parametrize(("flag", "length"), [(8, 32), (32, 8), (8, -1)])
 async def test_a_text_is_as_long_as_both_the_flag_and_the_model_allow(flag: int, length: int) -> None:
-    parts = load_parts(options := config(*FLAGS, f"--max_model_len={flag}"))
+    parts = load_model(options := config(*FLAGS, f"--max_model_len={flag}"))
     ids = TensorSpec("input_ids", "INT64", (length,))
     logits = TensorSpec("logits", "FP32", (length, parts.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:

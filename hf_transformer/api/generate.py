@@ -29,9 +29,10 @@ from hf_transformer.api.call import V2_PATHS, Call
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.responses import reply
-from hf_transformer.api.service import Model, Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import STREAM, TextStream, event, not_streamed
 from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES
@@ -116,12 +117,11 @@ class GenerateRequest:
     extra: Collection[str]
 
 
-def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequest, dict[str, Json]]:
+def _read(service: Service, call: Call, route: str) -> tuple[GenerativeModel, GenerateRequest, dict[str, Json]]:
     """Reads a call: its model, its request, and the first members of its responses. Raises RequestError."""
-    model = service.models.find(**call.path)
-    task = generating_task(model, route)
+    model = generative(service.models.find(**call.path), route)
     body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
-    asked = read_body(task, body, call.context, streamed=route == "generate_stream")
+    asked = read_body(model.task, body, call.context, streamed=route == "generate_stream")
     head: dict[str, Json] = {"model_name": model.name, "model_version": model.describe().version}
     request_id = expect(body.get("id"), str | None, "id", "a string")
     return model, asked, {"id": request_id, **head} if request_id else head
@@ -293,7 +293,7 @@ def _outputs(texts: Sequence[Piece], prompt_tokens: int, extra: Collection[str])
     return outputs
 
 
-async def whole(model: Model, asked: GenerateRequest, context: Context) -> Outputs:
+async def whole(model: GenerativeModel, asked: GenerateRequest, context: Context) -> Outputs:
     """Generates all outputs of a request. Raises RequestError."""
     generation = await model.generate(asked.request, context)
     async with generation as running:
@@ -336,7 +336,9 @@ class GenerateStream(TextStream):
 
     __slots__ = ("_asked", "_head", "_outputs", "_seen")
 
-    def __init__(self, model: Model, asked: GenerateRequest, context: Context, head: Mapping[str, Json]) -> None:
+    def __init__(
+        self, model: GenerativeModel, asked: GenerateRequest, context: Context, head: Mapping[str, Json]
+    ) -> None:
         super().__init__(model, asked.request, context)
         self._asked = asked
         self._head = head

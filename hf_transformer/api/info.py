@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.openai.fields import GENERATION, TASKS
+from hf_transformer.api.openai.fields import TASKS
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.v2 import SERVER
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.types.request import Json
@@ -63,7 +64,7 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
     """The response about one model. Raises NotReady until the predictor has been reached."""
     description, task = model.describe(), model.task.settings
-    base, is_generation = f"{root_of(settings.openai_prefix)}/v1", description.task in GENERATION
+    base = f"{root_of(settings.openai_prefix)}/v1"
     return {
         "name": model.name,
         "version": description.version,
@@ -73,14 +74,14 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
         "output_format": task.output_format,
         "on_overflow": task.on_overflow,
         **_task_fields(description.task, task),
-        **({"generation": _generation_fields(model)} if is_generation else {}),
+        **({"generation": _generation_fields(model)} if isinstance(model, GenerativeModel) else {}),
         "limits": settings.limits,
         "protocols": {
             "v1": f"/v1/models/{model.name}:predict",
             "v2": f"/v2/models/{model.name}/infer",
             "grpc_port": settings.grpc_port,
             "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if description.task in tasks],
-            **({"generate": f"/v2/models/{model.name}/generate"} if is_generation else {}),
+            **({"generate": f"/v2/models/{model.name}/generate"} if isinstance(model, GenerativeModel) else {}),
         },
         "examples": settings.examples,
     }
@@ -101,12 +102,12 @@ def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
     return {}
 
 
-def _generation_fields(model: Model) -> dict[str, Json]:
+def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
     """The fields of a generative model, with the parameters of OpenAI's API and of V1 that it supports."""
-    generator, template, defaults = model.generator, model.chat_template, model.task.settings.generation
+    pipeline, template, defaults = model.pipeline, model.chat_template, model.task.settings.generation
     return {
-        "interface": generator.interface,
-        "parameters": sorted(generator.supported_fields - {"greedy"}),
+        "interface": pipeline.interface,
+        "parameters": sorted(pipeline.supported_fields - {"greedy"}),
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,

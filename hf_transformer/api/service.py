@@ -5,44 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Never, Protocol
+from typing import TYPE_CHECKING, Never, TypeAlias
 
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import GeneratePipeline
+from hf_transformer.core.model import ServedModel
+from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import InvalidInput, UnknownModel
-from hf_transformer.generation.stream import Generation
-from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.tasks.base import Servable
-from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types.request import Answers, Context, Query
-from hf_transformer.types.tensors import ModelDescription
-from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 if TYPE_CHECKING:
     from hf_transformer.api.open_streams import OpenStreams
-    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
     from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
 
 
-class Model(Protocol):
-    """The served model, as far as an API sees it; core/model.py can't name the types of generation."""
-
-    name: str
-    task: Servable
-
-    async def require_ready(self) -> None: ...
-    async def predict(self, query: Query, context: Context) -> Answers: ...
-    async def generate(self, request: GenerationRequest, context: Context) -> Generation: ...
-    @property
-    def chat_template(self) -> ChatTemplate | None: ...
-    def describe(self) -> ModelDescription: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def generator(self) -> GeneratePipeline: ...
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
+Model: TypeAlias = ServedModel[Pipeline]
 
 
 class Models(dict[str, Model]):
@@ -95,10 +72,9 @@ class Service:
     executor: Executor | None = None
 
 
-def generating_task(model: Model, route: str) -> TextGeneration:
-    """The task of a generative model. Raises InvalidInput for another model; the message names ``route``."""
-    task = model.task
-    if not isinstance(task, TextGeneration):
+def generative(model: Model, route: str) -> GenerativeModel:
+    """The model if it generates text. Raises InvalidInput for another model; the message names ``route``."""
+    if not isinstance(model, GenerativeModel):
         expected = f"a model for text_generation or text2text_generation, which {route} needs"
-        raise InvalidInput("", expected, f"{model.name!r} for {task.name}")
-    return task
+        raise InvalidInput("", expected, f"{model.name!r} for {model.task.name}")
+    return model

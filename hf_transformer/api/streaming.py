@@ -13,10 +13,9 @@ from typing import ClassVar
 
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.open_streams import OpenStreams, shutting_down
-from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.stream import Generation
-from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.tasks.base import Servable
 from hf_transformer.types.http import HeaderLines
@@ -30,7 +29,7 @@ STREAM = "stream"
 
 def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
     """Whether a request asks for a stream. The task refuses a value that is not a boolean."""
-    return parameters.get(STREAM) is True and isinstance(task, TextGeneration)
+    return parameters.get(STREAM) is True and STREAM in task.parameters
 
 
 def not_streamed() -> InvalidInput:
@@ -49,7 +48,7 @@ class TextStream(ABC):
     content_type: ClassVar[bytes] = b"text/event-stream"
     running: Generation
 
-    def __init__(self, model: Model, request: GenerationRequest, context: Context) -> None:
+    def __init__(self, model: GenerativeModel, request: GenerationRequest, context: Context) -> None:
         self._model = model
         self._request = request
         self._context = context

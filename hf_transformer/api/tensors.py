@@ -26,11 +26,11 @@ from hf_transformer.api.generate import (
     read_body,
     whole,
 )
-from hf_transformer.api.service import Model, generating_task
+from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import STOP
-from hf_transformer.generation.task import TextGeneration
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
@@ -48,7 +48,7 @@ SEVERAL = (*STOP, BAD_WORDS, *LISTS)
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
     """Answers one request with the tensors that it asks for. Raises RequestError, among them InvalidInput for an
     unknown input or output and for an invalid value."""
-    if is_for_backend(model, request):
+    if isinstance(model, GenerativeModel) and is_for_backend(request):
         asked = read_as_backend(model, request, context)
         if asked.stream:
             raise not_streamed()
@@ -119,20 +119,20 @@ def _requested(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
 # The tensors of Triton's backends
 
 
-def is_for_backend(model: Model, request: InferRequest) -> bool:
+def is_for_backend(request: InferRequest) -> bool:
     """Whether a request is in the form of Triton's backends. A single ``text_input`` may also be V2's input."""
-    if PROMPT not in request.inputs or not isinstance(model.task, TextGeneration):
+    if PROMPT not in request.inputs:
         return False
     return len(request.inputs) > 1 or any(name == ANSWER or name in EXTRA_OUTPUTS for name in request.outputs)
 
 
-def read_as_backend(model: Model, request: InferRequest, context: Context) -> GenerateRequest:
+def read_as_backend(model: GenerativeModel, request: InferRequest, context: Context) -> GenerateRequest:
     """Reads a request in the form of Triton's backends. Raises RequestError for an invalid input or parameter."""
     body = {name: _value(tensor) for name, tensor in request.inputs.items()}
     _switch_on(request, body, ANSWER, EXTRA_OUTPUTS, "")
     known = (*model.task.parameters, *PARAMETERS)
     body["parameters"] = _known(all_parameters(request.parameters), known, context)
-    return read_body(generating_task(model, "this input"), body, context)
+    return read_body(model.task, body, context)
 
 
 def backend_tensors(outputs: Outputs, request: InferRequest) -> list[Tensor]:

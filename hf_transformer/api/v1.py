@@ -36,10 +36,10 @@ from hf_transformer.api.call import Call, apply_triton_parameters, new_request_i
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json, require_few
 from hf_transformer.api.responses import JSON, JsonResponse, json_route, readiness, reply
-from hf_transformer.api.service import Model, Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput, RequestError, UnsupportedEncoding, describe
-from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.json_text import parse_json
 from hf_transformer.protocol.tensors import Malformed
@@ -61,12 +61,12 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
         query = parse_event(call) if structured else parse(call.json())
         query.parameters = apply_triton_parameters(query.parameters, call.context)
-        if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
+        if len(query.instances) > service.max_texts:
             require_few(query.name, query.instances, service.max_texts)  # generation parses before checking the count
         if query.parameters and wants_stream(model.task, query.parameters):
             if structured:
                 raise not_streamed()
-            return V1Stream(model, query, call.context)
+            return V1Stream(generative(model, "a stream"), query, call.context)
         body = render(await model.predict(query, call.context))
         if structured:
             return reply(orjson.dumps({**event_attributes(model.name), "data": orjson.Fragment(body)}), EVENT)
@@ -196,9 +196,9 @@ class V1Stream(TextStream):
 
     content_type = b"application/jsonl"  # https://jsonlines.org
 
-    def __init__(self, model: Model, query: Query, context: Context) -> None:
+    def __init__(self, model: GenerativeModel, query: Query, context: Context) -> None:
         """Raises RequestError for an invalid request."""
-        request = generating_task(model, "a stream").request(query)
+        request = model.task.request(query)
         super().__init__(model, request, context)
         self._texts = [[""] * request.sampling.n for _ in request.prompts]
         self._with_choice = request.sampling.n > 1

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -18,20 +18,21 @@ from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Router
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
-from hf_transformer.api.service import Models, Service
+from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.app.wiring import (
     Diagnose,
+    LoadedGenerativeModel,
     LoadedModel,
     PipelineBuilder,
-    load_parts,
+    load_model,
     no_diagnosis,
     predictor_settings,
 )
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import ServedModel
+from hf_transformer.core.model import CheckSettings, ServedModel
 from hf_transformer.errors import ConfigError, without_userinfo
-from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
@@ -51,7 +52,7 @@ READY_SECONDS = 10.0
 
 def build_app(
     config: Config,
-    parts: LoadedModel | None = None,
+    loaded: LoadedModel | None = None,
     board: WorkerBoard | None = None,
     diagnose: Diagnose = no_diagnosis,
     trusted_proxies: str | None = None,
@@ -60,14 +61,14 @@ def build_app(
 
     Args:
         config: the frozen configuration; a worker process builds its own application from it.
-        parts: what ``load_parts`` gave, loaded here if None.
+        loaded: the model's files, loaded here if None.
         board: where workers find each other, where this process is one of several.
         diagnose: looks at each model that is bound.
         trusted_proxies: addresses whose X-Forwarded-For the access log believes; None for those of this machine.
     """
     if board is not None:
         board.claim()
-    parts = parts or load_parts(config)
+    loaded = loaded or load_model(config)
     metrics = Metrics(config.model_name)
     predictor = open_predictor(
         config.predictor_protocol,
@@ -79,26 +80,25 @@ def build_app(
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
-    model = ServedModel(
-        config.model_name,
-        parts.task,
-        predictor,
-        PipelineBuilder(config, parts, predictor, metrics, executor, diagnose),
-        metrics,
-        check_health=config.enable_predictor_health_check,
-        check_seconds=config.predictor_check_seconds,
-        latency_log=latency_log,
-        board=board,
-        chat_template=parts.chat_template,
-    )
-    tracing = open_tracing(config, infers=not isinstance(parts.task, TextGeneration))
+    checks = CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds)
+    build = PipelineBuilder(config, loaded, predictor, metrics, executor, diagnose)
+    shared: dict[str, Any] = {"checks": checks, "latency_log": latency_log, "board": board}
+    model: Model
+    if isinstance(loaded, LoadedGenerativeModel):
+        generative, template = partial(build.generative, loaded), loaded.chat_template
+        model = GenerativeModel(
+            config.model_name, loaded.task, predictor, generative, metrics, chat_template=template, **shared
+        )
+    else:
+        model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, metrics, **shared)
+    tracing = open_tracing(config, infers=not isinstance(model, GenerativeModel))
     service = _service(config, model, metrics, executor, tracing)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
-    shared = None if board is None else metrics.share(board)
+    shared_metrics = None if board is None else metrics.share(board)
     renewing = None if keys is None else _running(keys.keep_renewing)
     first = None if board is None else _ready_first(model, board)
-    opened = shared, tracing, predictor, _running(model.run), renewing, first, grpc
+    opened = shared_metrics, tracing, predictor, _running(model.run), renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, opened))
     # Once a signal ends the service, all that answers has the same grace period.
     ends = [model.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
@@ -109,7 +109,11 @@ def build_app(
 
 
 def _service(
-    config: Config, model: ServedModel, metrics: Metrics, executor: ThreadPoolExecutor, tracing: Tracing | None
+    config: Config,
+    model: Model,
+    metrics: Metrics,
+    executor: ThreadPoolExecutor,
+    tracing: Tracing | None,
 ) -> Service:
     most_bytes = max(config.max_bytes_in_flight, config.max_request_bytes)
     return Service(
@@ -261,7 +265,7 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _ready_first(model: ServedModel, board: WorkerBoard) -> AsyncIterator[None]:
+async def _ready_first(model: Model, board: WorkerBoard) -> AsyncIterator[None]:
     """Delay a worker's start until its model is ready while another worker is, so that no request gets a 503 that the
     other one would have answered."""
     loop = asyncio.get_running_loop()

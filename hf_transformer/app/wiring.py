@@ -1,6 +1,6 @@
 """The wiring of one model: what its files, the flags and the predictor say becomes a pipeline.
 
-``load_parts`` reads the model's files before anything is served. A ``PipelineBuilder`` builds the pipeline for the
+``load_model`` reads the model's files before anything is served. A ``PipelineBuilder`` builds the pipeline for the
 model that the predictor describes; it is called again whenever the predictor has another model.
 """
 
@@ -19,7 +19,7 @@ from hf_transformer.core.batch_costs import BatchCosts
 from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import ContractError, Signature, fit_signature
 from hf_transformer.core.limits import Limits
-from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
 from hf_transformer.core.scheduler import (
     OUTPUT_BYTES,
     SHARED_OUTPUT_BYTES,
@@ -75,12 +75,18 @@ SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What is loaded from the model's files before anything is served; ``generation`` for a model that generates, and
-    ``chat_template`` where it has one."""
+    """The tokenizer and the task of a model, loaded from its files."""
 
     tokenizer: Tokenizer
     task: Servable
-    generation: GeneratorSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGenerativeModel(LoadedModel):
+    """A loaded model that generates text; ``chat_template`` is None for a model without chats."""
+
+    task: TextGeneration
+    settings: GeneratorSettings
     chat_template: ChatTemplate | None = None
 
 
@@ -123,7 +129,7 @@ def no_diagnosis(pair: ModelBinding) -> None:
 # From the model's files
 
 
-def load_parts(config: Config) -> LoadedModel:
+def load_model(config: Config) -> LoadedModel:
     """Loads the tokenizer and the task. Raises LoadError with one line that names the missing or wrong file, and
     ConfigError for a flag that does not fit the task."""
     files = find_model_files(
@@ -162,9 +168,9 @@ def load_parts(config: Config) -> LoadedModel:
     if isinstance(made, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # with Jinja, which no predictive model needs
 
-        generation = _generator_settings(config, files, tokenizer)
+        generator = _generator_settings(config, files, tokenizer)
         template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
-        return LoadedModel(tokenizer, made, generation, template)
+        return LoadedGenerativeModel(tokenizer, made, generator, template)
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
     return LoadedModel(tokenizer, made)
@@ -289,33 +295,36 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
 
 @dataclass(frozen=True, slots=True)
 class PipelineBuilder:
-    """Builds the pipeline for a model, and has the pair diagnosed. Requests under way keep the pipeline that they have,
-    so the pipelines of one builder share the predictor's concurrency limit and budget of caches."""
+    """Builds the pipeline for a model of the predictor, and calls ``diagnose`` with their binding.
+
+    The pipelines of one builder share the predictor's concurrency limit and budget of caches, since running requests
+    keep the pipeline of a replaced model.
+    """
 
     config: Config
-    parts: LoadedModel
+    model: LoadedModel
     predictor: Predictor
     metrics: Metrics
     executor: ThreadPoolExecutor
     diagnose: Diagnose = no_diagnosis
-    places: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
+    limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
-    def __call__(self, spec: ModelSpec) -> Pipeline | GenerationPipeline:
-        """The pipeline; raises ContractError for a model that does not fit."""
-        task, generation = self.parts.task, self.parts.generation
-        if isinstance(task, TextGeneration) and generation is not None:
-            return self._build_generation(task, generation, spec)
-        return self._build_pipeline(cast(Task[Any, Any, Any], task), spec)
+    def __call__(self, spec: ModelSpec) -> PredictivePipeline | GenerationPipeline:
+        """Builds the pipeline. Raises ContractError for a model that does not fit."""
+        if isinstance(self.model, LoadedGenerativeModel):
+            return self.generative(self.model, spec)
+        return self.predictive(spec)
 
-    def _build_pipeline(self, task: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
-        config, tokenizer = self.config, self.parts.tokenizer
-        reader, signature = fit_task(config, task, spec)
-        self.diagnose(FittedBinding(config, tokenizer, reader, spec, signature))
+    def predictive(self, spec: ModelSpec) -> PredictivePipeline:
+        """Builds the pipeline of a predictive task. Raises ContractError for a model that does not fit."""
+        config, tokenizer, task = self.config, self.model.tokenizer, cast(Task[Any, Any, Any], self.model.task)
+        fitted, signature = fit_task(config, task, spec)
+        self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
         if signature.length is not None:
             tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
         settings = scheduler_settings(config, spec.instances)
-        self.places.count = settings.max_batches_in_flight
-        form = EncodingBatchBuilder(
+        self.limit.count = settings.max_batches_in_flight
+        builder = EncodingBatchBuilder(
             signature,
             padding_policy(config, tokenizer, signature, task.settings.model_config),
             max_tokens=settings.max_batch_tokens,
@@ -324,27 +333,25 @@ class PipelineBuilder:
             costs=BatchCosts(spec.instances),
         )
         scheduler = Scheduler(
-            self.predictor, form, settings, executor=self.executor, metrics=self.metrics, limit=self.places
+            self.predictor, builder, settings, executor=self.executor, metrics=self.metrics, limit=self.limit
         )
-        return Pipeline(reader, tokenizer, scheduler, **self._shared)
+        return PredictivePipeline(fitted, tokenizer, scheduler, self._options)
 
-    def _build_generation(
-        self, task: TextGeneration, generation: GeneratorSettings, spec: ModelSpec
-    ) -> GenerationPipeline:
-        config, tokenizer = self.config, self.parts.tokenizer
-        settings = replace(generation, scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
+    def generative(self, model: LoadedGenerativeModel, spec: ModelSpec) -> GenerationPipeline:
+        """Builds the pipeline of a generative task. Raises ContractError for a model that does not fit."""
+        config, tokenizer = self.config, model.tokenizer
+        settings = replace(model.settings, scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
         generator = make_generator(
             spec, self.predictor, tokenizer, settings, executor=self.executor, metrics=self.metrics
         )
-        if problems := _sampling_problems(config, task, generator):
+        if problems := _sampling_problems(config, model.task, generator):
             raise ContractError(spec.name, problems)
-        self.diagnose(ModelBinding(config, tokenizer, task, spec))
+        self.diagnose(ModelBinding(config, tokenizer, model.task, spec))
         timeout = config.predictor_request_timeout_seconds
-        return GenerationPipeline(task, tokenizer, generator, settings, timeout=timeout, **self._shared)
+        return GenerationPipeline(model.task, tokenizer, generator, settings, self._options, timeout=timeout)
 
     @property
-    def _shared(self) -> dict[str, Any]:
-        """What every pipeline gets."""
+    def _options(self) -> PipelineOptions:
         config = self.config
         limits = Limits(
             max_instances=config.max_instances,
@@ -353,12 +360,8 @@ class PipelineBuilder:
             max_sequences=config.max_sequences,
             max_answer_values=config.max_answer_values,
         )
-        return {
-            "executor": self.executor,
-            "limits": limits,
-            "metrics": self.metrics,
-            "log_texts": partial(_log_texts, config.max_log_len) if config.enable_log_requests else None,
-        }
+        log_texts = partial(_log_texts, config.max_log_len) if config.enable_log_requests else None
+        return PipelineOptions(self.executor, limits, self.metrics, log_texts)
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:

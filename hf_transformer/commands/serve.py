@@ -13,7 +13,7 @@ from functools import partial
 from hf_transformer import __version__
 from hf_transformer.api.auth import read_keys
 from hf_transformer.app.application import build_app
-from hf_transformer.app.wiring import load_parts
+from hf_transformer.app.wiring import load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_key_pair
@@ -53,7 +53,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         read_key_pair(config.ssl_certfile, config.ssl_keyfile)
     if config.api_keys_file is not None:
         read_keys(config.api_keys_file)
-    loaded = load_parts(config)
+    loaded = load_model(config)
     logger.info(
         "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
         __version__,
@@ -76,7 +76,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             del loaded  # each worker is a new process that loads its own
             build = partial(build, board=WorkerBoard(config.workers))
             return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
-        server = Server(server_config(config, partial(build, parts=loaded)))
+        server = Server(server_config(config, partial(build, loaded=loaded)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
 

@@ -1,11 +1,11 @@
-"""One model, from found to ready to replaced.
+"""The life of the served model: search, readiness, failure and replacement.
 
-    SEARCHING --a look finds a model that fits--> READY --requests fail in a row--> SUSPECT
+    SEARCHING --a check finds a model that fits--> READY --requests fail in a row--> SUSPECT
     SUSPECT --a trial inference or a request succeeds--> READY
-    READY, SUSPECT --a look finds another model--> READY with that one, or SEARCHING if it does not fit
+    READY, SUSPECT --a check finds another model--> READY with that one, or SEARCHING if it does not fit
 
-A look asks the predictor which model it has. A look that fails changes no state: with the health check the model is
-not ready until a look succeeds, and requests are tried all the same.
+A check asks the predictor for its model. A failed check changes no state. With --enable_predictor_health_check it makes
+the model not ready until a check succeeds; requests are still sent to the predictor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Generic, TypeVar
 
+from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import (
     PREDICTORS,
-    InvalidInput,
     NotReady,
     PredictorDenied,
     PredictorError,
@@ -42,61 +42,55 @@ from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 logger = logging.getLogger(__name__)
 
-QUESTION_TIMEOUT = 5.0
-"""Seconds that the predictor has to answer all questions of a look, a trial inference included."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two looks while the model is not ready, doubling from the first to the longest."""
-SETTLED_PAUSE = 1.0
-"""Seconds between two looks, whatever happens, while the model is ready."""
-SUSPECT_AFTER = 3
-"""Requests in a row that the model failed with an error of its own, before it is tried out."""
-LOG_PAUSE = 10.0
-"""Seconds between two lines on failing requests: good and bad requests may alternate."""
+PipelineT_co = TypeVar("PipelineT_co", bound=Pipeline, covariant=True)
+
+CHECK_TIMEOUT_SECONDS = 5.0
+"""Timeout of one check, its trial inference included."""
+SUSPECT_AFTER_ERRORS = 3
+"""Model errors in a row that make the model SUSPECT."""
+FAILURE_LOG_SECONDS = 10.0
+"""Shortest interval between two log lines about failing requests. Failures and answers may alternate."""
 
 
-class PredictPipeline(Protocol):
-    """What answers the requests of one model; see core/pipeline.py."""
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """The schedule of checks; all times are in seconds.
 
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    async def __call__(self, query: Query, context: Context) -> Answers: ...
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
-    async def trial(self) -> None: ...
+    Args:
+        on_ready: whether readiness probes run a check, and checks try a SUSPECT model out
+            (--enable_predictor_health_check).
+        interval: between two checks of a ready model (--predictor_check_seconds).
+        min_interval: the shortest interval between two checks of a ready model, even after failed requests.
+        min_retry, max_retry: between two checks of a model that is not ready; doubles from the first to the second.
+        timeout: of one check, its trial inference included.
+    """
 
-
-@runtime_checkable
-class GeneratePipeline(PredictPipeline, Protocol):
-    """The same for a model that generates text; see generation/pipeline.py, also for the types that are Any here."""
-
-    @property
-    def interface(self) -> str: ...
-    @property
-    def supported_fields(self) -> frozenset[str]: ...
-    async def start(self, request: Any, context: Context) -> Any: ...
+    on_ready: bool = False
+    interval: float = 30.0
+    min_interval: float = 1.0
+    min_retry: float = 0.1
+    max_retry: float = 2.0
+    timeout: float = CHECK_TIMEOUT_SECONDS
 
 
 class State(Enum):
-    """What is known of the model."""
+    """The state of the model; see the module's docstring."""
 
-    SEARCHING = "no model that fits was found; requests are answered with 503"
+    SEARCHING = "no model fits yet; requests are answered with 503"
     READY = "requests are answered"
-    SUSPECT = "requests are tried, and the next look tries the model out if the health check is on"
+    SUSPECT = "requests are sent, and with the health check the next check runs a trial inference"
 
 
-class ServedModel:
+class ServedModel(Generic[PipelineT_co]):
     """Finds the predictor's model in the background, and answers requests with its pipeline.
 
     Args:
-        name: the model's name in every route.
-        task: what it does.
-        predictor: open, or to be opened around ``run``.
-        build: makes the pipeline for what the predictor says of the model; raises ContractError if it does not fit.
-        check_health: whether ``require_ready`` asks the predictor each time (--enable_predictor_health_check), and
-            tries a suspect model out.
-        check_seconds: seconds between two looks while all is well.
-        latency_log: gets a line per request that says how long each stage took.
-        board: tells which workers of this service are ready; None if there is one worker.
-        chat_template: makes a prompt of a chat's messages; None for a model that does not chat.
+        name: the model's name in all routes.
+        task: the model's task.
+        predictor: must be open while ``run`` runs.
+        build: makes the pipeline for the predictor's model; raises ContractError if the model does not fit.
+        latency_log: logs the stage timings of each request; None logs none.
+        board: shares the readiness of all workers; None for a single worker.
     """
 
     def __init__(
@@ -104,56 +98,52 @@ class ServedModel:
         name: str,
         task: Servable,
         predictor: Predictor,
-        build: Callable[[ModelSpec], PredictPipeline],
+        build: Callable[[ModelSpec], PipelineT_co],
         metrics: Metrics,
+        checks: CheckSettings | None = None,
         *,
-        check_health: bool = False,
-        check_seconds: float = 30.0,
         latency_log: LatencyLog | None = None,
         board: WorkerBoard | None = None,
-        chat_template: Any = None,
     ) -> None:
         self.name = name
         self.task = task
-        self.chat_template = chat_template
         self._predictor = predictor
         self._build = build
         self._metrics = metrics
-        self._check_health = check_health
-        self._check_seconds = check_seconds
+        self._checks = checks or CheckSettings()
         self._latency_log = latency_log
         self._board = board
-        self._serving: Serving | None = None
+        self._serving: Serving[PipelineT_co] | None = None
         self._problem = "the predictor has not been reached yet"
-        """Why the model is not ready; empty if it is."""
+        """The reason why the model is not ready; empty if it is ready."""
         self._candidate: ModelSpec | None = None
-        """Another model than the served one, which the last look has found."""
-        self._believes_at_once = False
-        """Whether the next look may find another model without having seen it twice."""
+        """A model that the last check found in place of the served one."""
+        self._replaces_at_once = False
+        """Whether the next check may replace the model without a second check that confirms it."""
         self._failures = FailureLog()
         self._errors = 0
-        """Requests in a row that the model failed with an error of its own."""
-        self._away = False
-        """Whether the predictor could not be reached since the last look."""
-        self._doubt = asyncio.Event()
+        """Model errors in a row."""
+        self._is_away = False
+        """Whether the predictor was unreachable since the last check."""
+        self._check_soon = asyncio.Event()
         self._checking: asyncio.Task[str] | None = None
-        self._ending = False
+        self._is_ending = False
 
     @property
     def state(self) -> State:
-        """See the module's docstring."""
+        """The state of the model."""
         if self._serving is None:
             return State.SEARCHING
-        return State.SUSPECT if self._errors >= SUSPECT_AFTER else State.READY
+        return State.SUSPECT if self._errors >= SUSPECT_AFTER_ERRORS else State.READY
 
     # Requests
 
     async def predict(self, query: Query, context: Context) -> Answers:
-        """One prediction per instance.
+        """Returns one prediction per instance.
 
         Raises:
-            NotReady: no model that fits was found yet.
-            RequestError: whatever else keeps the request from being answered.
+            NotReady: no model fits yet.
+            RequestError: the request fails.
         """
         serving = self._serving
         if serving is None:
@@ -161,50 +151,35 @@ class ServedModel:
         try:
             answers = await serving.pipeline(query, context)
         except PREDICTORS as error:
-            self._note_failure(error)
+            self._count_failure(error)
             raise
-        self._note_answer(context)
+        self._count_answer(context)
         return answers
 
-    async def generate(self, request: Any, context: Context) -> Any:
-        """The texts of a GenerationRequest as a Generation: enter what is given, then iterate.
+    async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Returns the windows of each text, under the limits of a request; see Tokenizer.encode_windows.
 
         Raises:
-            NotReady: no model that fits was found yet.
-            InvalidInput: the model generates no text, or the request is wrong in itself.
-            RequestError: whatever else keeps it from being begun.
+            NotReady: no model fits yet, so the length of its inputs is unknown.
+            RequestError: a text can't be encoded, or the texts exceed a limit.
         """
-        generation = await self.generator.start(request, context)
-        generation.set_callbacks(self._note_answer, self._note_failure)
-        return generation
+        return await self.pipeline.encode(texts, options)
 
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, within the limits of a request; see Tokenizer.encode_windows.
-
-        Raises:
-            NotReady: no model that fits was found yet; it may take shorter texts than the tokenizer's files say.
-            RequestError: a text can't be encoded, or they are over a limit.
-        """
-        return await self._require_serving().pipeline.encode(texts, how)
+    @property
+    def pipeline(self) -> PipelineT_co:
+        """The pipeline of the served model. Raises NotReady until a model fits."""
+        return self._require_serving().pipeline
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of all requests. Raises NotReady before a model that fits was found."""
-        return self._require_serving().pipeline.tokenizer
-
-    @property
-    def generator(self) -> GeneratePipeline:
-        """What generates its texts. Raises NotReady as above, and InvalidInput if the model generates none."""
-        found = self._require_serving().generating
-        if found is None:
-            raise InvalidInput.of(f"model {self.name!r} does {self.task.name}, which generates no text")
-        return found
+        """The tokenizer of the served model. Raises NotReady until a model fits."""
+        return self.pipeline.tokenizer
 
     def describe(self) -> ModelDescription:
-        """What the model is. Raises NotReady before one that fits was found."""
+        """Returns the model's name, version and tensors. Raises NotReady until a model fits."""
         return self._require_serving().description
 
-    def _require_serving(self) -> Serving:
+    def _require_serving(self) -> Serving[PipelineT_co]:
         if self._serving is None:
             raise self._not_ready()
         return self._serving
@@ -212,56 +187,56 @@ class ServedModel:
     def _not_ready(self) -> NotReady:
         return NotReady(f"model {self.name!r} is not ready: {self._problem}")
 
-    def _note_answer(self, context: Context) -> None:
-        """Counts a request that was answered whole."""
-        if self._failures.failing:
+    def _count_answer(self, context: Context) -> None:
+        """Counts a completely answered request."""
+        if self._failures.is_failing:
             self._failures.answered()
             self._errors = 0
-            if self._away:
-                self._look_soon()
+            if self._is_away:
+                self._request_check()
         self._metrics.observe(context)
         if self._latency_log is not None:
             self._latency_log.add(context)
 
-    def _note_failure(self, error: RequestError) -> None:
-        """Counts a request that the predictor failed, and looks at the predictor again where that may explain it."""
+    def _count_failure(self, error: RequestError) -> None:
+        """Counts a request that failed in the predictor, and requests a check if a changed model may be the cause."""
         self._failures.failed(error)
         if not isinstance(error, PredictorError):
-            self._away = True
-        elif not isinstance(error, PredictorDenied):  # which says nothing of the model
+            self._is_away = True
+        elif not isinstance(error, PredictorDenied):  # a denial comes from a guard before the model
             self._errors += 1
-            if self._away or self._errors == SUSPECT_AFTER:
-                self._look_soon()  # the predictor may be back with another model, or the model may have died
+            if self._is_away or self._errors == SUSPECT_AFTER_ERRORS:
+                self._request_check()
 
-    def _look_soon(self) -> None:
-        self._away = False
-        self._believes_at_once = True
-        self._doubt.set()
+    def _request_check(self) -> None:
+        self._is_away = False
+        self._replaces_at_once = True
+        self._check_soon.set()
 
-    # Looks
+    # Checks
 
     async def run(self) -> None:
-        """Looks at the predictor for as long as the service runs.
+        """Checks the predictor until it is cancelled, on the schedule of CheckSettings.
 
-        Often while the model is not ready, then every ``check_seconds``, and at once when requests have failed in a way
-        that another model would explain, or are answered again after the predictor was away.
+        Failed requests bring the next check forward: after model errors in a row, and when an unreachable predictor
+        answers again.
         """
-        pause = FIRST_PAUSE
+        checks, retry = self._checks, self._checks.min_retry
         try:
             while True:
-                self._doubt.clear()
+                self._check_soon.clear()
                 await self.check_predictor()
                 if self._problem:
-                    logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, pause)
-                    await asyncio.sleep(_jittered(pause))
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                    logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, retry)
+                    await asyncio.sleep(_jittered(retry))
+                    retry = min(retry * 2, checks.max_retry)
                     continue
-                pause = FIRST_PAUSE
-                await asyncio.sleep(_jittered(min(SETTLED_PAUSE, self._check_seconds)))
+                retry = checks.min_retry
+                await asyncio.sleep(_jittered(min(checks.min_interval, checks.interval)))
                 with suppress(TimeoutError):
-                    # Not wait_for, which in Python 3.11 swallows a cancellation that comes as the event is set.
-                    async with asyncio.timeout(_jittered(self._check_seconds)):
-                        await self._doubt.wait()
+                    # wait_for swallows a cancellation in Python 3.11 if the event is set in the same turn.
+                    async with asyncio.timeout(_jittered(checks.interval)):
+                        await self._check_soon.wait()
         finally:
             if self._checking is not None:
                 self._checking.cancel()
@@ -269,17 +244,15 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        """True if the last check of the predictor found the model."""
+        """Whether the last check found a model that fits."""
         return not self._problem
 
     async def require_ready(self) -> None:
-        """Raises NotReady, with the reason, while the model can't be asked.
-
-        With the health check the predictor is asked, and another model of its is served from then on.
-        """
-        if self._ending:
+        """Runs a check if CheckSettings.on_ready is set. Raises NotReady, with the reason, if the model is not
+        ready."""
+        if self._is_ending:
             raise NotReady(f"model {self.name!r} is not ready: the service is shutting down")
-        if self._check_health:
+        if self._checks.on_ready:
             await self.check_predictor()
         if self._problem:
             raise self._not_ready()
@@ -287,27 +260,28 @@ class ServedModel:
             raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
     def start_shutdown(self) -> None:
-        """Makes the model not ready for good, so that no new clients come; requests are still answered."""
-        self._ending = True
-        self._show_ready()
+        """Makes the model not ready for good, so that load balancers send no new requests. Requests are still
+        answered."""
+        self._is_ending = True
+        self._publish_ready()
 
     async def check_predictor(self) -> str:
-        """Asks the predictor which model it has, and serves it if it fits. All who ask at one time share one look.
+        """Asks the predictor for its model, and serves it if it fits. Concurrent callers share one check.
 
         Returns:
-            Why the model is not ready; empty if it is. That takes QUESTION_TIMEOUT at most.
+            The reason why the model is not ready; empty if it is ready. Takes CheckSettings.timeout at most.
         """
         if self._checking is None or self._checking.done():
             self._checking = asyncio.get_running_loop().create_task(self._check_predictor())
         return await asyncio.shield(self._checking)
 
     async def _check_predictor(self) -> str:
-        deadline = asyncio.get_running_loop().time() + QUESTION_TIMEOUT
+        deadline = asyncio.get_running_loop().time() + self._checks.timeout
         problem = ""
         try:
             serving = self._serve(await self._ask(deadline))
-            if self._check_health and self.state is State.SUSPECT:
-                await self._try_out(serving.pipeline, deadline)
+            if self._checks.on_ready and self.state is State.SUSPECT:
+                await self._run_trial(serving.pipeline, deadline)
         except RequestError as error:
             problem = str(error)
         except asyncio.CancelledError:
@@ -332,13 +306,13 @@ class ServedModel:
                     )
                 return await self._predictor.model_spec()
         except TimeoutError as error:
-            raise PredictorTimeout(f"the predictor did not describe its model in {QUESTION_TIMEOUT:g} s") from error
+            raise PredictorTimeout(f"the predictor did not describe its model in {self._checks.timeout:g} s") from error
 
-    def _serve(self, spec: ModelSpec) -> Serving:
-        """Serves a model that a look has found, unless it is served already. Requests under way keep their pipeline.
+    def _serve(self, spec: ModelSpec) -> Serving[PipelineT_co]:
+        """Serves the predictor's model unless it is served already. Running requests keep their pipeline.
 
         Raises:
-            ContractError: it does not fit; then no model is served.
+            ContractError: the model does not fit; the service then serves none.
         """
         serving = self._serving
         if serving is not None and not self._is_replaced(serving.spec, spec):
@@ -356,33 +330,32 @@ class ServedModel:
             outputs=self.task.tensor_specs,
             max_length=pipeline.tokenizer.max_length,
         )
-        generating = pipeline if isinstance(pipeline, GeneratePipeline) else None
-        self._serving = serving = Serving(pipeline, generating, spec, description)
+        self._serving = serving = Serving(pipeline, spec, description)
         self._problem = ""
         logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
         return serving
 
-    def _is_replaced(self, served: ModelSpec, found: ModelSpec) -> bool:
-        """Model change detection: whether the model that a look has found takes the place of the served one.
+    def _is_replaced(self, served: ModelSpec, spec: ModelSpec) -> bool:
+        """Whether ``spec``, the model that a check found, replaces the served one.
 
-        During a rolling update two versions answer behind one address, and each look may find another one. So another
-        model has to be found twice in a row, unless requests fail or the predictor was away.
+        During a rolling update two versions answer behind one address, and checks find either. Two checks in a row must
+        find the same new model, unless requests fail or the predictor was unreachable.
         """
-        believed = self._believes_at_once or self._failures.failing or found == self._candidate
-        self._believes_at_once = False
+        is_confirmed = self._replaces_at_once or self._failures.is_failing or spec == self._candidate
+        self._replaces_at_once = False
         self._candidate = None
-        if found == served:
+        if spec == served:
             return False
-        if not believed:
-            self._candidate = found
-        return believed
+        if not is_confirmed:
+            self._candidate = spec
+        return is_confirmed
 
-    async def _try_out(self, pipeline: PredictPipeline, deadline: float) -> None:
-        """One trial inference. A Python backend whose process has died fails every inference, and still says that the
-        model is ready.
+    async def _run_trial(self, pipeline: Pipeline, deadline: float) -> None:
+        """Runs one trial inference. A dead process of Triton's Python backend fails every inference, but the model
+        still reports ready.
 
         Raises:
-            NotReady: it fails, or takes too long.
+            NotReady: the trial fails or takes too long.
         """
         reason = f"the last {self._errors} requests failed, and so does a trial"
         try:
@@ -391,74 +364,73 @@ class ServedModel:
         except TimeoutError as error:
             raise NotReady(f"{reason}: no answer in time") from error
         except PredictorDenied:
-            pass  # the service itself may not ask, which says nothing of the model
+            pass  # the service lacks the clients' credentials; the model may be fine
         except RequestError as error:
             raise NotReady(f"{reason}: {error}") from error
         self._errors = 0
 
     def _report(self, problem: str) -> None:
-        """Tells the log, the metrics and the other workers what a look has found."""
+        """Reports the result of a check to the log, the metrics and the other workers."""
         if self._serving is None:
             if problem != self._problem:
                 logger.warning(
                     "not ready, retrying: %s (hf-transformer doctor, with the same flags, says more)", problem
                 )
-        elif not self._check_health:
-            problem = ""  # the requests show whether the model can be asked
+        elif not self._checks.on_ready:
+            problem = ""  # without the health check a failed check does not make the model not ready
         elif problem and not self._problem:
             logger.warning("the model is not ready any more: %s", problem)
         elif self._problem and not problem:
             logger.info("the model is ready again")
         self._problem = problem
-        self._show_ready()
+        self._publish_ready()
 
-    def _show_ready(self) -> None:
-        ready = not (self._problem or self._ending)
+    def _publish_ready(self) -> None:
+        ready = not (self._problem or self._is_ending)
         self._metrics.ready.set(ready)
         if self._board is not None:
             self._board.set_ready(ready)
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """A pipeline while it is served. Requests under way keep the one that they began with."""
+class Serving(Generic[PipelineT_co]):
+    """A pipeline, with the predictor's description of its model and the service's own."""
 
-    pipeline: PredictPipeline
-    generating: GeneratePipeline | None
+    pipeline: PipelineT_co
     spec: ModelSpec
     description: ModelDescription
 
 
 class FailureLog:
-    """A log line when requests begin to fail, and one when they are answered again.
+    """Logs the first of several failing requests, and the first answer after them.
 
-    There is at most one line of each kind in LOG_PAUSE seconds. ``clock`` gives seconds, for tests.
+    It logs each kind at most once in FAILURE_LOG_SECONDS. ``clock`` returns seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.failing = False
-        """Whether the last request has failed."""
+        self.is_failing = False
+        """Whether the last request failed."""
         self._clock = clock
         self._is_logged = False
         self._unlogged = 0
         self._not_before = -math.inf
 
     def failed(self, error: RequestError) -> None:
-        """A request has failed."""
-        self.failing = True
+        """Notes a failed request."""
+        self.is_failing = True
         now = self._clock()
         if self._is_logged or now < self._not_before:
             self._unlogged += 1
             return
-        others = f" ({self._unlogged} more have failed since the last such line)" if self._unlogged else ""
-        logger.warning("requests fail with %d: %s%s", error.status, error, others)
+        more = f" ({self._unlogged} more have failed since the last such line)" if self._unlogged else ""
+        logger.warning("requests fail with %d: %s%s", error.status, error, more)
         self._is_logged = True
         self._unlogged = 0
-        self._not_before = now + LOG_PAUSE
+        self._not_before = now + FAILURE_LOG_SECONDS
 
     def answered(self) -> None:
-        """A request was answered after one that has failed."""
-        self.failing = False
+        """Notes the first answered request after a failed one."""
+        self.is_failing = False
         if self._is_logged:
             self._is_logged = False
             logger.info("the predictor answers again")

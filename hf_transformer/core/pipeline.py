@@ -9,9 +9,10 @@ No I/O of its own, and nothing of a request is kept on the pipeline.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -26,45 +27,82 @@ from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
-TRIAL = "A short text."
+TRIAL_TEXT = "A short text."
 INLINE_VALUES = 20_000
 """Answers of more values than this are put together in a thread; about 5 ms of work, as long as a thread keeps the
 interpreter before others get their turn (sys.getswitchinterval)."""
 
 
-class Pipeline:
-    """A task, its tokenizer and the scheduler of its predictor, put in a row.
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """Arguments that all pipelines share.
 
     Args:
-        tokenizer: truncates texts to the model's length.
-        executor: has the threads for long work.
-        limits: what one request may ask for.
-        log_texts: called with the texts of every request.
+        executor: runs long work off the event loop.
+        limits: the size limits of one request.
+        log_texts: called with the texts of each request; None logs none.
     """
+
+    executor: Executor
+    limits: Limits
+    metrics: Metrics
+    log_texts: Callable[[Sequence[TextInput], Context], None] | None = None
+
+
+class Pipeline(ABC):
+    """Answers the requests of one model; ``tokenizer`` truncates texts to the model's length."""
+
+    def __init__(self, tokenizer: Tokenizer, options: PipelineOptions) -> None:
+        self.tokenizer = tokenizer
+        self._executor = options.executor
+        self._limits = options.limits
+        self._metrics = options.metrics
+        self._log_texts = options.log_texts
+
+    @abstractmethod
+    async def __call__(self, query: Query, context: Context) -> Answers:
+        """Returns one prediction per instance, in their order.
+
+        Raises:
+            RequestError: the whole request fails; no instance is answered.
+        """
+
+    @abstractmethod
+    async def trial(self) -> None:
+        """Runs one short inference. Raises RequestError if the model fails or breaks its contract."""
+
+    async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Tokenizes texts without inference, under the limits of a request. Returns the windows of each text.
+
+        Raises:
+            TooLarge: too many texts, too long ones, or too many tokens for one answer.
+            InvalidInput: a text can't be encoded.
+        """
+        limits = self._limits
+        limits.check_texts(texts, "instances")
+        if options.token_values:
+            options = replace(options, max_tokens=limits.max_answer_values // options.token_values)
+        return await self.tokenizer.encode_off_loop(texts, self._executor, options)
+
+
+class PredictivePipeline(Pipeline):
+    """The pipeline of a predictive task: tokenizer, scheduler and decoding."""
 
     def __init__(
         self,
         task: Task[Any, Any, Any],
         tokenizer: Tokenizer,
         scheduler: Scheduler[Encoding],
-        *,
-        executor: Executor,
-        limits: Limits,
-        metrics: Metrics,
-        log_texts: Callable[[Sequence[TextInput], Context], None] | None = None,
+        options: PipelineOptions,
     ) -> None:
+        super().__init__(tokenizer, options)
         self._task = task
-        self.tokenizer = tokenizer
         self._scheduler = scheduler
-        self._executor = executor
-        self._limits = limits
-        self._metrics = metrics
-        self._log_texts = log_texts
         self._default_options = task.options({})
-        # Hooks that a task leaves as they are need not be called for each text.
-        self._checks = _has_own(task, "check")
-        self._has_own_cost = _has_own(task, "decode_cost")
-        self._has_extra_outputs = _has_own(task, "extra_outputs")
+        # Skips the hooks that a task inherits unchanged, since they run for each text.
+        self._checks = _overrides(task, "check")
+        self._has_decode_cost = _overrides(task, "decode_cost")
+        self._has_extra_outputs = _overrides(task, "extra_outputs")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
         """Gives one prediction per instance, in their order.
@@ -107,23 +145,10 @@ class Pipeline:
     async def trial(self) -> None:
         """Has the model infer once on a short text; nothing is decoded. Raises RequestError if the answer is wrong."""
         try:
-            [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL,), self._executor, PLAIN)
+            [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL_TEXT,), self._executor, PLAIN)
         except InvalidInput:  # the tokenizer has no unknown token, and no words for it
             encoding = Encoding([], [])
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
-
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """Tokenizes alone, under the limits of a request.
-
-        Raises:
-            TooLarge: too many texts, too long ones, or too many tokens for an answer.
-            InvalidInput: a text can't be encoded.
-        """
-        limits = self._limits
-        limits.check_texts(texts, "instances")
-        if how.token_values:
-            how = replace(how, max_tokens=limits.max_answer_values // how.token_values)
-        return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
     def _read(self, query: Query, options: Any) -> RequestState:
         """The items and the texts of a request, within the limits."""
@@ -161,7 +186,7 @@ class Pipeline:
 
         ``windows`` has the encodings of each text.
         """
-        task, limits, options, has_own_cost = self._task, self._limits, request.options, self._has_own_cost
+        task, limits, options, has_own_cost = self._task, self._limits, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
         tokens, size, texts, is_unusual = 0, 0, iter(windows), self._checks
         for item, count in zip(request.items, request.counts, strict=True):
@@ -259,6 +284,6 @@ class RequestState:
         return [[[entry.item for entry in part] for part in parts] for parts in self.parts]
 
 
-def _has_own(task: Task[Any, Any, Any], name: str) -> bool:
+def _overrides(task: Task[Any, Any, Any], name: str) -> bool:
     """Whether a task has a method of its own in place of Task's."""
     return getattr(type(task), name) is not getattr(Task, name)

@@ -9,34 +9,27 @@ concurrently.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 
-from hf_transformer.core.limits import Limits
+from hf_transformer.core.pipeline import TRIAL_TEXT, Pipeline, PipelineOptions
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
 from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt
-from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Answers, Context, Query
-from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
+from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
 """Fields that need no support by the model, since the service enforces them."""
-TRIAL = "A short text."
 
 
-class GenerationPipeline:
+class GenerationPipeline(Pipeline):
     """Runs requests through a task, its tokenizer and the generator of a model.
 
-    Args:
-        executor: threads for tokenizing long prompts.
-        timeout: limit of a whole request, in seconds.
-        log_texts: called with the prompts of every request.
+    ``timeout`` is the limit of a whole request, in seconds.
 
     Attributes:
         interface: the model's interface: tokens, text or logits.
@@ -49,27 +42,20 @@ class GenerationPipeline:
         tokenizer: Tokenizer,
         generator: Generator,
         settings: GeneratorSettings,
+        options: PipelineOptions,
         *,
-        executor: Executor,
-        limits: Limits,
-        metrics: Metrics,
         timeout: float,
-        log_texts: Callable[[Sequence[TextInput], Context], None] | None = None,
     ) -> None:
+        super().__init__(tokenizer, options)
         self._task = task
-        self.tokenizer = tokenizer
         self._generator = generator
         self._settings = settings
-        self._executor = executor
-        self._limits = limits
-        self._metrics = metrics
         self._timeout = timeout
-        self._log_texts = log_texts
         self.interface = generator.interface
         self.supported_fields = ALWAYS_SUPPORTED | generator.supported_fields
         self._max_new_tokens = task.settings.generation.max_new_tokens
         self._vocabulary = Vocabulary(tokenizer)
-        self._count_text = TokenCounter(tokenizer, executor).count
+        self._count_text = TokenCounter(tokenizer, options.executor).count
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
         """Checks and tokenizes all prompts. The returned Generation generates once it is entered; its timeout already
@@ -113,23 +99,15 @@ class GenerationPipeline:
         context.postprocess += time.perf_counter() - generated
         return Answers(predictions, (), context.tokens, tensor)
 
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """Tokenizes alone, under the limits of a request; raises TooLarge for them, and InvalidInput for a text that
-        can't be encoded."""
-        self._limits.check_texts(texts, "instances")
-        if how.token_values:
-            how = replace(how, max_tokens=self._limits.max_answer_values // how.token_values)
-        return await self.tokenizer.encode_off_loop(texts, self._executor, how)
-
     async def trial(self) -> None:
         """Generates one token after a short text. Raises RequestError if the model can't."""
         try:
-            [encoding] = self.tokenizer.encode((TRIAL,))
+            [encoding] = self.tokenizer.encode((TRIAL_TEXT,))
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         except InvalidInput:
             ids = []
         # A tokenizer of another alphabet has no tokens for these words: use its first token.
-        prompt = Prompt(TRIAL, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
+        prompt = Prompt(TRIAL_TEXT, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
     def _check(self, request: GenerationRequest) -> int:

@@ -24,9 +24,9 @@ from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Models, Service
 from hf_transformer.app.application import gateway, starlette_app
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import (
@@ -109,7 +109,7 @@ class Bench:
         self.executor = ThreadPoolExecutor(1)
         settings = TaskSettings(model_config={}, vocabulary=self.tokenizer, generation=self.settings, max_length=256)
         self.made_task = self.task(settings)
-        self.model = ServedModel(
+        self.model = GenerativeModel(
             "gpt2",
             self.made_task,
             cast(Predictor, self.predictor),

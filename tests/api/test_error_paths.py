@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.app.wiring import load_parts
+from hf_transformer.app.wiring import load_model
 from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
@@ -109,7 +109,7 @@ async def test_an_error_in_a_stream_has_the_client_s_path(wording: str, url: str
 async def predictive(task: str, model: str, error: FieldError) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a service whose model raises the error."""
     scripted = ScriptedModel(raising(error))
-    scripted.task = load_parts(config(f"--model_dir={task_model_folder(model)}", f"--task={task}")).task
+    scripted.task = load_model(config(f"--model_dir={task_model_folder(model)}", f"--task={task}")).task
     app: AsgiApplication = application(service_of(scripted, Metrics("bert")))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         yield client

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
-from hf_transformer.app.wiring import load_parts
+from hf_transformer.app.wiring import load_model
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.access_log import AccessRecord, check_format
 from hf_transformer.observability.logging import ACCESS_LOGGER
@@ -166,7 +166,7 @@ def test_keys_are_reloaded_and_kept_while_the_file_is_invalid(
 @pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
 async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
     model = ScriptedModel()
-    model.task = load_parts(config(f"--model_dir={DEMO_MODEL}")).task
+    model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
     async with client_of(application(service_of(model, Metrics(model.name)), GatewaySettings(keys=keys))) as client:
         key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
         # Other values of these headers may be keys of another service: they are not forwarded either.

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from hf_transformer.api.generate import EXTRA_OUTPUTS
-from hf_transformer.api.service import Model, generating_task
+from hf_transformer.api.service import Model, generative
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.tasks.base import GenerationSettings
@@ -204,7 +204,7 @@ async def test_new_tokens_are_limited() -> None:
 
 async def test_the_error_of_a_predictive_model_names_its_task() -> None:
     with pytest.raises(InvalidInput) as raised:
-        generating_task(cast(Model, ScriptedModel()), "generate")
+        generative(cast(Model, ScriptedModel()), "generate")
     expected = "expected a model for text_generation or text2text_generation, which generate needs"
     assert str(raised.value) == f"{expected}, got 'bert' for fill_mask" and raised.value.path == ""
 

@@ -13,7 +13,6 @@ import pytest
 from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
 from hf_transformer.api.openai.fields import render_error
-from hf_transformer.api.service import Model
 from hf_transformer.errors import (
     InvalidInput,
     PredictorError,
@@ -22,6 +21,7 @@ from hf_transformer.errors import (
     TooLarge,
     UnknownModel,
 )
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
@@ -183,7 +183,7 @@ async def test_parts_of_a_character_are_named_by_bytes_at_its_offset(stream: boo
 def logprobs_of(top: int, text: str, *tokens: TokenText) -> Any:
     """The log probabilities of a choice of these tokens."""
     request = GenerationRequest(prompts=[""], sampling=Sampling(logprobs=top))
-    answer = CompletionAnswer(cast(Model, SimpleNamespace(name="m")), request, Context("7", {}), "none")
+    answer = CompletionAnswer(cast(GenerativeModel, SimpleNamespace(name="m")), request, Context("7", {}), "none")
     choice: Any = answer.choice(0, Piece(0, 0, text, list(tokens), finish="stop"))
     return choice["logprobs"]
 

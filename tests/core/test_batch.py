@@ -15,7 +15,7 @@ import pytest
 from hf_transformer.app.wiring import (
     PipelineBuilder,
     fit_task,
-    load_parts,
+    load_model,
     outputs_in_shared_memory,
     padding_policy,
     scheduler_settings,
@@ -23,7 +23,7 @@ from hf_transformer.app.wiring import (
 from hf_transformer.config.options import Config
 from hf_transformer.core.batch import EncodingBatchBuilder, PaddingBuckets, PaddingPolicy, padding_buckets
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
-from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.core.scheduler import OUTPUT_BYTES, SHARED_OUTPUT_BYTES
 from hf_transformer.errors import PredictorError
 from hf_transformer.observability.metrics import Metrics
@@ -243,7 +243,7 @@ def test_what_comes_inline_fits_into_a_response(flags: tuple[str, ...], most: in
 @pytest.mark.parametrize(("flag", "inline", "shared"), [(None, 4, 8), (2**20, 1, 1), (2**24, 16, 16)])
 async def test_a_batch_has_what_its_way_allows(flag: int | None, inline: int, shared: int) -> None:
     options = settings_of(*([] if flag is None else [f"--max_batch_output_bytes={flag}"]))
-    parts = load_parts(options)
+    parts = load_model(options)
     vocabulary = parts.tokenizer.vocab_size
     ids, logits = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("logits", "FP32", (-1, vocabulary))
     tokens = 2**20 // (4 * vocabulary)  # as many as have 1 MiB of outputs
@@ -251,7 +251,7 @@ async def test_a_batch_has_what_its_way_allows(flag: int | None, inline: int, sh
     with ThreadPoolExecutor(1) as executor:
         build = PipelineBuilder(options, parts, predictor, Metrics("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 64))
-    assert isinstance(pipeline, Pipeline)
+    assert isinstance(pipeline, PredictivePipeline)
     limits = pipeline._scheduler._form.limits(text(tokens))
     for room, most in ((0, inline), (2**30, shared), (0, inline)):  # the region is there, and is lost
         predictor.room = room

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.core import model
 from hf_transformer.core.contract import ContractError
-from hf_transformer.core.model import LOG_PAUSE, FailureLog, PredictPipeline, ServedModel, State
+from hf_transformer.core.model import FAILURE_LOG_SECONDS, CheckSettings, FailureLog, State
 from hf_transformer.errors import (
     InvalidInput,
     NotReady,
@@ -23,6 +22,7 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import ModelSpec
@@ -31,12 +31,6 @@ from tests.scripted_predictor import ScriptedPredictor
 SPEC = ModelSpec("m", "1", (), (), 0)
 OTHER = replace(SPEC, version="2", max_batch_size=8)
 DEAD = PredictorError("Stub process is not healthy")
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "SETTLED_PAUSE"):
-        monkeypatch.setattr(model, name, 0.001)
 
 
 class Described(ScriptedPredictor):
@@ -65,8 +59,8 @@ class Described(ScriptedPredictor):
         return self.spec
 
 
-class Line:
-    """A pipeline that ends requests and trials as ``Bench.outcome`` says; ``gate`` holds them up."""
+class ScriptedPipeline:
+    """A pipeline whose requests and trials end as ``Bench.outcome`` says; ``gate`` delays them."""
 
     def __init__(self, bench: Bench, spec: ModelSpec) -> None:
         self.bench = bench
@@ -81,6 +75,11 @@ class Line:
         self.bench.trials += 1
         await self._end()
 
+    async def start(self, request: Any, context: Context) -> Any:
+        if request is None:
+            raise InvalidInput("prompt", "a prompt", "none")
+        return SimpleNamespace(tell=lambda *callbacks: setattr(self.bench, "callbacks", callbacks))
+
     async def _end(self) -> str:
         if self.gate is not None:
             await self.gate.wait()
@@ -88,47 +87,32 @@ class Line:
             raise self.bench.outcome
         return self.spec.version
 
-    async def encode(self, texts: Any, how: Any) -> Any:
-        return texts
-
-
-class GeneratingLine(Line):
-    interface = "logits"
-    supported_fields = frozenset[str]()
-
-    async def start(self, request: Any, context: Context) -> Any:
-        if request is None:
-            raise InvalidInput.of("wrong in itself")
-        return SimpleNamespace(set_callbacks=lambda *told: setattr(self.bench, "told", told))
-
 
 class Bench:
-    """A served model over a described one."""
+    """A served model over a predictor that describes its model."""
 
-    def __init__(self, *, check_health: bool, check_seconds: float, line: type[Line]) -> None:
+    def __init__(self, *, check_health: bool, interval: float, timeout: float) -> None:
         self.predictor = Described()
         self.outcome: BaseException | None = None
         self.misfit = False
         self.trials = 0
-        self.lines: list[Line] = []
-        self.line = line
-        self.told: tuple[Any, ...] = ()
+        self.pipelines: list[ScriptedPipeline] = []
+        self.callbacks: tuple[Any, ...] = ()
         self.metrics = Metrics("m")
-        self.model = ServedModel(
+        self.model = GenerativeModel(
             "m",
             cast(Any, SimpleNamespace(name="t", fields=(), tensor_specs=())),
             self.predictor,
             self.build,
             self.metrics,
-            check_health=check_health,
-            check_seconds=check_seconds,
+            checks=CheckSettings(check_health, interval, 0.001, 0.001, 0.001, timeout),
         )
 
-    def build(self, spec: ModelSpec) -> PredictPipeline:
+    def build(self, spec: ModelSpec) -> Any:
         if self.misfit:
             raise ContractError("m", ["It has no logits."])
-        self.lines.append(self.line(self, spec))
-        return cast(PredictPipeline, self.lines[-1])
+        self.pipelines.append(ScriptedPipeline(self, spec))
+        return self.pipelines[-1]
 
     async def ask(self) -> Any:
         answers = await self.model.predict(Query(["x"], {}), Context("1", {}))
@@ -153,10 +137,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(
-    *, check_health: bool = True, check_seconds: float = 1000.0, line: type[Line] = Line
-) -> AsyncIterator[Bench]:
-    made = Bench(check_health=check_health, check_seconds=check_seconds, line=line)
+async def bench(*, check_health: bool = True, interval: float = 1000.0, limit: float = 5.0) -> AsyncIterator[Bench]:
+    made = Bench(check_health=check_health, interval=interval, timeout=limit)
     assert made.model.state is State.SEARCHING
     with pytest.raises(NotReady, match="the predictor has not been reached yet"):
         await made.ask()
@@ -219,26 +201,23 @@ async def test_those_who_ask_at_one_time_share_a_look() -> None:
     ],
     ids=["a fault of ours", "broken off", "hangs"],
 )
-async def test_whatever_a_look_meets_it_is_not_the_last(
-    trouble: BaseException | None, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model, "QUESTION_TIMEOUT", 0.01)
-    async with bench(check_seconds=0.002) as served:
+async def test_whatever_a_look_meets_it_is_not_the_last(trouble: BaseException | None, says: str) -> None:
+    async with bench(interval=0.002, limit=0.01) as served:
         served.predictor.ready = trouble
         await until(lambda: not served.shown_ready())
         assert says in await served.unready()
         served.predictor.ready = True
         await until(served.shown_ready)
         await served.fail(DEAD, 3)
-        served.lines[0].gate = asyncio.Event()
+        served.pipelines[0].gate = asyncio.Event()
         assert "so does a trial: no answer in time" in await served.unready()
         served.outcome = None
-        served.lines[0].gate.set()
+        served.pipelines[0].gate.set()
         await served.model.require_ready()
 
 
 async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
-    async with bench(check_seconds=0.002) as served:
+    async with bench(interval=0.002) as served:
         served.model.start_shutdown()
         asked = served.predictor.asked
         await until(lambda: served.predictor.asked > asked + 2)
@@ -247,7 +226,7 @@ async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
 
 
 async def test_a_model_that_does_not_fit_any_longer_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
-    async with bench(check_health=False, check_seconds=0.002) as served:
+    async with bench(check_health=False, interval=0.002) as served:
         served.misfit = True
         served.predictor.spec = OTHER
         await until(lambda: not served.shown_ready())
@@ -274,7 +253,7 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
         assert "model 'm' is not ready: the last 3 requests failed, and so does a trial: Stub process is not" in reason
         assert served.trials >= 1 and not served.shown_ready()
         served.predictor.spec = OTHER  # is tried out as well
-        assert "so does a trial" in await served.unready() and served.lines[-1].spec.version == "2"
+        assert "so does a trial" in await served.unready() and served.pipelines[-1].spec.version == "2"
         served.outcome = None
         await served.model.require_ready()
         assert served.shown_ready() and served.state() is State.READY
@@ -325,20 +304,20 @@ async def test_a_denial_says_nothing_of_the_model(during: str) -> None:
 
 @pytest.mark.parametrize("check_health", [False, True])
 async def test_another_model_is_served_while_requests_under_way_keep_theirs(check_health: bool) -> None:
-    async with bench(check_health=check_health, check_seconds=0.01) as served:
+    async with bench(check_health=check_health, interval=0.01) as served:
         assert await served.ask() == "1" and served.model.describe().version == "1"
-        first = served.lines[0]
+        first = served.pipelines[0]
         first.gate = asyncio.Event()
         under_way = asyncio.create_task(served.ask())
         await asyncio.sleep(0)
         served.predictor.spec = OTHER
-        await until(lambda: len(served.lines) == 2)
+        await until(lambda: len(served.pipelines) == 2)
         assert await served.ask() == "2" and served.model.describe().version == "2"
         first.gate.set()
         assert await under_way == "1"
         served.predictor.spec = replace(OTHER, version="3")  # which differs in nothing else
         await until(lambda: served.model.describe().version == "3")
-        assert len(served.lines) == 2 and served.shown_ready() and served.model.describe().max_length == 8
+        assert len(served.pipelines) == 2 and served.shown_ready() and served.model.describe().max_length == 8
 
 
 async def test_two_versions_behind_one_address_take_no_turns() -> None:
@@ -349,19 +328,19 @@ async def test_two_versions_behind_one_address_take_no_turns() -> None:
             await served.model.require_ready()
             served.predictor.spec = SPEC
             await served.model.require_ready()
-        assert len(served.lines) == 1 and await served.ask() == "1"
+        assert len(served.pipelines) == 1 and await served.ask() == "1"
         served.predictor.spec = OTHER
         await served.model.require_ready()
-        assert len(served.lines) == 1
+        assert len(served.pipelines) == 1
         await served.model.require_ready()
-        assert len(served.lines) == 2 and await served.ask() == "2"
+        assert len(served.pipelines) == 2 and await served.ask() == "2"
         for number, error in enumerate(
             (PredictorError("wrong"), PredictorTimeout("late"), PredictorUnavailable("away"))
         ):
             served.predictor.spec = replace(SPEC, max_batch_size=number + 9)
             await served.fail(error)
             await served.model.check_predictor()
-            assert len(served.lines) == number + 3, "it is believed at once while requests fail"
+            assert len(served.pipelines) == number + 3, "it is believed at once while requests fail"
             served.outcome = None
             await served.ask()
 
@@ -374,7 +353,7 @@ async def test_a_look_follows_when_the_predictor_is_back(check_health: bool, awa
         served.predictor.spec = OTHER
         served.outcome = None
         assert await served.ask() == "1"
-        await until(lambda: len(served.lines) == 2)
+        await until(lambda: len(served.pipelines) == 2)
         assert await served.ask() == "2"
 
 
@@ -386,7 +365,7 @@ async def test_a_look_follows_when_a_model_refuses_what_it_took(errors: int) -> 
             await served.fail(PredictorUnavailable("down"))
         served.predictor.spec = OTHER
         await served.fail(PredictorError("unexpected shape"), errors)
-        await until(lambda: len(served.lines) == 2)
+        await until(lambda: len(served.pipelines) == 2)
         served.outcome = None
         assert await served.ask() == "2"
 
@@ -406,20 +385,17 @@ async def test_an_outage_alone_leads_to_no_questions() -> None:
 # Generation
 
 
-async def test_what_generations_tell() -> None:
-    async with bench(check_health=False, line=GeneratingLine) as served:
-        with pytest.raises(InvalidInput, match="wrong in itself"):
-            await served.model.generate(None, Context("1", {}))
-        await served.model.generate("a prompt", Context("1", {}))
-        succeeded, failed = served.told
+async def test_a_generation_reports_its_end_to_the_model() -> None:
+    async with bench(check_health=False) as served:
+        with pytest.raises(InvalidInput, match="expected a prompt"):
+            await served.model.generate(cast(Any, None), Context("1", {}))
+        await served.model.generate(cast(Any, "a prompt"), Context("1", {}))
+        succeeded, failed = served.callbacks
         for _ in range(3):
             failed(PredictorError("broken"))
         assert served.state() is State.SUSPECT
         succeeded(Context("1", {}))
         assert served.state() is State.READY
-    async with bench() as served:
-        with pytest.raises(InvalidInput, match="does t, which generates no text"):
-            await served.model.generate("a prompt", Context("1", {}))
 
 
 # The log of failures
@@ -434,16 +410,16 @@ def test_failures_have_a_line_each_in_ten_seconds_at_most(caplog: pytest.LogCapt
     log = FailureLog(clock=lambda: now)
     for _ in range(30):  # they come and go, three seconds apart
         log.failed(PredictorError("wrong"))
-        assert log.failing
+        assert log.is_failing
         log.answered()
-        assert not log.failing
-        now += LOG_PAUSE * 0.3
+        assert not log.is_failing
+        now += FAILURE_LOG_SECONDS * 0.3
     assert caplog.messages == [FAIL, END, *[FAIL + MORE % 3, END] * 7]
     caplog.clear()
-    now += LOG_PAUSE
+    now += FAILURE_LOG_SECONDS
     for _ in range(1000):  # a row of them has one line
         log.failed(PredictorTimeout("late"))
-        now += LOG_PAUSE
+        now += FAILURE_LOG_SECONDS
     log.answered()
     log.answered()
     log.failed(PredictorError("wrong"))

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.app.wiring import PipelineBuilder, load_parts
+from hf_transformer.app.wiring import PipelineBuilder, load_model
 from hf_transformer.core import pipeline
 from hf_transformer.core.limits import Limits
-from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
@@ -82,14 +82,11 @@ class Bench:
         self.scheduling = SchedulingBench(executor)
         self.predictor, self.metrics = self.scheduling.predictor, self.scheduling.metrics
         self.logged: list[Any] = []
-        self.pipeline = Pipeline(
+        self.pipeline = PredictivePipeline(
             Ids(TaskSettings({}, self.tokenizer)),
             self.tokenizer,
             self.scheduling.scheduler,
-            executor=executor,
-            limits=LIMITS,
-            metrics=self.metrics,
-            log_texts=lambda texts, context: self.logged.append(list(texts)),
+            PipelineOptions(executor, LIMITS, self.metrics, lambda texts, context: self.logged.append(list(texts))),
         )
         self.context = Context("id", {})
 
@@ -183,7 +180,7 @@ async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
     spec = ModelSpec("genes", "1", (TensorSpec("input_ids", "INT64", (-1,)),), (TensorSpec("logits", "FP32", (2,)),), 8)
     predictor = ScriptedPredictor()
     with ThreadPoolExecutor(1) as executor:
-        made = PipelineBuilder(options, load_parts(options), predictor, Metrics("genes"), executor)(spec)
+        made = PipelineBuilder(options, load_model(options), predictor, Metrics("genes"), executor)(spec)
         trial = asyncio.create_task(made.trial())
         async with asyncio.timeout(20):
             while not predictor.calls:  # noqa: ASYNC110 - nothing tells of it
@@ -195,7 +192,7 @@ async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
 
 async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit() -> None:
     options = config(f"--model_dir={MODEL_FOLDER}", "--model_name=bert")
-    parts = load_parts(options)
+    parts = load_model(options)
     ids = TensorSpec("input_ids", "INT64", (-1,))
     logits = TensorSpec("logits", "FP32", (-1, parts.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:
@@ -204,5 +201,5 @@ async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit()
             build(ModelSpec("bert", "1", (ids,), (logits,), rows, instances=instances))
             for rows, instances in ((8, 1), (16, 3))
         ]
-    old, new = (made._scheduler._limit for made in pipelines if isinstance(made, Pipeline))
+    old, new = (made._scheduler._limit for made in pipelines if isinstance(made, PredictivePipeline))
     assert old is new and new.count == 4, "one more than the model has instances now"

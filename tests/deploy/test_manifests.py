@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hf_transformer.config.options import parse_config
-from hf_transformer.core.model import QUESTION_TIMEOUT
+from hf_transformer.core.model import CHECK_TIMEOUT_SECONDS
 from tests.deploy.manifests import DEPLOY, damaged, documents, flags, load, messages
 
 FORMS = ("inferenceservice", "inferenceservice-collocated", "inferenceservice-grpc")
@@ -110,7 +110,9 @@ def test_probes_ask_the_port_and_the_model_that_are_served(form: Any) -> None:
     assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == live
     assert container["readinessProbe"]["httpGet"] == ready
     assert arguments["--enable_predictor_health_check"] == "true", "or that route says nothing of the predictor"
-    assert container["readinessProbe"]["timeoutSeconds"] > QUESTION_TIMEOUT, "the answer comes after the predictor's"
+    assert container["readinessProbe"]["timeoutSeconds"] > CHECK_TIMEOUT_SECONDS, (
+        "the answer comes after the predictor's"
+    )
 
 
 def test_form_works_in_knative_mode_too_and_ends_in_time(form: Any) -> None:
@@ -276,7 +278,9 @@ def test_probes(parts: Any) -> None:
     ready = {"path": f"/v2/models/{parts.config.model_name}/ready", "port": "http"}
     assert container["livenessProbe"]["httpGet"] == container["startupProbe"]["httpGet"] == live
     assert container["readinessProbe"]["httpGet"] == ready
-    assert container["readinessProbe"]["timeoutSeconds"] > QUESTION_TIMEOUT, "the answer comes after the predictor's"
+    assert container["readinessProbe"]["timeoutSeconds"] > CHECK_TIMEOUT_SECONDS, (
+        "the answer comes after the predictor's"
+    )
     for probe in ("startupProbe", "livenessProbe"):
         # From inside: the kubelet can't reach the pod's loopback interface.
         assert triton[probe]["exec"]["command"][-1] == "http://127.0.0.1:8000/v2/health/live"

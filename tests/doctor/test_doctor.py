@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import FittedBinding, ModelBinding, fit_task, load_parts, predictor_settings
+from hf_transformer.app.wiring import FittedBinding, ModelBinding, fit_task, load_model, predictor_settings
 from hf_transformer.commands import cli
 from hf_transformer.commands.doctor import command, inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
@@ -272,7 +272,7 @@ LARGER = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 1200)),))
 def binding_of(spec: ModelSpec, *flags: str, **model_config: Json) -> FittedBinding:
     """A binding of the demo's files to a model, with other values in config.json."""
     config, _ = parse_config([f"--model_dir={DEMO_MODEL}", "--predictor_host=triton:8000", *flags], {})
-    loaded = load_parts(config)
+    loaded = load_model(config)
     settings = loaded.task.settings
     task = FillMask(replace(settings, model_config={**settings.model_config, **model_config}))
     reader, signature = fit_task(config, task, spec)

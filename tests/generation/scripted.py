@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from hf_transformer.core.limits import AdmissionTicket, Limits
+from hf_transformer.core.pipeline import PipelineOptions
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.stream import Generation
@@ -83,9 +84,10 @@ def pipeline_of(
 ) -> GenerationPipeline:
     """A pipeline with small limits; ``options`` override its arguments."""
     generator_settings = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
-    arguments = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
+    timeout = options.pop("timeout", 30.0)
+    shared = PipelineOptions(executor, **{"limits": LIMITS, "metrics": Metrics("m"), **options})
     task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
-    return GenerationPipeline(task, tokenizer, generator, generator_settings, executor=executor, **arguments)
+    return GenerationPipeline(task, tokenizer, generator, generator_settings, shared, timeout=timeout)
 
 
 def context(*, ticket: AdmissionTicket | None = None, **options: Any) -> Context:

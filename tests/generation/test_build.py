@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import PipelineBuilder, load_parts, scheduler_settings
+from hf_transformer.app.wiring import LoadedGenerativeModel, PipelineBuilder, load_model, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
@@ -75,15 +75,15 @@ def test_an_invalid_token_id_is_a_load_error(tmp_path: Path) -> None:
 
 def test_the_architecture_selects_the_task(tmp_path: Path) -> None:
     flags = ["--temperature=0.5", "--max_new_tokens=9", "--chat_template={{ messages[0].content }}?"]
-    parts = load_parts(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
-    assert parts.task.name == "text_generation" and parts.generation is not None
+    parts = load_model(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
+    assert isinstance(parts, LoadedGenerativeModel) and parts.task.name == "text_generation"
     assert parts.chat_template is not None
     assert parts.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
     generation = parts.task.settings.generation
     assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
-    t5 = load_parts(config(f"--model_dir={DEMO_MODELS / 't5'}"))
-    assert t5.task.name == "text2text_generation" and t5.generation is not None
-    assert t5.generation.decoder_start_ids
+    t5 = load_model(config(f"--model_dir={DEMO_MODELS / 't5'}"))
+    assert isinstance(t5, LoadedGenerativeModel) and t5.task.name == "text2text_generation"
+    assert t5.settings.decoder_start_ids
 
 
 # The kind of a model
@@ -179,7 +179,7 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
     """Builds a pipeline for each of a model's versions."""
     settings, pipelines = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(settings, load_parts(settings), ScriptedLLM(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_model(settings), ScriptedLLM(), Metrics("m"), executor)
         for spec in specs:
             pipeline = build(spec)
             assert isinstance(pipeline, GenerationPipeline)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import check_stride, flags_without_effect, load_parts
+from hf_transformer.app.wiring import check_stride, flags_without_effect, load_model
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
@@ -92,7 +92,7 @@ READS: dict[str, tuple[str, set[str]]] = {
 
 
 def load(task: str, *flags: str) -> Any:
-    return load_parts(config(f"--model_dir={task_model_folder(READS[task][0])}", f"--task={task}", *flags))
+    return load_model(config(f"--model_dir={task_model_folder(READS[task][0])}", f"--task={task}", *flags))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

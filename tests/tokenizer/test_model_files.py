@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import load_parts
+from hf_transformer.app.wiring import load_model
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import has_tokenizer, read_json
@@ -349,5 +349,5 @@ def test_old_sentence_transformers_keep_the_tokenizer_in_the_first_modules_folde
     assert files.config["model_type"] == "bert"
     settings = read_sentence_transformers(files.model_folder)
     assert settings is not None and settings.max_seq_length == 32
-    model = load_parts(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
+    model = load_model(parse_config([f"--model_dir={tmp_path}", "--model_name=m", "--predictor_host=x"], {})[0])
     assert (model.task.name, model.tokenizer.max_length) == ("text_embedding", 32)

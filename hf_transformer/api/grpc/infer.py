@@ -21,7 +21,7 @@ from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
-from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol import grpc_server_codec as codec
@@ -119,7 +119,7 @@ class StreamedPieces(TextStream):
 
     def __init__(
         self,
-        model: Model,
+        model: GenerativeModel,
         infer_request: InferRequest,
         context: Context,
         generate_request: GenerateRequest,
@@ -155,9 +155,9 @@ class StreamedPieces(TextStream):
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
     """The pieces of a generated text, None for a request that wants one response. Raises RequestError."""
-    if not isinstance(model.task, TextGeneration):
+    if not isinstance(model, GenerativeModel):
         return None
-    if is_for_backend(model, request):
+    if is_for_backend(request):
         generate_request = read_as_backend(model, request, context)
         if not generate_request.stream:
             return None

@@ -25,9 +25,10 @@ from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
-from hf_transformer.api.service import Model, Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
@@ -58,13 +59,14 @@ MAX_INLINE_BYTES = 20_000
 
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
-    model, parameters = read_request(service, call, "chat/completions", FIELDS)
+    served, parameters = read_request(service, call, "chat/completions", FIELDS)
+    model = generative(served, "chat/completions")
     stream, usage = read_stream(parameters)
     _check_response_format(parameters.get("response_format"))
     sampling = read_sampling(
         parameters,
         DEFAULTS,
-        generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
+        model.task.settings.vocabulary.vocab_size,
         tokens=parameters.one_of("max_completion_tokens", "max_tokens"),
         logprobs=_read_logprobs(parameters),
     )
@@ -103,7 +105,7 @@ def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
 
 
 def _prompt_renderer(
-    model: Model, parameters: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
+    model: GenerativeModel, parameters: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
 ) -> Callable[[], str]:
     """A function that renders the prompt in any thread. Both raise InvalidInput; see also read_messages."""
     template = model.chat_template
@@ -328,7 +330,7 @@ class ChatAnswer(GeneratedAnswer):
 
     def __init__(
         self,
-        model: Model,
+        model: GenerativeModel,
         request: GenerationRequest,
         context: Context,
         usage: UsageChunks,

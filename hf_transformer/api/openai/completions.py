@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hf_transformer.api.call import Call
 from hf_transformer.api.openai.fields import ignored_fields, read_request, read_texts
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
-from hf_transformer.api.service import Service, generating_task
+from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
@@ -35,8 +35,9 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
-    model, parameters = read_request(service, call, "completions", FIELDS)
-    task = generating_task(model, "completions")
+    served, parameters = read_request(service, call, "completions", FIELDS)
+    model = generative(served, "completions")
+    task = model.task
     sampling, echo = _read_sampling(parameters, task)
     stream, usage = read_stream(parameters)
 

@@ -20,9 +20,9 @@ import orjson
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import reply
-from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
@@ -84,7 +84,9 @@ class GeneratedAnswer(TextStream):
     object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, model: Model, request: GenerationRequest, context: Context, usage: UsageChunks) -> None:
+    def __init__(
+        self, model: GenerativeModel, request: GenerationRequest, context: Context, usage: UsageChunks
+    ) -> None:
         super().__init__(model, request, context)
         self._usage = usage
         self._new_tokens = [0] * self.remaining  # by choice

@@ -13,7 +13,6 @@ from hf_transformer.app.wiring import FittedBinding, LoadedModel, ModelBinding
 from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import TransformerError
-from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.predictor.base import Address, Predictor, Transport
 from hf_transformer.types.tensors import ModelSpec
 
@@ -73,7 +72,7 @@ class Subject:
     predictor: Predictor
     spec: ModelSpec
     binding: ModelBinding
-    pipeline: Pipeline | GenerationPipeline
+    pipeline: Pipeline
 
     def __init__(self, config: Config, notes: Sequence[str]) -> None:
         self.config = config

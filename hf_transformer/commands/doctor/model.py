@@ -11,7 +11,7 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
-from hf_transformer.app.wiring import ModelBinding, PipelineBuilder, load_parts, predictor_settings
+from hf_transformer.app.wiring import ModelBinding, PipelineBuilder, load_model, predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
 from hf_transformer.core.contract import ContractError
@@ -38,7 +38,7 @@ async def model_files(subject: Subject) -> list[Finding]:
     handler.setLevel(logging.WARNING)
     log.addHandler(handler)
     try:
-        subject.loaded = loaded = await asyncio.to_thread(load_parts, subject.config)
+        subject.loaded = loaded = await asyncio.to_thread(load_model, subject.config)
     finally:
         log.removeHandler(handler)
     architectures = loaded.task.settings.model_config.get("architectures") or ["no architecture"]
