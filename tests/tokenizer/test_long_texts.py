@@ -118,16 +118,20 @@ def test_truncated_texts_and_windows_are_those_of_transformers(name: str, case: 
     detailed = tokenizer.encode_windows(texts, replace(tokenization, detail=True)) if theirs.is_fast else quick
     for text, windows, same in zip(texts, detailed, quick, strict=True):
         expected = reference(theirs, text, max_length=CUT, **options)
-        assert [one.ids for one in windows] == [one.ids for one in same] == expected["input_ids"], text
+        assert [window.ids for window in windows] == [window.ids for window in same] == expected["input_ids"], text
         whole = len(reference(theirs, text)["input_ids"][0])
-        assert [one.truncated for one in windows] == [whole > CUT and not tokenization.windows] * len(windows)
+        assert [window.truncated for window in windows] == [whole > CUT and not tokenization.windows] * len(windows)
         if theirs.is_fast:
-            assert [one.special_mask for one in windows] == expected["special_tokens_mask"], text
-            assert [one.sequence_ids for one in windows] == [*map(expected.sequence_ids, range(len(windows)))], text
+            assert [window.special_mask for window in windows] == expected["special_tokens_mask"], text
+            assert [window.sequence_ids for window in windows] == [*map(expected.sequence_ids, range(len(windows)))], (
+                text
+            )
             assert windows[0].type_ids == expected["token_type_ids"][0], text
             # The library gets some type ids of later windows of pairs wrong.
-            assert len({frozenset(zip(one.sequence_ids, one.type_ids, strict=True)) for one in windows}) == 1, text
-            assert [one.offsets for one in windows] == expected["offset_mapping"], text
+            assert (
+                len({frozenset(zip(window.sequence_ids, window.type_ids, strict=True)) for window in windows}) == 1
+            ), text
+            assert [window.offsets for window in windows] == expected["offset_mapping"], text
 
 
 @pytest.mark.parametrize(
