@@ -78,7 +78,7 @@ class ScriptedPipeline:
     async def start(self, request: Any, context: Context) -> Any:
         if request is None:
             raise InvalidInput("prompt", "a prompt", "none")
-        return SimpleNamespace(tell=lambda *callbacks: setattr(self.bench, "callbacks", callbacks))
+        return SimpleNamespace(set_callbacks=lambda *callbacks: setattr(self.bench, "callbacks", callbacks))
 
     async def _end(self) -> str:
         if self.gate is not None:

@@ -111,7 +111,7 @@ def test_a_sweep_of_the_demo(
     found = printed(capsys, "--sweep", f"--report={page}")
     assert len(rows(found, "connections  requests/s")) == 2
     trials = re.findall(r"^\[[#.]+\] +(\S+)  (.*)$", found, re.MULTILINE)
-    assert [name for _, name in trials][:3] == ["as given", "as given", "no dynamic_batching"]
+    assert [name for _, name in trials][:3] == ["as configured", "as configured", "no dynamic_batching"]
     # A flag that the service refuses, and one that the model, which takes no attention mask, does not fit.
     assert [rate == "fails" for rate, _ in trials][:5] == [False, False, False, True, True]
     assert re.search(r"^(Use|Keep) .*noise \d+%\)\.$", found, re.MULTILINE)

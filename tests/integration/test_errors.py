@@ -196,10 +196,10 @@ def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
     logits, text = {"return_raw_logits": True}, {"parameters": json.dumps({"top_k": "1" * 2**16})}
     for service, texts, parameters, says in (
         (limited, ["x" * 3000], {}, ["--max_request_bytes"]),
-        (limited, [TEXT] * 4, {}, ["instances: 4 in a request"]),
+        (limited, [TEXT] * 4, {}, ["instances: expected at most 3"]),
         (limited, ["x" * 101], {}, ["--max_text_length"]),
         (limited, [TEXT], logits, ["--max_answer_values"]),
-        (usual, [TEXT], text, ["parameters.parameters: 65"]),
+        (usual, [TEXT], text, ["parameters.parameters: expected at most 65536 characters"]),
         (usual, [""] * 2049, {}, ["2049 elements", "--max_instances", "--max_sequences"]),
     ):
         message = message_of(post(service, {"text": texts}, raw, parameters=parameters), 413)

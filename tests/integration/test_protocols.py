@@ -365,7 +365,7 @@ def test_their_timeout_is_a_deadline(serve: Serve) -> None:
     with stub(service) as calls, fails(grpc.StatusCode.DEADLINE_EXCEEDED, late):
         calls.ModelInfer(request("fault_slow", {"text": [FRANCE]}, parameters=parameters))
     for wrong in (-1, 0.5, "soon", True):
-        refused(service, [FRANCE], {"timeout": wrong}, "parameters.timeout: expected microseconds")
+        refused(service, [FRANCE], {"timeout": wrong}, "parameters.timeout: expected a whole number of microseconds")
 
 
 def test_a_cloudevent_is_answered_as_one(serve: Serve) -> None:
@@ -450,7 +450,7 @@ def test_other_forms_of_cloudevents_are_refused(serve: Serve) -> None:
     service, event = serve("bert"), {**EVENT, "data": {"instances": [FRANCE]}}
     for form in ("application/cloudevents-batch+json", "application/cloudevents+avro", "application/cloudevents"):
         refusal = message_of(service.post([event], headers={"content-type": form}), 415)
-        assert form in refusal and f"one event as {STRUCTURED}" in refusal
+        assert form in refusal and f"expected {STRUCTURED}" in refusal
     assert "an object, got a list" in message_of(service.post([event], headers={"content-type": STRUCTURED}))
 
 

@@ -69,7 +69,7 @@ LIES = {
     "an element of 4 GB": (lying(b"\xff\xff\xff\xff" + TEXT.encode()), "element 0"),
     "2**62 elements": (lying(b"", shape=(2**62,)), "2"),
     "2**31 times 2**31 elements": (lying(b"", shape=(2**31, 2**31)), "shape"),
-    "a shape of 1,000 dimensions": (lying(b"\x01\0\0\0a", shape=(1,) * 1000), "inputs[0]: the shape has 1000 bytes"),
+    "a shape of 1,000 dimensions": (lying(b"\x01\0\0\0a", shape=(1,) * 1000), "inputs[0].shape: expected at most 320 bytes, got 1000"),
     "more contents than inputs": (lying(b"\x01\0\0\0a", b"\x01\0\0\0a"), "raw_input_contents"),
     "not UTF-8": (lying(b"\x02\0\0\0\xff\xfe"), "not UTF-8"),
     "ten thousand of everything": (ten_thousand(), ""),

@@ -80,7 +80,7 @@ def test_a_command_whose_output_finds_no_place(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "hf-transformer: error: the output can't be written: No space left on device\n"
+    assert ended.stderr == "hf-transformer: error: can't write the output: No space left on device\n"
 
 
 def test_a_reader_of_the_log_that_sleeps(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_too_few_descriptors_to_start(descriptors: int, tmp_path: Path) -> None:
     with shell(f"ulimit -n {descriptors}; exec {{}}", log=tmp_path / "log") as (process, _):
         assert process.wait(SECONDS) == 2
     [line] = [one for one in (tmp_path / "log").read_text().splitlines() if "error" in one]
-    assert f"this process may have {descriptors} descriptors open (ulimit -n), expected 64 or more" in line
+    assert f"expected a limit of at least 64 open files, got {descriptors}; raise it with ulimit -n" in line
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
