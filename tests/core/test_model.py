@@ -26,7 +26,7 @@ from hf_transformer.errors import (
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import ModelSpec
-from tests.scripted_predictor import ScriptedPredictor
+from tests.support.scripted_predictor import ScriptedPredictor
 
 SPEC = ModelSpec("m", "1", (), (), 0)
 OTHER = replace(SPEC, version="2", max_batch_size=8)

@@ -14,7 +14,7 @@ from tests.faults.load import Load
 from tests.faults.private_namespace import hosts_file
 from tests.faults.records import Kind
 from tests.faults.rig import Rig, workers_of
-from tests.service import Service
+from tests.support.service import Service
 
 NAME = "predictor.faults.test"
 FILLING = SHARED_MEMORY / "filling"

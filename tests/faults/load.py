@@ -21,7 +21,7 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.faults.records import Kind, Record
 from tests.faults.texts import MODEL, Text
 from tests.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
-from tests.service import Service
+from tests.support.service import Service
 
 TIMEOUT = 3.0
 """--predictor_request_timeout_seconds."""

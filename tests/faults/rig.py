@@ -19,8 +19,8 @@ from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTrito
 from hf_transformer.predictor.shared_memory import PREFIX
 from tests.faults.load import TIMEOUT, Load
 from tests.faults.texts import MODEL, Text
-from tests.service import Service
-from tests.triton_environment import triton_environment
+from tests.support.service import Service
+from tests.support.triton_environment import triton_environment
 
 HERE = Path(__file__).parent
 FLAGS = (

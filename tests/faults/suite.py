@@ -17,7 +17,7 @@ from tests.faults.faults import Fault, Scene
 from tests.faults.records import Kind, Record, kinds, recovery
 from tests.faults.rig import REGION_BYTES, Rig, Use, regions, settle, use_of
 from tests.faults.texts import MODEL
-from tests.service import Service
+from tests.support.service import Service
 
 NEVER: tuple[Kind, ...] = ("wrong", "hang", "bad error", "dropped", "refused")
 """How no request may end, except as a fault allows."""

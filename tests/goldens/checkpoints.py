@@ -23,7 +23,7 @@ import transformers
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.triton_repository import task_model_folder, weights_of  # noqa: E402
+from tests.support.triton_repository import task_model_folder, weights_of  # noqa: E402
 
 
 def checkpoint(name: str, target: Path) -> Path:

@@ -16,7 +16,7 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.integration.grpc_client import fails, request, stub, values
 from tests.integration.v2_rest import LENGTH, post
-from tests.service import Service
+from tests.support.service import Service
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}

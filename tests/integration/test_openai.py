@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.integration.conftest import Serve
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 TEXTS = ["The cat sleeps on the sofa.", "It will rain tomorrow!", "Who cooks dinner?"]
 LONG = "The cat sleeps on the sofa. " * 60

@@ -20,7 +20,7 @@ from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory, is_disallowed
 from hf_transformer.types.tensors import Array, Tensor
-from tests.triton_26 import DISALLOWED
+from tests.support.triton_26 import DISALLOWED
 
 needs_regions = pytest.mark.only_triton_24
 """For tests of the regions themselves; with --triton=26 the two at the end say what is there instead of them."""

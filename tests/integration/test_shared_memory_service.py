@@ -13,8 +13,8 @@ from hf_transformer.commands.local_triton import poll
 from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import Serve
 from tests.integration.hostile.wire import connected, head
-from tests.service import Service
-from tests.triton_26 import DISALLOWED
+from tests.support.service import Service
+from tests.support.triton_26 import DISALLOWED
 
 TEXT = "The capital of france is [MASK]."
 SHARED = 'hf_transformer_shared_memory_batches_total{transfer="shared"}'

@@ -24,7 +24,7 @@ from tests.integration.generating import (
     generations,
     side_by_side,
 )
-from tests.service import Service
+from tests.support.service import Service
 
 SLOW = "Slowly: The capital of {} is"
 """Such a prompt takes the test models 20 ms a token."""

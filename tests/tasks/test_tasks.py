@@ -13,9 +13,9 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
-from tests.configuring import config
+from tests.support.configuring import config
+from tests.support.triton_repository import task_model_folder
 from tests.tasks.task_settings import settings
-from tests.triton_repository import task_model_folder
 
 
 def test_names_in_every_form_and_architectures() -> None:

@@ -9,7 +9,7 @@ from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub, values
 from tests.integration.hostile.wire import MOST_GROWTH, SECONDS, TEXT, others_are_served, resident
-from tests.service import Service
+from tests.support.service import Service
 
 
 def descriptors(service: Service) -> int:

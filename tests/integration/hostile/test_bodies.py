@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
 from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, peak
-from tests.service import Service
+from tests.support.service import Service
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"

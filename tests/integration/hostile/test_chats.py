@@ -14,7 +14,7 @@ import pytest
 from tests.integration.conftest import Serve
 from tests.integration.generating import CHAT_COMPLETIONS
 from tests.integration.hostile.wire import MOST_GROWTH, SECONDS, resident
-from tests.service import Service
+from tests.support.service import Service
 
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ tool | tojson(indent=4) }}{% endfor -%}

@@ -29,7 +29,7 @@ from tests.integration.hostile.wire import (
     send,
     unfinished,
 )
-from tests.service import Service
+from tests.support.service import Service
 
 IDLE = 2_000
 AT_ONCE = 500

@@ -14,7 +14,7 @@ from hf_transformer.protocol.grpc import SERVICE
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, request, stub
 from tests.integration.hostile.wire import MEGABYTE, MOST_GROWTH, SECONDS, TEXT, resident
-from tests.service import Service
+from tests.support.service import Service
 
 LARGE = 15 * MEGABYTE
 """Bytes of a message, just within --max_request_bytes."""

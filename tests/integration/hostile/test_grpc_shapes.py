@@ -30,7 +30,7 @@ from tests.integration.api.bare_grpc import (
 from tests.integration.grpc_client import channel_to, fails, request, stub
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
 from tests.integration.hostile.wire import MEGABYTE, MOST_GROWTH, SECONDS, TEXT, resident
-from tests.service import Service
+from tests.support.service import Service
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 RESOURCE_EXHAUSTED = b"grpc-status\x018"

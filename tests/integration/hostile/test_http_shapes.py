@@ -23,7 +23,7 @@ from tests.integration.hostile.wire import (
     post,
     send,
 )
-from tests.service import Service
+from tests.support.service import Service
 from tests.wire.corpus import HOST_LINE
 
 LENGTH = f"content-length: {len(BODY)}"

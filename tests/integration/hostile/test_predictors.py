@@ -17,7 +17,7 @@ import pytest
 from hf_transformer.commands.local_triton import poll
 from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference, behind
 from tests.integration.hostile.wire import MEGABYTE, TEXT, peak
-from tests.service import Service
+from tests.support.service import Service
 
 PROMPT = 3.0
 """Seconds in which a liveness probe is answered while the predictor does its worst; two busy cores are slow."""

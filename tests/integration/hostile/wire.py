@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_transformer.commands.local_triton import HOST
-from tests.service import Service
+from tests.support.service import Service
 from tests.wire.corpus import request
 
 TEXT = "The capital of france is [MASK]."

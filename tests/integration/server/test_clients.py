@@ -21,7 +21,7 @@ from tests.integration.hostile.wire import (
     unfinished,
 )
 from tests.integration.server.processes import service_with
-from tests.service import Service
+from tests.support.service import Service
 
 LIMIT = 8192
 LEFT = 'hf_transformer_requests_total{api="v1",status="499"}'

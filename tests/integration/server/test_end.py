@@ -13,7 +13,7 @@ import pytest
 from hf_transformer.commands.local_triton import poll
 from tests.integration.hostile.wire import SECONDS, all_answers, ask, connected, get, unfinished
 from tests.integration.server.processes import MODEL_FOLDER, PID, exit_code_of, service_with, signal_to, started
-from tests.service import Service
+from tests.support.service import Service
 
 NEVER = "--grace_period_seconds=1000"
 

@@ -11,10 +11,10 @@ import pytest
 
 from hf_transformer.app.application import build_app
 from hf_transformer.commands.local_triton import HOST
-from tests.configuring import config, error
 from tests.integration.hostile.wire import get
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY
 from tests.integration.server.serving import Client, connected_to, serving
+from tests.support.configuring import config, error
 from tests.wire.corpus import HOST_LINE
 
 PLAYGROUND = "--enable_playground"

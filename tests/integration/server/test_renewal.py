@@ -13,10 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hf_transformer.commands.local_triton import HOST, poll
-from tests.configuring import error
 from tests.integration.hostile.wire import SECONDS, ask, get
 from tests.integration.server.processes import new_certificate, service_with, started
-from tests.service import Service
+from tests.support.configuring import error
+from tests.support.service import Service
 
 LOUD = ("--log_level=debug", "--access_log_format=%(r)s %({authorization}i)s %({api-key}i)s")
 
