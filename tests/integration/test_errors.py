@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.local_triton import poll
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.integration.grpc_client import fails, request, stub, values
 from tests.integration.v2_rest import LENGTH, post
+from tests.support import raw_http
 from tests.support.service import Service
 
 TEXT = "The capital of france is [MASK]."
@@ -201,8 +201,8 @@ def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
 
 def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
     service = serve("bert", "v2", "--max_concurrent_requests=1")
-    with socket.create_connection((HOST, service.port)) as connection:
-        connection.sendall(b"POST /v1/models/bert:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+    with raw_http.connected(service) as connection:
+        connection.sendall(raw_http.unfinished() + b"{")
         assert service.predict([TEXT]) == ["paris"]
 
 
@@ -216,11 +216,9 @@ def test_clients_that_leave_give_their_place_back_and_others_are_refused_meanwhi
 
     before = {api: gone(api) for api in ("v1", "grpc")}
     message = request("fault_slow", {"text": [TEXT]})
-    body = json.dumps(BODY).encode()
-    head = f"POST /v1/models/fault_slow:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with stub(service) as calls:
-        with socket.create_connection((HOST, service.port)) as connection:
-            connection.sendall(head.encode() + body)
+        with raw_http.connected(service) as connection:
+            connection.sendall(raw_http.post(target="/v1/models/fault_slow:predict"))
             assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
             refused = service.post(BODY)
             assert "--max_concurrent_requests" in message_of(refused, 429)

@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.commands.local_triton import poll
 from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import connected, head
+from tests.support.raw_http import connected, post_head
 from tests.support.service import Service
 from tests.support.triton_26 import DISALLOWED
 
@@ -79,7 +79,7 @@ def test_a_second_signal(serve: Serve) -> None:
     with serve.own("bert", "v2", *WORKERS) as service:
         wait_for_regions(service, 2)
         with connected(service) as client:
-            client.sendall(head("content-length: 10"))
+            client.sendall(post_head("content-length: 10"))
 
             def ended() -> bool:
                 service.begin_stop()

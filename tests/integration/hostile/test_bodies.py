@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.integration.hostile.conftest import MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
-from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, peak
+from tests.support.raw_http import ANSWER, BODY, PREDICT, TEXT
 from tests.support.service import Service
 
 DEEP = 100_000
@@ -17,6 +18,11 @@ INFER = "/v2/models/bert/infer"
 NOT_JSON = "body: not JSON"
 LONGEST_ERROR = 4096
 """Bytes of an answer that says what is wrong: it does not give back megabytes of what it got."""
+
+
+def with_keys(**more: Any) -> bytes:
+    """A good body with further keys."""
+    return json.dumps({"instances": [TEXT], **more}).encode()
 
 
 def nested(opening: str, inner: str, closing: str, depth: int = DEEP) -> bytes:
@@ -55,10 +61,10 @@ BAD = {
     "blanks": (PREDICT, b" \t\r\n", 400, NOT_JSON),
     "a mark and nothing": (PREDICT, b"\xef\xbb\xbf", 400, NOT_JSON),
     "a key of 60 kB": (PREDICT, json.dumps({"x" * 60_000: 1}).encode(), 400, "the keys x"),
-    "an instance's key of 60 kB": (PREDICT, model_body(instances=[{"x" * 60_000: 1}]), 400, "instances[0]"),
-    "a parameter's name of 60 kB": (PREDICT, model_body(parameters={"x" * 60_000: 1}), 400, "parameters.x"),
-    "a parameter of 60 kB": (PREDICT, model_body(parameters={"output_format": "x" * 60_000}), 400, "output_format"),
-    "1,000 parameters": (PREDICT, model_body(parameters={f"p{number}": 1 for number in range(1000)}), 400, "unknown"),
+    "an instance's key of 60 kB": (PREDICT, with_keys(instances=[{"x" * 60_000: 1}]), 400, "instances[0]"),
+    "a parameter's name of 60 kB": (PREDICT, with_keys(parameters={"x" * 60_000: 1}), 400, "parameters.x"),
+    "a parameter of 60 kB": (PREDICT, with_keys(parameters={"output_format": "x" * 60_000}), 400, "output_format"),
+    "1,000 parameters": (PREDICT, with_keys(parameters={f"p{number}": 1 for number in range(1000)}), 400, "unknown"),
     "V2 lists 100,000 deep": (INFER, v2("[" * DEEP + "]" * DEEP), 413, "lists, objects and keys"),
     "V2 1e999 as a shape": (INFER, b'{"inputs": [{"name": "text", "shape": [1e999]}]}', 400, NOT_JSON),
     "V2 2**70 as a shape": (INFER, v2('["a"]', shape=[2**70]), 400, "shape"),
@@ -122,7 +128,7 @@ def test_a_text_of_a_million_characters(unit: str) -> None:
     flags.append("--predictor_shared_memory=off")  # its 64 MiB come with the first answer, at some moment
     with HostilePredictor() as predictor, behind(predictor, *flags) as service, ThreadPoolExecutor(10) as pool:
         assert service.post(BODY).status_code == 200  # the first answer takes memory of its own
-        before = peak(service)
+        before = service.peak_bytes
         for at_once in (1, 10):
             assert {one.status_code for one in pool.map(service.post, [body] * at_once)} == {200}
-            assert peak(service) - before < 12 * MEGABYTE * at_once
+            assert service.peak_bytes - before < 12 * MEGABYTE * at_once

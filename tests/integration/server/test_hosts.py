@@ -11,11 +11,10 @@ import pytest
 
 from hf_transformer.app.application import build_app
 from hf_transformer.commands.local_triton import HOST
-from tests.integration.hostile.wire import get
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY
-from tests.integration.server.serving import Client, connected_to, serving
+from tests.integration.server.serving import serving
 from tests.support.configuring import config, error
-from tests.wire.corpus import HOST_LINE
+from tests.support.raw_http import HOST_LINE, RawHttpClient, connected_to, get
 
 PLAYGROUND = "--enable_playground"
 LOCAL = ["localhost", "LOCALHOST:8080", "localhost.", "127.0.0.1", "127.0.0.1:8080", "[::1]", "[::1]:8080"]
@@ -29,16 +28,15 @@ def with_host(host: str, path: str = "/v1/models", method: str = "GET", *lines: 
 
 
 @asynccontextmanager
-async def client_of(*flags: str) -> AsyncIterator[Client]:
+async def client_of(*flags: str) -> AsyncIterator[RawHttpClient]:
     """A client of a service with these flags, whose predictor nobody is."""
     fixed = f"--predictor_host={NOBODY}", f"--model_dir={MODEL_FOLDER}", "--model_name=bert", "--enable_grpc=false"
     async with serving(build_app(config(*fixed, *flags))) as (_, port), connected_to(port) as client:
         yield client
 
 
-async def status(client: Client, sent: bytes) -> int:
-    client.send(sent)
-    return int((await client.answer())[0].split()[1])
+async def status(client: RawHttpClient, sent: bytes) -> int:
+    return (await client.response(sent)).status
 
 
 @pytest.mark.parametrize(
@@ -77,16 +75,14 @@ async def test_hosts(flags: list[str], allowed: list[str], refused: list[str]) -
 async def test_what_a_refusal_says() -> None:
     async with client_of(PLAYGROUND) as client:
         for path in ("/v1/models", "/no/such/path"):
-            client.send(with_host("evil.example:8080" + "0" * 99, path))
-            head, body = await client.answer()
-            assert head.startswith(b"HTTP/1.1 400") and b"x-request-id" in head
-            said = json.loads(body)["error"]
+            response = await client.response(with_host("evil.example:8080" + "0" * 99, path))
+            assert response.status == 400 and "x-request-id" in response.headers
+            said = response.error
             assert said.startswith("Host: 'evil.example:8080") and said.endswith("--allowed_hosts") and len(said) < 160
-        client.send(with_host("evil.example", "/openai/v1/models"))
-        assert "--allowed_hosts" in json.loads((await client.answer())[1])["error"]["message"]
-        client.send(with_host("localhost", "/metrics"))
-        _, metrics = await client.answer()
-        assert b'hf_transformer_requests_total{api="hosts",status="400"} 3' in metrics
+        refused = await client.response(with_host("evil.example", "/openai/v1/models"))
+        assert "--allowed_hosts" in json.loads(refused.body)["error"]["message"]
+        metrics = await client.response(with_host("localhost", "/metrics"))
+        assert b'hf_transformer_requests_total{api="hosts",status="400"} 3' in metrics.body
 
 
 async def test_probes_have_the_address_of_the_pod() -> None:

@@ -18,8 +18,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import get
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY, PID, SECONDS
+from tests.support.raw_http import get
 
 LINES, LONG = 8_000, 500
 """Lines of a log, and characters of each: together four times the backlog."""
