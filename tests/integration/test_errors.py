@@ -74,7 +74,7 @@ ROUTES = [
 """test_docs.py asks every route for another model."""
 
 
-def test_routes_and_models_that_are_not_there(serve: Serve) -> None:
+def test_unknown_routes_and_models_are_404_and_wrong_methods_405(serve: Serve) -> None:
     service = serve("bert")
     for method, path, status, says in ROUTES:
         response = service.client.request(method, path, json=BODY if method == "POST" else None)
@@ -166,7 +166,7 @@ TOO_MUCH: list[tuple[Any, str]] = [
 ]
 
 
-def test_over_a_limit(serve: Serve) -> None:
+def test_requests_over_a_limit_are_413_and_name_it(serve: Serve) -> None:
     service = serve("bert", "v2", *LIMITS)
     for body, says in TOO_MUCH:
         assert says in message_of(service.post(body), 413)
@@ -175,7 +175,7 @@ def test_over_a_limit(serve: Serve) -> None:
     assert service.predict([TEXT] * 3) == ["paris"] * 3
 
 
-def test_unknown_encodings(serve: Serve) -> None:
+def test_unknown_encodings_are_415(serve: Serve) -> None:
     service = serve("bert")
     brotli, charset = {"content-encoding": "br"}, {"content-type": "application/json; charset=utf-7"}
     for path, body in (("/v1/models/bert:predict", BODY), (INFER, {"inputs": [TENSOR]})):
@@ -184,7 +184,7 @@ def test_unknown_encodings(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["json", "raw"])
-def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
+def test_tensors_over_a_limit_are_413_and_name_it(serve: Serve, raw: bool) -> None:
     limited, usual = serve("bert", "v2", *LIMITS), serve("bert")
     logits, text = {"return_raw_logits": True}, {"parameters": json.dumps({"top_k": "1" * 2**16})}
     for service, texts, parameters, says in (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.faults.rig import kill, regions, workers_of
+from tests.faults.environment import kill, regions, workers_of
 from tests.integration.conftest import Serve
 from tests.support.raw_http import connected, post_head
 from tests.support.service import Service
@@ -61,7 +61,7 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: S
 
 
 @pytest.mark.only_triton_24
-def test_killed_workers(serve: Serve) -> None:
+def test_killed_workers_leave_no_regions(serve: Serve) -> None:
     """One that is replaced, and one whose service ends before that."""
     with serve.own("bert", "v2", *WORKERS) as service:
         first = wait_for_regions(service, 2)

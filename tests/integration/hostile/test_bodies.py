@@ -74,7 +74,7 @@ BAD = {
 }
 
 
-def test_the_documented_answer(service: Service) -> None:
+def test_broken_bodies_get_their_documented_status_and_a_short_error(service: Service) -> None:
     for name, (path, body, status, says) in BAD.items():
         response = service.client.post(path, content=body)
         assert response.status_code == status, (name, response.text[:500])
@@ -94,7 +94,7 @@ ODD = {
 """NUL, a replacement character, a byte order mark, a switch of direction, a pair of surrogates, and no character."""
 
 
-def test_characters_that_are_odd_and_right(service: Service) -> None:
+def test_unusual_characters_are_text_like_any_other(service: Service) -> None:
     """They are in a text like any other; escaped and as UTF-8 they are the same."""
     for text, as_json in ODD.items():
         escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
@@ -103,7 +103,7 @@ def test_characters_that_are_odd_and_right(service: Service) -> None:
         assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
 
 
-def test_of_a_key_that_comes_twice_the_last_counts(service: Service) -> None:
+def test_the_last_of_duplicate_keys_counts(service: Service) -> None:
     """As in most parsers of JSON (RFC 8259, 4)."""
     other = '"instances": ["[MASK] is the capital of italy."]'
     body = f'{{{other}, "instances": [{json.dumps(TEXT)}]}}'.encode()
@@ -111,7 +111,7 @@ def test_of_a_key_that_comes_twice_the_last_counts(service: Service) -> None:
 
 
 @pytest.mark.parametrize("api", ["v1", "v2", "openai"])
-def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
+def test_a_megabyte_of_garbage_is_refused(service: Service, api: str) -> None:
     """A megabyte of each of 256 bytes: no answer but 400, 413 and 415, in the form of the API."""
     path = {"v1": PREDICT, "v2": INFER, "openai": "/openai/v1/embeddings"}[api]
     for byte in range(0, 256, 17):
@@ -121,7 +121,7 @@ def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])
-def test_a_text_of_a_million_characters(unit: str) -> None:
+def test_a_text_of_a_million_characters_needs_little_memory(unit: str) -> None:
     """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB."""
     body = json.dumps({"instances": ["[MASK] " + (unit * 1_000_000)[:999_993]]}).encode()
     flags = ["--max_text_length=1000000", "--max_total_length=100000000", "--max_queued_tokens=100000000"]

@@ -62,7 +62,7 @@ CHATS = {
 
 
 @pytest.mark.parametrize("name", [*CHATS])
-def test_json_that_indentation_makes_long(name: str, service: Service) -> None:
+def test_a_chat_whose_json_expands_in_the_template_is_refused(name: str, service: Service) -> None:
     fields, status = CHATS[name]
     body = {"model": service.model, "messages": MESSAGES, "max_tokens": 1, **fields}
     usual = {"model": service.model, "messages": MESSAGES, "max_tokens": 1}

@@ -78,7 +78,7 @@ def test_a_body_that_was_refused_may_still_come(service: Service) -> None:
         assert next_response(connection, b"x" * size, post()).body == ANSWER
 
 
-def test_thousands_of_idle_connections(service: Service) -> None:
+def test_thousands_of_idle_connections_keep_nobody_from_an_answer(service: Service) -> None:
     """Some have sent nothing, some a part of a request; all of them get their answer when they go on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(hard, max(soft, IDLE + BESIDE))
@@ -99,7 +99,7 @@ def test_thousands_of_idle_connections(service: Service) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", post()[: -len(BODY)], post()[: 9 - len(BODY)], post()])
-def test_connections_that_are_reset_or_half_closed(service: Service, sent: bytes) -> None:
+def test_reset_and_half_closed_connections_end(service: Service, sent: bytes) -> None:
     """Nobody waits behind a half, as far as the service can tell: it ends, with an answer or without."""
     for _ in range(50):
         with socket.create_connection((HOST, service.port), SECONDS) as connection:
@@ -126,7 +126,7 @@ def test_a_client_that_reads_nothing_is_not_read_either(service: Service) -> Non
         assert service.resident_bytes - before < MAX_GROWTH_BYTES
 
 
-def test_a_byte_at_a_time_from_many(service: Service) -> None:
+def test_requests_in_single_bytes_are_answered(service: Service) -> None:
     """A hundred clients whose requests come in single bytes, all at once: each gets its answer."""
     whole = post(BODY, "connection: close")
     with ExitStack() as stack:
@@ -144,7 +144,7 @@ def stands_still(service: Service) -> bool:
     return all(service.metric(ANSWERED) == before for _ in range(50))
 
 
-def test_slow_clients_and_a_normal_one(serve: Serve) -> None:
+def test_slow_clients_time_out_while_a_normal_one_is_served(serve: Serve) -> None:
     """Two hundred send a byte now and then, until they are told that it took too long; the normal client is served."""
     service = serve("bert", "v2", "--client_timeout_seconds=1")
     normal = 0

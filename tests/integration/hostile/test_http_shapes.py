@@ -84,7 +84,7 @@ BROKEN = {
 }
 
 
-def test_what_is_not_http(service: Service) -> None:
+def test_broken_http_is_400_and_the_rest_of_the_connection_is_not_read(service: Service) -> None:
     """One answer, 400, and the connection is closed: nothing that follows is read, as the count of requests says. All
     at once, since the service waits a second for clients that still send."""
     assert_served(service)
@@ -148,7 +148,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("sent", "body"), ODD.values(), ids=ODD)
-def test_what_is_odd_and_right(service: Service, sent: bytes, body: bytes) -> None:
+def test_unusual_but_valid_requests_are_answered(service: Service, sent: bytes, body: bytes) -> None:
     assert {(answer.status, answer.body) for answer in exchange(service, sent)} == {(200, body)}
 
 
@@ -168,7 +168,7 @@ def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
     assert {answer.body for answer in answers if answer.status == 200} == {ANSWER}
 
 
-def test_what_is_broken_behind_good_requests(service: Service) -> None:
+def test_broken_bytes_behind_good_requests_get_no_answer_of_theirs(service: Service) -> None:
     """It may cost those that are not answered yet their answers, but it is never taken for one of theirs."""
     found = at_once(service, {str(good): post() * good + b"nonsense\r\n\r\n" for good in range(5)})
     for good, answers in found.items():
@@ -177,7 +177,7 @@ def test_what_is_broken_behind_good_requests(service: Service) -> None:
         assert set(statuses[:-1]) <= {200}
 
 
-def test_expect_continue(service: Service) -> None:
+def test_expect_100_continue_asks_for_the_body(service: Service) -> None:
     """The body is asked for; test_connections.py has one that is too large."""
     with connected(service) as connection:
         send(connection, post_head(LENGTH, "expect: 100-continue", CLOSE))

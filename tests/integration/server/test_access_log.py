@@ -66,7 +66,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
         ("GET /late-parts HTTP/1.1", "200 OK 3 3 - text/plain r2", None),
     ],
 )
-async def test_the_line_of_a_request(
+async def test_the_access_log_has_the_status_and_the_bytes_sent(
     caplog: pytest.LogCaptureFixture, request_line: str, said: str, body: bytes | None
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS_LOGGER)

@@ -38,12 +38,12 @@ def is_last(answer: RawResponse, status: int, says: str) -> bool:
     ],
     ids=["a line", "a long line", "many lines"],
 )
-def test_a_head_that_is_too_large(service: Service, lines: list[bytes]) -> None:
+def test_a_head_over_the_limit_is_431(service: Service, lines: list[bytes]) -> None:
     [answer] = exchange(service, get("/")[:-2], *lines)
     assert is_last(answer, 431, "--max_header_bytes")
 
 
-def test_a_head_within_the_limit(service: Service) -> None:
+def test_the_limit_of_heads_counts_each_request_alone(service: Service) -> None:
     whole = get("/", "X-Large: " + "a" * (LIMIT // 2))
     with connected(service) as client:
         for _ in range(3):  # on one connection: what one request has taken is not counted for the next
@@ -52,7 +52,7 @@ def test_a_head_within_the_limit(service: Service) -> None:
             )
 
 
-def test_requests_that_do_not_come_whole(service: Service) -> None:
+def test_incomplete_requests_are_408_and_keep_nobody_waiting(service: Service) -> None:
     """A byte, half a head, no body, half a body."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(service)) for _ in range(5)]
@@ -93,7 +93,7 @@ def test_clients_that_leave_are_counted(service: Service) -> None:
     assert poll(lambda: left() == before + 2, SECONDS)
 
 
-def test_more_connections_than_are_taken() -> None:
+def test_a_connection_over_the_limit_is_503() -> None:
     with service_with("--max_connections=2") as service:
         service.wait_until("/")
         with connected(service) as first:

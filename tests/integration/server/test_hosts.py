@@ -66,13 +66,13 @@ async def status(client: RawHttpClient, sent: bytes) -> int:
         "sub-domains",
     ],
 )
-async def test_hosts(flags: list[str], allowed: list[str], refused: list[str]) -> None:
+async def test_only_allowed_hosts_are_answered(flags: list[str], allowed: list[str], refused: list[str]) -> None:
     async with client_of(*flags) as client:
         found = {host: await status(client, with_host(host)) for host in (*allowed, *refused)}
         assert found == dict.fromkeys(allowed, 200) | dict.fromkeys(refused, 400)
 
 
-async def test_what_a_refusal_says() -> None:
+async def test_a_refused_host_is_named_with_the_flag_and_counted() -> None:
     async with client_of(PLAYGROUND) as client:
         for path in ("/v1/models", "/no/such/path"):
             response = await client.response(with_host("evil.example:8080" + "0" * 99, path))
@@ -108,7 +108,7 @@ async def test_the_host_is_checked_before_keys_and_preflights(tmp_path: Path) ->
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
 
 
-async def test_http_1_0_without_a_host() -> None:
+async def test_http_1_0_without_a_host_is_refused_only_by_a_playground() -> None:
     async with client_of() as client:
         client.send(b"GET /v1/models HTTP/1.0\r\n\r\n")
         assert (await client.rest()).startswith(b"HTTP/1.1 200")

@@ -71,7 +71,7 @@ def shown(port: int, folder: Path, protocol: str = "http/1.1") -> str:
         return str(subject["commonName"])
 
 
-def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
+def test_renewed_certificates_and_keys_are_used_and_broken_ones_are_not(service: Service, mounted: Path) -> None:
     grpc_port = int(service.grpc_address.rpartition(":")[2])
 
     def all_show(name: str) -> bool:

@@ -50,7 +50,7 @@ async def test_requests_behind_one_that_is_worked_on_wait_for_it() -> None:
         assert await bodies_of(client, 1) == [b"echo:4"]
 
 
-async def test_without_keep_alive() -> None:
+async def test_without_keep_alive_a_connection_ends_behind_its_answers() -> None:
     """A new connection is not closed at once, but behind its answers: that to a request that came along too."""
 
     class Slow(Echo):
@@ -155,7 +155,7 @@ class Watched(asyncio.Protocol):
         self.transport.close()
 
 
-async def test_what_uvicorn_gives_and_calls() -> None:
+async def test_uvicorn_passes_and_calls_only_what_our_protocol_class_expects() -> None:
     """Written down nowhere, so a new version may differ."""
     server = uvicorn.Server(uvicorn.Config(Echo(), http=Watched, lifespan="on", log_config=None))
     async with running(server) as port, connected_to(port) as client:

@@ -44,7 +44,7 @@ def undated(answer: bytes) -> bytes:
     return re.sub(rb"(date|x-request-id): [^\r]+", rb"\1: some", answer)
 
 
-async def test_the_bytes_of_a_stream() -> None:
+async def test_a_stream_is_sent_in_chunks_with_our_headers() -> None:
     async with client_of(ChunkedApp(b"one", b"", b"\r\n", b"x" * 300)) as client:
         client.send(post(b"text", "Connection: close"))
         head, _, content = undated(await client.rest()).partition(b"\r\n\r\n")
