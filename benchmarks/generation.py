@@ -38,8 +38,8 @@ from hf_transformer.commands.local_triton import HOST, LocalTriton
 from hf_transformer.protocol.generate import encode_generate_request
 from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
 from hf_transformer.types.tensors import Tensor
-from tests.triton_repository import lay_out as lay_out_test_models
-from tests.triton_repository import task_model_folder
+from tests.support.triton_repository import lay_out as lay_out_test_models
+from tests.support.triton_repository import task_model_folder
 
 MILLISECONDS: Final = 20.0
 """Pace of a stream: time between two tokens."""

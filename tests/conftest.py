@@ -12,7 +12,10 @@ settings.load_profile("suite")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--triton", choices=("24.10", "26"), default="24.10", help="26 answers as Triton 26.x does (tests/triton_26.py)"
+        "--triton",
+        choices=("24.10", "26"),
+        default="24.10",
+        help="26 answers as Triton 26.x does (tests/support/triton_26.py)",
     )
 
 

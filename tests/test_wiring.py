@@ -11,9 +11,9 @@ from hf_transformer.app.application import build_app
 from hf_transformer.app.wiring import PipelineBuilder, load_model
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
-from tests.configuring import config
-from tests.scripted_predictor import ScriptedPredictor
-from tests.triton_repository import DEMO_MODEL
+from tests.support.configuring import config
+from tests.support.scripted_predictor import ScriptedPredictor
+from tests.support.triton_repository import DEMO_MODEL
 
 FLAGS = (f"--model_dir={DEMO_MODEL}", "--model_name=bert")
 

@@ -42,10 +42,10 @@ from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec
-from tests.configuring import config
 from tests.generation.scripted import ScriptedGenerator, pipeline_of
-from tests.scripted_predictor import ScriptedPredictor
-from tests.triton_repository import DEMO_MODELS
+from tests.support.configuring import config
+from tests.support.scripted_predictor import ScriptedPredictor
+from tests.support.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
 PROMPT = "The capital of france is"

@@ -15,10 +15,10 @@ from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import PROMPT, Bench, answer_of, application, bench, post
-from tests.configuring import config
 from tests.integration.api.grpc_model import ScriptedModel, raising, service_of, serving, status_of
 from tests.integration.api.grpc_model import request as grpc_request
-from tests.triton_repository import task_model_folder
+from tests.support.configuring import config
+from tests.support.triton_repository import task_model_folder
 
 OPENAI, V1, V2 = "/openai/v1", "/v1/models/gpt2", "/v2/models/gpt2"
 COMPLETION = {"model": "gpt2", "prompt": PROMPT}

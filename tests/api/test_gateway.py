@@ -30,9 +30,9 @@ from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types.http import Request, Response, Stream
 from tests.api.generating import PROMPT, Exchange, application, bench
 from tests.api.plain_request import PlainRequest
-from tests.configuring import config, error
 from tests.integration.api.grpc_model import ScriptedModel, service_of
-from tests.triton_repository import DEMO_MODEL
+from tests.support.configuring import config, error
+from tests.support.triton_repository import DEMO_MODEL
 
 
 @asynccontextmanager

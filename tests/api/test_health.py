@@ -12,8 +12,8 @@ from hf_transformer.api.health import hint_for
 from hf_transformer.app.application import build_app
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import Bench, Exchange, application, post
-from tests.configuring import config
-from tests.triton_repository import DEMO_MODEL
+from tests.support.configuring import config
+from tests.support.triton_repository import DEMO_MODEL
 
 BOTH = ("/health", "/openai/health")
 

@@ -30,8 +30,8 @@ from hf_transformer.errors import RequestError
 from hf_transformer.generation import task as generation_task
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
-from tests.configuring import config
-from tests.triton_repository import DEMO_MODEL, task_model_folder
+from tests.support.configuring import config
+from tests.support.triton_repository import DEMO_MODEL, task_model_folder
 
 MODELS = {
     "fill_mask": "bert",
@@ -245,7 +245,8 @@ def app_of(*flags: str) -> AsgiApplication:
 @pytest.mark.slow
 def test_disabled_pages_are_not_imported() -> None:
     program = (
-        "import sys; from hf_transformer.app.application import build_app; from tests.configuring import config\n"
+        "import sys; from hf_transformer.app.application import build_app\n"
+        "from tests.support.configuring import config\n"
         f"build_app(config('--model_dir={DEMO_MODEL}', '--model_name=m'))\n"
         "assert 'hf_transformer.api.info' in sys.modules and 'hf_transformer.api.pages' not in sys.modules"
     )

@@ -18,9 +18,8 @@ from hf_transformer.commands.local_triton import HOST
 from hf_transformer.generation.stream import MAX_QUEUED_PIECES
 from hf_transformer.types.tensors import TensorSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench, counted, events, post
-from tests.integration.hostile.wire import SECONDS
 from tests.integration.server.serving import running, serving
-from tests.predictor.scripted import until
+from tests.support.polling import SECONDS, until
 
 PATH = "/openai/v1/completions"
 LONG = " paris is the capital of france." * 20

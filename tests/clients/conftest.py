@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import protocol, repository, serve, triton
-from tests.service import Service
+from tests.support.service import Service
 
 __all__ = ["protocol", "repository", "serve", "triton"]
 

@@ -14,7 +14,7 @@ import pytest
 from hf_transformer.commands.local_triton import free_ports, poll
 from tests.clients.conftest import ROOT, SECONDS, clients_environment, done, output
 from tests.integration.conftest import Serve
-from tests.service import Service
+from tests.support.service import Service
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENTS = {

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.conftest import Run
 from tests.integration.conftest import Serve
-from tests.service import Service
+from tests.support.service import Service
 
 MODELS = {"tokens": ("gpt2_tokens", "grpc-v2"), "logits": ("gpt2_logits", "v2"), "text": ("gpt2_vllm", "grpc-v2")}
 PROMPT = "The capital of france is"

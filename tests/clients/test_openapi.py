@@ -17,7 +17,7 @@ import pytest
 from tests.api.test_openapi import MODELS, build, document_of
 from tests.clients.conftest import PROGRAMS, clients_environment, output
 from tests.integration.conftest import Serve
-from tests.service import Service
+from tests.support.service import Service
 
 RUNS = {
     "fill_mask": ("bert", "v2"),

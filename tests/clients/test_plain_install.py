@@ -11,7 +11,7 @@ from hf_transformer.commands.local_triton import LocalTriton
 from tests.clients.conftest import ROOT
 from tests.integration.conftest import MODEL_FOLDER, load
 from tests.integration.grpc_client import channel_to
-from tests.service import Service, flags_for
+from tests.support.service import Service, flags_for
 
 __all__ = ["load"]
 

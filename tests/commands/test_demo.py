@@ -31,7 +31,7 @@ from hf_transformer.commands.local_triton import (
 )
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
-from tests.triton_environment import ROOT, triton_environment
+from tests.support.triton_environment import ROOT, triton_environment
 
 ENVIRONMENT = triton_environment()
 

@@ -8,7 +8,7 @@ import pytest
 
 from hf_transformer.config.option import Option
 from hf_transformer.config.options import IGNORED, Config
-from tests.configuring import config, error, example, notes, parse
+from tests.support.configuring import config, error, example, notes, parse
 
 
 def test_the_arguments_that_kserve_appends_are_known() -> None:

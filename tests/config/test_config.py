@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.config.option import LOG_LEVEL, PREFIX, Option, options_of
 from hf_transformer.config.options import IGNORED, Config, all_options, default_threads
-from tests.configuring import PATHS, config, error, example, least, notes, parse
+from tests.support.configuring import PATHS, config, error, example, least, notes, parse
 
 SIMPLE = [option for option in options_of(Config) if option.name not in ("predictor_host", "predictor_port")]
 PARTNER = {"ssl_certfile": "--ssl_keyfile", "ssl_keyfile": "--ssl_certfile"}

@@ -17,7 +17,7 @@ from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
-from tests.scripted_predictor import ScriptedPredictor
+from tests.support.scripted_predictor import ScriptedPredictor
 
 IDS, MASK = (InputSignature(name, name, "INT64") for name in ("input_ids", "attention_mask"))
 LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="labels", minimum=1)), (-1, 1))

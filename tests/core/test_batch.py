@@ -30,11 +30,11 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding
-from tests.configuring import config
 from tests.core.bench import text
 from tests.doctor.test_doctor import GOOD, binding_of
 from tests.integration.server.processes import MODEL_FOLDER
-from tests.scripted_predictor import ScriptedPredictor
+from tests.support.configuring import config
+from tests.support.scripted_predictor import ScriptedPredictor
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")
 MASK = InputSignature("mask", "attention_mask", "INT64")

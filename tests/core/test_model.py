@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,7 +26,8 @@ from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import ModelSpec
-from tests.scripted_predictor import ScriptedPredictor
+from tests.support.polling import until
+from tests.support.scripted_predictor import ScriptedPredictor
 
 SPEC = ModelSpec("m", "1", (), (), 0)
 OTHER = replace(SPEC, version="2", max_batch_size=8)
@@ -151,12 +152,6 @@ async def bench(*, check_health: bool = True, interval: float = 1000.0, limit: f
         running.cancel()
         await asyncio.wait([running])
         assert len(asyncio.all_tasks()) == 1, "it leaves no task behind"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        for _ in iter(condition, True):
-            await asyncio.sleep(0.001)
 
 
 # Readiness

@@ -24,12 +24,12 @@ from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import Array, ModelSpec, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TokenIds, Tokenization
-from tests.configuring import config
 from tests.core.bench import LOGITS
 from tests.core.bench import Bench as SchedulingBench
 from tests.generation.tokenizers import without_unknown
 from tests.integration.server.processes import MODEL_FOLDER
-from tests.scripted_predictor import ScriptedPredictor
+from tests.support.configuring import config
+from tests.support.scripted_predictor import ScriptedPredictor
 
 LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
 LONG = "word " * 800

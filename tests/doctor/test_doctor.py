@@ -31,7 +31,7 @@ from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, Tensor, TensorSpec
 from tests.predictor.fault_server import unused_address
-from tests.triton_repository import DEMO_MODEL
+from tests.support.triton_repository import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
 NAMES = [check.name for check in command.CHECKS]

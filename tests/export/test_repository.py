@@ -24,8 +24,8 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.deploy.manifests import messages
-from tests.triton_environment import ROOT
-from tests.triton_repository import DEMO_MODEL, task_model_folder
+from tests.support.triton_environment import ROOT
+from tests.support.triton_repository import DEMO_MODEL, task_model_folder
 
 
 def settings(*flags: str) -> Namespace:

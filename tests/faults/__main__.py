@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from hf_transformer.commands.local_triton import SHARED_MEMORY
+from tests.faults.environment import SETUPS, FaultEnvironment
 from tests.faults.faults import FAULTS
 from tests.faults.private_namespace import NoNamespace, enter, inside
 from tests.faults.records import Record, kinds, statuses
-from tests.faults.rig import SETUPS, Rig
 from tests.faults.suite import DRAIN, DRAIN_TITLE, ROUNDS, Result, Suite, drain
 from tests.faults.texts import make_texts, write_model_folder
 
@@ -105,15 +105,15 @@ def run_setup(number: int, folder: Path, names: Sequence[str], requests: int) ->
         done = row(f"{result.fault}, {result.setup}", [result])
         print(f"{time.monotonic() - began:5.1f} s  {done}", *result.problems, sep="\n  PROBLEM ", flush=True)
 
-    with Rig(SETUPS[number], folder / str(number), model_folder, make_texts(model_folder)) as rig:
-        suite = Suite(rig, requests)
+    with FaultEnvironment(SETUPS[number], folder / str(number), model_folder, make_texts(model_folder)) as environment:
+        suite = Suite(environment, requests)
         for fault in FAULTS:
             if fault.name in names:
                 do(partial(suite.run, fault))
         if results:
             results[-1].problems.extend(suite.close())
         for flags in ROUNDS if DRAIN in names else ():
-            do(partial(drain, rig, *flags))
+            do(partial(drain, environment, *flags))
     if inside() and (left := set(SHARED_MEMORY.iterdir()) - there):
         results[-1].problems.append(f"left in shared memory: {sorted(path.name for path in left)}")
     return results

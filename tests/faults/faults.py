@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hf_transformer.commands.local_triton import SHARED_MEMORY, poll
+from tests.faults.environment import FaultEnvironment, workers_of
 from tests.faults.load import Load
 from tests.faults.private_namespace import hosts_file
 from tests.faults.records import Kind
-from tests.faults.rig import Rig, workers_of
-from tests.service import Service
+from tests.support.service import Service
 
 NAME = "predictor.faults.test"
 FILLING = SHARED_MEMORY / "filling"
@@ -24,7 +24,7 @@ FILLING = SHARED_MEMORY / "filling"
 class Scene:
     """What a fault is done to."""
 
-    rig: Rig
+    environment: FaultEnvironment
     service: Service
     load: Load
 
@@ -67,7 +67,7 @@ class Fault:
     hold_seconds: float = 0.0
     allowed: frozenset[Kind] = frozenset()
     flags: tuple[str, ...] | None = None
-    prepare: Callable[[Rig], None] | None = None
+    prepare: Callable[[FaultEnvironment], None] | None = None
     restore: Act = nothing
     host: str = "127.0.0.1"
     from_start: bool = False
@@ -79,25 +79,25 @@ class Fault:
 
 
 def kill(scene: Scene) -> None:
-    scene.rig.triton.kill()
+    scene.environment.triton.kill()
 
 
 def restart(scene: Scene) -> None:
-    scene.rig.triton.restart()
+    scene.environment.triton.restart()
 
 
 def terminate(scene: Scene) -> None:
-    os.kill(scene.rig.triton.child.pid, signal.SIGTERM)
-    assert scene.rig.triton.child.wait(30.0), "Triton did not end within 30 s of SIGTERM"
+    os.kill(scene.environment.triton.child.pid, signal.SIGTERM)
+    assert scene.environment.triton.child.wait(30.0), "Triton did not end within 30 s of SIGTERM"
 
 
 def unload(scene: Scene) -> None:
-    scene.rig.repository_call("unload")
+    scene.environment.repository_call("unload")
 
 
 def load(scene: Scene) -> None:
-    scene.rig.repository_call("load")
-    assert poll(scene.rig.model_is_ready, 30.0)
+    scene.environment.repository_call("load")
+    assert poll(scene.environment.model_is_ready, 30.0)
 
 
 def reload(scene: Scene) -> None:
@@ -106,7 +106,7 @@ def reload(scene: Scene) -> None:
 
 
 def kill_stubs(scene: Scene) -> None:
-    stubs = scene.rig.stubs()
+    stubs = scene.environment.stubs()
     assert stubs
     for pid in stubs:
         os.kill(pid, signal.SIGKILL)
@@ -114,10 +114,10 @@ def kill_stubs(scene: Scene) -> None:
 
 def misbehaving(**what: float | str) -> tuple[Act, Act]:
     """The model does so in every so many requests, and then no more."""
-    return lambda scene: scene.rig.control(**what), lambda scene: scene.rig.control()
+    return lambda scene: scene.environment.control(**what), lambda scene: scene.environment.control()
 
 
-def fill_shared_memory(rig: Rig) -> None:
+def fill_shared_memory(environment: FaultEnvironment) -> None:
     """Leaves nothing, in a /dev/shm that is ours alone."""
     with FILLING.open("wb") as file:
         free = os.statvfs(SHARED_MEMORY)
@@ -127,7 +127,7 @@ def fill_shared_memory(rig: Rig) -> None:
 def other_version(scene: Scene) -> None:
     """Triton dies and comes back with a second version of the model, whose answers are others."""
     kill(scene)
-    shutil.copytree(scene.rig.model / "1", scene.rig.model / "2")
+    shutil.copytree(scene.environment.model / "1", scene.environment.model / "2")
     scene.load.versions = (1, 2)
 
 
@@ -138,7 +138,7 @@ def restart_with_other_version(scene: Scene) -> None:
 
 def first_version_again(scene: Scene) -> None:
     kill(scene)
-    shutil.rmtree(scene.rig.model / "2")
+    shutil.rmtree(scene.environment.model / "2")
     restart(scene)
 
 
@@ -147,7 +147,7 @@ def with_labels(old: int, new: int, versions: tuple[int, ...]) -> Act:
 
     def act(scene: Scene) -> None:
         kill(scene)
-        config = scene.rig.model / "config.pbtxt"
+        config = scene.environment.model / "config.pbtxt"
         config.write_text(config.read_text().replace(f"dims: [ {old} ]", f"dims: [ {new} ]"))
         scene.load.versions = versions
         restart(scene)
@@ -160,7 +160,7 @@ def name_the_predictor(scene: Scene) -> None:
         file.write(f"127.0.0.1 {NAME}\n")
 
 
-def forget_the_name(rig: Rig) -> None:
+def forget_the_name(environment: FaultEnvironment) -> None:
     lines = hosts_file().read_text().splitlines(keepends=True)
     hosts_file().write_text("".join(line for line in lines if NAME not in line))
 
@@ -187,7 +187,7 @@ FAULTS = (
     Fault("too_slow", "model too slow: 4 s, beyond the timeout",
           *misbehaving(delay=4.0, every=1), hold=60, abandons=True),
     Fault("hang", "Triton hangs for 10 s (SIGSTOP, SIGCONT)",
-          lambda scene: scene.rig.triton.child.suspend(), lambda scene: scene.rig.triton.child.resume(),
+          lambda scene: scene.environment.triton.child.suspend(), lambda scene: scene.environment.triton.child.resume(),
           hold=0, hold_seconds=10.0, noticed=True, abandons=True),
     Fault("kill", "Triton killed (SIGKILL) and restarted", kill, restart, noticed=True),
     Fault("terminate", "Triton ended (SIGTERM, it drains) and restarted", terminate, restart, noticed=True),

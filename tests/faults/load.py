@@ -21,7 +21,8 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.faults.records import Kind, Record
 from tests.faults.texts import MODEL, Text
 from tests.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
-from tests.service import Service
+from tests.support.raw_http import RawResponse, post, read_response
+from tests.support.service import Service
 
 TIMEOUT = 3.0
 """--predictor_request_timeout_seconds."""
@@ -152,32 +153,28 @@ class RestClient:
             return record("left")
         try:
             async with asyncio.timeout(PATIENCE):
-                status, headers, body = await self._exchange(texts)
+                response = await self._exchange(texts)
         except TimeoutError:
             await self.close()
             return record("hang")
         except (OSError, EOFError) as error:
             await self.close()
             return record("dropped", says=repr(error))
-        if headers.get("connection") == "close":
+        if response.headers.get("connection") == "close":
             await self.close()
-        if status == 200:
-            right = is_right(orjson.loads(body)["predictions"], texts, versions | set(self._load.versions))
-            return record("right" if right else "wrong", 200, "" if right else body.decode()[:200])
-        return record("error" if _is_clean(status, headers, body) else "bad error", status, body.decode()[:300])
+        if response.status == 200:
+            right = is_right(orjson.loads(response.body)["predictions"], texts, versions | set(self._load.versions))
+            return record("right" if right else "wrong", 200, "" if right else response.body.decode()[:200])
+        return record("error" if _is_clean(response) else "bad error", response.status, response.body.decode()[:300])
 
-    async def _exchange(self, texts: Sequence[Text]) -> tuple[int, dict[str, str], bytes]:
+    async def _exchange(self, texts: Sequence[Text]) -> RawResponse:
         assert self._streams is not None
         reader, writer = self._streams
         writer.write(self._message(texts))
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
-        return int(head[0].split(" ")[1]), headers, await reader.readexactly(int(headers["content-length"]))
+        return await read_response(reader)
 
     def _message(self, texts: Sequence[Text]) -> bytes:
-        body = orjson.dumps({"instances": [text.text for text in texts]})
-        head = f"POST /v1/models/{MODEL}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        return head.encode() + body
+        return post(orjson.dumps({"instances": [text.text for text in texts]}), target=f"/v1/models/{MODEL}:predict")
 
     async def _leave(self, texts: Sequence[Text]) -> None:
         """Closes the connection after half of the request, or after all of it and a while."""
@@ -195,12 +192,12 @@ class RestClient:
             self._streams = None
 
 
-def _is_clean(status: int, headers: dict[str, str], body: bytes) -> bool:
-    if status not in DOCUMENTED or headers.get("content-type") != "application/json":
+def _is_clean(response: RawResponse) -> bool:
+    if response.status not in DOCUMENTED or response.headers.get("content-type") != "application/json":
         return False
-    if (status in RETRY_AFTER) is not ("retry-after" in headers):
+    if (response.status in RETRY_AFTER) is not ("retry-after" in response.headers):
         return False
-    error = orjson.loads(body)
+    error = orjson.loads(response.body)
     return list(error) == ["error"] and isinstance(error["error"], str) and bool(error["error"])
 
 

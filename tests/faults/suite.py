@@ -1,4 +1,4 @@
-"""Does the faults to a rig, one after the other, and says what was wrong."""
+"""Does the faults to an environment, one after the other, and says what was wrong."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import httpx
 
 from hf_transformer.commands.local_triton import poll
 from hf_transformer.errors import LoadError
+from tests.faults.environment import REGION_BYTES, FaultEnvironment, Use, regions, settle, use_of
 from tests.faults.faults import Fault, Scene
 from tests.faults.records import Kind, Record, kinds, recovery
-from tests.faults.rig import REGION_BYTES, Rig, Use, regions, settle, use_of
 from tests.faults.texts import MODEL
-from tests.service import Service
+from tests.support.service import Service
 
 NEVER: tuple[Kind, ...] = ("wrong", "hang", "bad error", "dropped", "refused")
 """How no request may end, except as a fault allows."""
@@ -75,7 +75,7 @@ def probing(service: Service) -> Iterator[Probes]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One fault, done to one rig."""
+    """One fault, done to one environment."""
 
     fault: str
     setup: str
@@ -87,14 +87,14 @@ class Result:
 
 
 class Suite:
-    """The faults of one rig.
+    """The faults of one environment.
 
     Args:
         requests: that each fault is to have at least; the load goes on after the recovery until there are as many.
     """
 
-    def __init__(self, rig: Rig, requests: int) -> None:
-        self._rig = rig
+    def __init__(self, environment: FaultEnvironment, requests: int) -> None:
+        self._environment = environment
         self._requests = requests
         self._shared: Service | None = None
         self._before: Use | None = None
@@ -115,15 +115,15 @@ class Suite:
 
     def _run(self, fault: Fault) -> Result:
         if fault.prepare is not None:
-            fault.prepare(self._rig)
+            fault.prepare(self._environment)
         try:
             service = self._service(fault)
         except AssertionError as error:
             died = self._died()
             problems = [f"no service: {error}"[:2000], *died]
-            return Result(fault.name, self._rig.setup.title, (), None, problems, bool(died))
-        load = self._rig.load(service)
-        scene = Scene(self._rig, service, load)
+            return Result(fault.name, self._environment.setup.title, (), None, problems, bool(died))
+        load = self._environment.load(service)
+        scene = Scene(self._environment, service, load)
         problems = []
         with probing(service) as probes:
             load.start()
@@ -139,27 +139,27 @@ class Suite:
         problems += _problems(fault, records)
         problems += self._after(fault, scene)
         died = self._died()
-        return Result(fault.name, self._rig.setup.title, records, recovered, problems + died, bool(died))
+        return Result(fault.name, self._environment.setup.title, records, recovered, problems + died, bool(died))
 
     def _died(self) -> list[str]:
         """Says whether Triton has ended though nobody ended it, and starts it again for what follows."""
-        code = self._rig.triton.child.exit_code
+        code = self._environment.triton.child.exit_code
         if code is None:
             return []
-        said = self._rig.triton.child.output()[-2000:]
-        self._rig.triton.restart()
+        said = self._environment.triton.child.output()[-2000:]
+        self._environment.triton.restart()
         if self._shared is not None:  # or the next fault would see the service find out about this one
-            service, text = self._shared, self._rig.texts[0].text
+            service, text = self._shared, self._environment.texts[0].text
             poll(lambda: service.post({"instances": [text]}).status_code == 200, RECOVERY_SECONDS)
         return [f"Triton has ended by itself with {code}, and said last: {said}"]
 
     def _service(self, fault: Fault) -> Service:
         if fault.flags is not None:
-            service = self._rig.serve(*fault.flags, host=fault.host)
+            service = self._environment.serve(*fault.flags, host=fault.host)
             return service.wait_until("/" if fault.noticed else f"/v1/models/{MODEL}")
         if self._shared is None:
-            self._shared = self._rig.serve().wait_until(f"/v1/models/{MODEL}")
-            load = self._rig.load(self._shared)
+            self._shared = self._environment.serve().wait_until(f"/v1/models/{MODEL}")
+            load = self._environment.load(self._shared)
             load.start()
             load.wait_for(WARM_UP, HOLD_SECONDS)
             load.end()
@@ -192,7 +192,7 @@ class Suite:
 
     def _uses_shared_memory(self, service: Service) -> bool:
         """Waits for it: after a restart of the predictor it takes some seconds. True where it is not wanted."""
-        if not self._rig.setup.shared_memory:
+        if not self._environment.setup.shared_memory:
             return True
         return poll(lambda: service.metric("hf_transformer_shared_memory_registered") == 1, REGISTER_SECONDS)
 
@@ -201,7 +201,7 @@ class Suite:
         if fault.flags is not None:
             return end(scene.service)
         assert self._before is not None
-        quarantine = (REGION_BYTES // 2 if fault.abandons else 0) if self._rig.setup.shared_memory else None
+        quarantine = (REGION_BYTES // 2 if fault.abandons else 0) if self._environment.setup.shared_memory else None
         return [f"afterwards {one}" for one in settle(scene.service, self._before, quarantine)]
 
     def close(self) -> list[str]:
@@ -235,15 +235,15 @@ def examples(records: Sequence[Record], *wanted: Kind) -> str:
 # The end of the service itself
 
 
-def drain(rig: Rig, *flags: str) -> Result:
+def drain(environment: FaultEnvironment, *flags: str) -> Result:
     """SIGTERM to a service with requests under way, since the model is slow.
 
     Each request that was sent 0.2 s before the signal or earlier has to be answered, and rightly. Later ones may be
     refused, or cross with the end of their connection.
     """
-    rig.control(delay=0.2, every=1)
-    service = rig.serve(*flags).wait_until(f"/v1/models/{MODEL}")
-    load = rig.load(service, until_refused=True)
+    environment.control(delay=0.2, every=1)
+    service = environment.serve(*flags).wait_until(f"/v1/models/{MODEL}")
+    load = environment.load(service, until_refused=True)
     problems: list[str] = []
     load.start()
     try:
@@ -254,7 +254,7 @@ def drain(rig: Rig, *flags: str) -> Result:
             problems.append(f"it did not end within {END_SECONDS:g} s")
     finally:
         records = load.end()
-        rig.control()
+        environment.control()
     problems += end(service)
     accepted = [one for one in records if one.sent < told - ACCEPTED_SECONDS]
     if not any(one.ended > told for one in accepted):
@@ -265,4 +265,4 @@ def drain(rig: Rig, *flags: str) -> Result:
     ):
         if wrong:
             problems.append(f"{len(wrong)} x {kind}: {examples(wrong)}")
-    return Result(DRAIN, rig.setup.title, records, None, problems)
+    return Result(DRAIN, environment.setup.title, records, None, problems)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.environment import SETUPS, FaultEnvironment
 from tests.faults.faults import FAULTS, Fault, Scene
 from tests.faults.records import kinds
-from tests.faults.rig import SETUPS, Rig
 from tests.faults.suite import Suite, drain
 from tests.faults.texts import Text, make_texts, write_model_folder
 
@@ -33,26 +33,26 @@ def texts(model_folder: Path) -> list[Text]:
 
 
 @pytest.fixture(scope="module")
-def rig(model_folder: Path, texts: list[Text]) -> Iterator[Rig]:
+def environment(model_folder: Path, texts: list[Text]) -> Iterator[FaultEnvironment]:
     """With REST to Triton and shared memory, which a gone predictor takes with it."""
-    with Rig(SETUPS[0], model_folder.parent / "rig", model_folder, texts) as made:
+    with FaultEnvironment(SETUPS[0], model_folder.parent / "environment", model_folder, texts) as made:
         yield made
 
 
-def test_every_answer_is_the_right_one_or_a_documented_error(rig: Rig) -> None:
-    suite = Suite(rig, REQUESTS)
+def test_every_answer_is_the_right_one_or_a_documented_error(environment: FaultEnvironment) -> None:
+    suite = Suite(environment, REQUESTS)
     for name in ("rows", "kill"):
         result = suite.run(BY_NAME[name])
         assert result.problems == []
         assert kinds(result.records)["error"] > 0
     assert suite.close() == []
-    assert drain(rig).problems == []
+    assert drain(environment).problems == []
 
 
-def test_a_foreign_answer_is_seen(rig: Rig) -> None:
+def test_the_load_reports_answers_of_another_version_as_wrong(environment: FaultEnvironment) -> None:
     """That of another version of the model here, as good as that to another text."""
-    service = rig.serve().wait_until("/v1/models/known")
-    load = rig.load(service)
+    service = environment.serve().wait_until("/v1/models/known")
+    load = environment.load(service)
     load.versions = (2,)
     load.start()
     load.wait_for(50, 30.0)
@@ -70,14 +70,14 @@ def test_a_triton_that_ends_by_itself(model_folder: Path, texts: list[Text]) -> 
 
     def begin(scene: Scene) -> None:
         if ends:
-            child = scene.rig.triton.child
+            child = scene.environment.triton.child
             os.kill(child.pid, ends.pop())
             assert child.wait(30.0)
             raise OSError("it is gone")
 
     fault = Fault("stub", "a process of a model's is killed, and Triton with it", begin, hold=0, abandons=True)
-    with Rig(SETUPS[1], model_folder.parent / "ending", model_folder, texts) as rig:
-        suite = Suite(rig, 0)
+    with FaultEnvironment(SETUPS[1], model_folder.parent / "ending", model_folder, texts) as environment:
+        suite = Suite(environment, 0)
         first, second = suite.run(fault).problems
         assert first == "it could not be done: it is gone"
         assert second.startswith("Triton has ended by itself with -9")

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tests.faults.known_logits import known_logits
-from tests.triton_repository import task_model_folder
+from tests.support.triton_repository import task_model_folder
 
 MODEL = "known"
 LABELS = 16

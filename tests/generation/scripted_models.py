@@ -13,7 +13,7 @@ from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt
 from hf_transformer.predictor.base import ModelCall, Reply
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
-from tests.scripted_predictor import ScriptedPredictor
+from tests.support.scripted_predictor import ScriptedPredictor
 
 Response = Mapping[str, Tensor]
 

@@ -26,9 +26,9 @@ from hf_transformer.tokenizer.model_files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of
-from tests.configuring import config
 from tests.generation.scripted_models import ScriptedLLM, model, settings, spec
-from tests.triton_repository import DEMO_MODELS
+from tests.support.configuring import config
+from tests.support.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
 

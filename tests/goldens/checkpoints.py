@@ -18,7 +18,7 @@ import onnx.numpy_helper
 import torch
 import transformers
 
-from tests.triton_repository import task_model_folder, weights_of
+from tests.support.triton_repository import task_model_folder, weights_of
 
 
 def checkpoint(name: str, target: Path) -> Path:

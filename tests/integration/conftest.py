@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
-from tests.service import Service, flags_for
-from tests.triton_26 import Triton26
-from tests.triton_environment import triton_environment
-from tests.triton_repository import lay_out, model_names, task_model_folder
+from tests.support.service import Service, flags_for
+from tests.support.triton_26 import Triton26
+from tests.support.triton_environment import triton_environment
+from tests.support.triton_repository import lay_out, model_names, task_model_folder
 
 ROOT = Path(__file__).parents[2]
 MODEL_FOLDER = ROOT / "deploy" / "model_repository" / "bert"

@@ -13,7 +13,7 @@ import httpx
 
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import goldens
-from tests.service import Service
+from tests.support.service import Service
 
 GOLDENS = goldens("text_generation")
 TOKENS = GOLDENS["about"]["max_new_tokens"]

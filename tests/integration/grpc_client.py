@@ -16,7 +16,7 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import raw_view
 from hf_transformer.types.tensors import Array, Tensor
 from tests.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
-from tests.service import Service
+from tests.support.service import Service
 
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 

@@ -16,7 +16,7 @@ import hf_transformer
 from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.generation.task import ALL_TASKS
 from tests.integration.conftest import ROOT, Serve, refused
-from tests.service import Service
+from tests.support.service import Service
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", "api", "text_generation")}
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^\n]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)

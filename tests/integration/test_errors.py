@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.local_triton import poll
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.integration.grpc_client import fails, request, stub, values
 from tests.integration.v2_rest import LENGTH, post
-from tests.service import Service
+from tests.support import raw_http
+from tests.support.service import Service
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}
@@ -74,7 +74,7 @@ ROUTES = [
 """test_docs.py asks every route for another model."""
 
 
-def test_routes_and_models_that_are_not_there(serve: Serve) -> None:
+def test_unknown_routes_and_models_are_404_and_wrong_methods_405(serve: Serve) -> None:
     service = serve("bert")
     for method, path, status, says in ROUTES:
         response = service.client.request(method, path, json=BODY if method == "POST" else None)
@@ -173,7 +173,7 @@ TOO_MUCH: list[tuple[Any, str]] = [
 ]
 
 
-def test_over_a_limit(serve: Serve) -> None:
+def test_requests_over_a_limit_are_413_and_name_it(serve: Serve) -> None:
     service = serve("bert", "v2", *LIMITS)
     for body, says in TOO_MUCH:
         assert says in message_of(service.post(body), 413)
@@ -182,7 +182,7 @@ def test_over_a_limit(serve: Serve) -> None:
     assert service.predict([TEXT] * 3) == ["paris"] * 3
 
 
-def test_unknown_encodings(serve: Serve) -> None:
+def test_unknown_encodings_are_415(serve: Serve) -> None:
     service = serve("bert")
     brotli, charset = {"content-encoding": "br"}, {"content-type": "application/json; charset=utf-7"}
     for path, body in (("/v1/models/bert:predict", BODY), (INFER, {"inputs": [TENSOR]})):
@@ -191,12 +191,12 @@ def test_unknown_encodings(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["json", "raw"])
-def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
+def test_tensors_over_a_limit_are_413_and_name_it(serve: Serve, raw: bool) -> None:
     limited, usual = serve("bert", "v2", *LIMITS), serve("bert")
     logits, text = {"return_raw_logits": True}, {"parameters": json.dumps({"top_k": "1" * 2**16})}
     for service, texts, parameters, says in (
         (limited, ["x" * 3000], {}, ["--max_request_bytes"]),
-        (limited, [TEXT] * 4, {}, ["instances: expected at most 3"]),
+        (limited, [TEXT] * 4, {}, ["instances: ", "--max_instances"]),
         (limited, ["x" * 101], {}, ["--max_text_length"]),
         (limited, [TEXT], logits, ["--max_answer_values"]),
         (usual, [TEXT], text, ["parameters.parameters: expected at most 65536 characters"]),
@@ -208,8 +208,8 @@ def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
 
 def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
     service = serve("bert", "v2", "--max_concurrent_requests=1")
-    with socket.create_connection((HOST, service.port)) as connection:
-        connection.sendall(b"POST /v1/models/bert:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+    with raw_http.connected(service) as connection:
+        connection.sendall(raw_http.unfinished() + b"{")
         assert service.predict([TEXT]) == ["paris"]
 
 
@@ -223,11 +223,9 @@ def test_clients_that_leave_give_their_place_back_and_others_are_refused_meanwhi
 
     before = {api: gone(api) for api in ("v1", "grpc")}
     message = request("fault_slow", {"text": [TEXT]})
-    body = json.dumps(BODY).encode()
-    head = f"POST /v1/models/fault_slow:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with stub(service) as calls:
-        with socket.create_connection((HOST, service.port)) as connection:
-            connection.sendall(head.encode() + body)
+        with raw_http.connected(service) as connection:
+            connection.sendall(raw_http.post(target="/v1/models/fault_slow:predict"))
             assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
             refused = service.post(BODY)
             assert "--max_concurrent_requests" in message_of(refused, 429)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
-from tests.service import Service
+from tests.support.service import Service
 
 MODEL = "minibert_mean"
 TASK = "--task=feature_extraction"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Serve, goldens, refused
-from tests.service import Service
+from tests.support.service import Service
 
 each_model = pytest.mark.parametrize("model", ["bert", "bert_masked"])
 CASES = goldens("fill_mask")["cases"]

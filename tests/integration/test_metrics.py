@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import ROOT, Serve
 from tests.integration.grpc_client import request, stub
-from tests.service import Service
+from tests.support.service import Service
 
 PAGE = ROOT / "docs" / "metrics.md"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import MODEL_FOLDER, Serve, refused
 from tests.integration.generating import AT_ONCE, GREEDY, TOKENS, cases_of, client_of, complete, side_by_side
-from tests.service import START_SECONDS, Service
+from tests.support.service import START_SECONDS, Service
 
 COUNTRIES = ["france", "italy", "germany", "japan", "spain"]
 SIMPLE = ["The capital of france is [MASK].", "[MASK] is the capital of italy.", "The capital of japan is [MASK]."]

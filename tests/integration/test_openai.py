@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.integration.conftest import Serve
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 TEXTS = ["The cat sleeps on the sofa.", "It will rain tomorrow!", "Who cooks dinner?"]
 LONG = "The cat sleeps on the sofa. " * 60
@@ -141,11 +141,16 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens"),
     ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
     *[({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "longer") for value in ("NONE", False)],
-    ({"truncate": "START"}, 400, "truncate", "got 'START'; texts are truncated at their end"),
+    ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
     ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "NONE" or false, got 'end'"""),
     ({"truncate": 1}, 400, "truncate", "got a number"),
     ({"truncate": "END", "truncation": True}, 400, "truncate", "expected truncation or truncate, got both"),
-    ({"truncation_side": "left"}, 400, "truncation_side", "expected right, got 'left'; texts are truncated at their end"),
+    (
+        {"truncation_side": "left"},
+        400,
+        "truncation_side",
+        "expected right, got 'left'; texts are truncated at their end",
+    ),
     ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
     ({"dimensions": 0}, 400, "dimensions", "expected 1 or more, got 0"),
     ({"dimensions": 49}, 400, "dimensions", "at most 48"),
@@ -164,7 +169,7 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
     ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer"),
     *[({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "longer") for value in ("NONE", False)],
-    ({"truncate": "START"}, 400, "truncate", "got 'START'; texts are truncated at their end"),
+    ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
     ({"top_n": 0}, 400, "top_n", "expected 1 or more, got 0"),
     ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "got 8"),
     ({"return_documents": "no"}, 400, "return_documents", "expected true"),

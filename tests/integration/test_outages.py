@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton, poll
-from tests.faults.rig import kill, members, regions
+from tests.faults.environment import kill, members, regions
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
-from tests.service import Service, flags_for
-from tests.triton_environment import triton_environment
+from tests.support.service import Service, flags_for
+from tests.support.triton_environment import triton_environment
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}

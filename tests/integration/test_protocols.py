@@ -27,8 +27,8 @@ from tests.integration.conftest import Serve, message_of, refused
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
 from tests.integration.test_errors import LIMITS
 from tests.integration.v2_rest import LENGTH, OUTPUT, post, read, texts_tensor
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 FRANCE, ITALY = "The capital of france is [MASK].", "[MASK] is the capital of italy."
 BODY = json.dumps({"instances": [FRANCE]}).encode()

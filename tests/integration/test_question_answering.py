@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Serve, goldens, refused
-from tests.service import Service
+from tests.support.service import Service
 
 GOLDENS = goldens("question_answering")
 SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
-from tests.service import Service
+from tests.support.service import Service
 
 CASES = goldens("rerank")["cases"]
 SCORE = goldens("rerank")["about"]["tolerance"]["score_absolute"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 GOLDENS = goldens("sequence_classification")
 SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.integration.conftest import Serve
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 WORDS = "Anna lives in Paris and works for Acme in the city on the river since last winter".split()
 TEXTS = [" ".join(WORDS[: 1 + number % len(WORDS)]) + " </s>" * (number % 3) for number in range(48)]

@@ -20,7 +20,8 @@ from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory, is_disallowed
 from hf_transformer.types.tensors import Array, Tensor
-from tests.triton_26 import DISALLOWED
+from tests.support.polling import until
+from tests.support.triton_26 import DISALLOWED
 
 needs_regions = pytest.mark.only_triton_24
 """For tests of the regions themselves; with --triton=26 the two at the end say what is there instead of them."""
@@ -54,14 +55,6 @@ async def infer(
 
 async def logits(predictor: Predictor, given: Tensor) -> Array:
     return (await infer(predictor, [given], ["logits"], {"logits": given.data.size * VOCABULARY * 4}))["logits"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen in 20 s")
 
 
 async def registered(predictor: SharedMemory) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.faults.rig import kill, regions, workers_of
+from tests.faults.environment import kill, regions, workers_of
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import connected, head
-from tests.service import Service
-from tests.triton_26 import DISALLOWED
+from tests.support.raw_http import connected, post_head
+from tests.support.service import Service
+from tests.support.triton_26 import DISALLOWED
 
 TEXT = "The capital of france is [MASK]."
 SHARED = 'hf_transformer_shared_memory_batches_total{transfer="shared"}'
@@ -61,7 +61,7 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: S
 
 
 @pytest.mark.only_triton_24
-def test_killed_workers(serve: Serve) -> None:
+def test_killed_workers_leave_no_regions(serve: Serve) -> None:
     """One that is replaced, and one whose service ends before that."""
     with serve.own("bert", "v2", *WORKERS) as service:
         first = wait_for_regions(service, 2)
@@ -79,7 +79,7 @@ def test_a_second_signal(serve: Serve) -> None:
     with serve.own("bert", "v2", *WORKERS) as service:
         wait_for_regions(service, 2)
         with connected(service) as client:
-            client.sendall(head("content-length: 10"))
+            client.sendall(post_head("content-length: 10"))
 
             def ended() -> bool:
                 service.begin_stop()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.integration.conftest import Serve, goldens, refused
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 LONG = "The cat sleeps on the sofa. " * 60
 TEXTS = ["The cat sleeps on the sofa.", "It will rain tomorrow!"]

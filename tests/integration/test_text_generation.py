@@ -26,8 +26,8 @@ from tests.integration.generating import (
     executions,
     side_by_side,
 )
-from tests.service import Service
-from tests.triton_repository import task_model_folder
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
 
 KINDS = ["gpt2_logits", "gpt2_past", "t5_logits", "gpt2_tokens", "gpt2_tokens_unary", "gpt2_vllm", "gpt2_llmapi"]
 ALONE = [

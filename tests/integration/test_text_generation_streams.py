@@ -24,7 +24,8 @@ from tests.integration.generating import (
     generations,
     side_by_side,
 )
-from tests.service import Service
+from tests.support import raw_http
+from tests.support.service import Service
 
 SLOW = "Slowly: The capital of {} is"
 """Such a prompt takes the test models 20 ms a token."""
@@ -55,11 +56,10 @@ async def cut_short(service: Service, prompt: str, source: random.Random) -> str
     A connection of our own: that of a library may stay open for a while when its request is cancelled.
     """
     body = json.dumps({"model": service.model, "prompt": prompt, "stream": True, **LONG}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     reader, writer = await asyncio.open_connection(HOST, service.port)
     text = ""
     try:
-        writer.write(head + body)
+        writer.write(raw_http.post(body, target=COMPLETIONS))
         if source.random() < 0.3:
             await asyncio.sleep(source.uniform(0.0, 0.05))
             return text

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
-from tests.service import Service
+from tests.support.service import Service
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 PIPELINE = {"output_format": "pipeline"}

@@ -13,7 +13,7 @@ import transformers
 from tests.goldens.hard_texts import HARD_TEXTS
 from tests.integration.conftest import MODEL_FOLDER, Serve, message_of
 from tests.integration.test_errors import LIMITS
-from tests.service import Service
+from tests.support.service import Service
 
 TEXTS = list(HARD_TEXTS.values())
 LENGTH = 128

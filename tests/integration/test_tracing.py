@@ -11,10 +11,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, poll
-from tests.collector import Collector, Proxy, attributes, collecting, proxying
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub
-from tests.service import Service
+from tests.support.collector import Collector, Proxy, attributes, collecting, proxying
+from tests.support.service import Service
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT, "Paris is the [MASK] of France."]}

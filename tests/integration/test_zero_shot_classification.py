@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
-from tests.service import Service
+from tests.support.service import Service
 
 CASES = goldens("zero_shot_classification")["cases"]
 SCORE = goldens("zero_shot_classification")["about"]["tolerance"]["score_absolute"]

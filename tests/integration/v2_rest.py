@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.service import Service
+from tests.support.service import Service
 
 LENGTH = "inference-header-content-length"
 OUTPUT = "output-0"

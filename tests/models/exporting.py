@@ -30,7 +30,7 @@ from tests.integration import (
     test_zero_shot_classification,
 )
 from tests.integration.generating import CASES, TOKENS
-from tests.service import Service
+from tests.support.service import Service
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = {"output_format": "pipeline"}

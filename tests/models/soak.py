@@ -30,7 +30,7 @@ from hf_transformer.commands.local_triton import LocalTriton
 from tests.models import test_export_families as families
 from tests.models.exporting import Exports
 from tests.models.test_export import triton_with_torch
-from tests.service import Service
+from tests.support.service import Service
 
 CLASSIFIER = "ForSequenceClassification"
 DECODER = {"num_key_value_heads": 2, "head_dim": 8}

@@ -24,7 +24,7 @@ from tests.goldens.hard_texts import HARD_TEXTS
 from tests.integration import test_text_embedding
 from tests.integration.conftest import goldens
 from tests.models.exporting import CHECKS, PIPELINE, ROOT, Exports, printed_by
-from tests.service import Service
+from tests.support.service import Service
 
 TASKS = {
     "bert": "fill_mask",

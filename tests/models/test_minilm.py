@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.goldens.embedding_texts import TEXTS
 from tests.goldens.hard_texts import HARD_TEXTS
-from tests.service import Service, flags_for
-from tests.triton_environment import triton_environment
+from tests.support.service import Service, flags_for
+from tests.support.triton_environment import triton_environment
 
 ALL_TEXTS = [*TEXTS.values(), *HARD_TEXTS.values()]
 TOLERANCE = 1e-5

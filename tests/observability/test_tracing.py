@@ -21,10 +21,10 @@ from hf_transformer.observability.tracing import Trace, Tracing, parse_tracepare
 from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import Encoding
 from tests.api.plain_request import PlainRequest
-from tests.collector import Collector, attributes, collecting
-from tests.configuring import config
 from tests.core.bench import SETTINGS, SIGNATURE, Bench, run
 from tests.observability.measured import measured
+from tests.support.collector import Collector, attributes, collecting
+from tests.support.configuring import config
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{IDS[0]}-{IDS[1]}-01"

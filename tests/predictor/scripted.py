@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +31,6 @@ async def leave_early(responses: AsyncGenerator[Outputs, None], by: str) -> None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds; fails after 10 s."""
-    async with asyncio.timeout(10.0):
-        for _ in iter(condition, True):
-            await asyncio.sleep(0)
 
 
 class Scripted(Predictor):

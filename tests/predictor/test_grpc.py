@@ -46,7 +46,8 @@ from tests.predictor.grpc_server import (
     serving,
     until_request,
 )
-from tests.predictor.scripted import leave_early, until
+from tests.predictor.scripted import leave_early
+from tests.support.polling import until
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 

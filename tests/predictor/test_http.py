@@ -29,7 +29,7 @@ from hf_transformer.predictor.http import (
 )
 from hf_transformer.predictor.http import Connection as ClientConnection
 from tests.predictor.fault_server import HOST, Connection, client_context, scripted, server_context
-from tests.predictor.scripted import until
+from tests.support.polling import until
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 MAX_BODY = 2**25

@@ -14,7 +14,8 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
 from hf_transformer.predictor.base import ModelCall
 from hf_transformer.predictor.resilience import MAX_UNANSWERED, Resilience
-from tests.predictor.scripted import OUTPUTS, Scripted, until
+from tests.predictor.scripted import OUTPUTS, Scripted
+from tests.support.polling import until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
 STREAM = ModelCall([], ["n"], {})

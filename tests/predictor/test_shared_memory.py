@@ -31,7 +31,8 @@ from hf_transformer.predictor.shared_memory import (
     remove_leftovers,
 )
 from hf_transformer.types.tensors import Tensor, TensorSpec
-from tests.predictor.scripted import SPEC, ScriptedTransport, until
+from tests.predictor.scripted import SPEC, ScriptedTransport
+from tests.support.polling import until
 
 SIZE = 64 * 2**10
 QUARTER = SIZE // 16

@@ -20,9 +20,9 @@ from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from tests.configuring import error, notes
 from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, TLS, Connection, scripted, server_context
 from tests.predictor.grpc_server import server_credentials, serving
+from tests.support.configuring import error, notes
 
 PROTOCOL = pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
 CLIENT_CERTIFICATE = {

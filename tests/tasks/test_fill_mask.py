@@ -21,8 +21,8 @@ from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from hf_transformer.types.tokenization import Encoding
+from tests.support.triton_repository import DEMO_MODEL
 from tests.tasks.task_settings import ENCODING, named, settings
-from tests.triton_repository import DEMO_MODEL
 
 MASK, SIZE = 3, 10_000
 

@@ -19,7 +19,7 @@ from hf_transformer.tasks.question_answering import QuestionAnswering, SpanMappe
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import Array, ModelSpec, TensorSpec
 from hf_transformer.types.tokenization import Encoding
-from tests.triton_repository import task_model_folder
+from tests.support.triton_repository import task_model_folder
 
 FOLDER = task_model_folder("squad")
 CONFIG = json.loads((FOLDER / "config.json").read_text())

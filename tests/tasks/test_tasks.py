@@ -16,9 +16,9 @@ from hf_transformer.tasks.base import LOGITS
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.token_classification import TokenClassification
-from tests.configuring import config
+from tests.support.configuring import config
+from tests.support.triton_repository import task_model_folder
 from tests.tasks.task_settings import settings
-from tests.triton_repository import task_model_folder
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import transformers
 
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.support.triton_repository import DEMO_MODELS, TASK_MODELS
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS
-from tests.triton_repository import DEMO_MODELS, TASK_MODELS
 
 
 @pytest.fixture(scope="session")

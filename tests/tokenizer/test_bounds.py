@@ -21,7 +21,7 @@ from hf_transformer.tokenizer.tokenizer import (
     load_tokenizer,
 )
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization, Words
-from tests.triton_repository import DEMO_MODEL
+from tests.support.triton_repository import DEMO_MODEL
 
 LENGTH = 16
 

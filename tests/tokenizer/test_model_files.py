@@ -23,9 +23,9 @@ from hf_transformer.tokenizer.load import growth_of
 from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
+from tests.support.triton_repository import DEMO_MODELS
 from tests.tiny_tokenizers.hub import Hub, lay_out_cache, serve
 from tests.tiny_tokenizers.trained import save, wordpiece
-from tests.triton_repository import DEMO_MODELS
 
 REPO = "some-org/tiny-bert"
 COMMIT, OLDER = "a" * 40, "b" * 40

@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
-from tests.triton_repository import task_model_folder
+from tests.support.triton_repository import task_model_folder
 
 OLD = "sentence_transformers.models."
 NEW = {

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-HOST_LINE = "Host: x"
-
-
-def request(start: str, *lines: str, body: bytes = b"") -> bytes:
-    """The bytes of a request with these header lines, unchecked."""
-    return "\r\n".join((start, HOST_LINE, *lines, "", "")).encode("latin-1") + body
-
-
-def post(body: bytes, *lines: str, target: str = "/p") -> bytes:
-    return request(f"POST {target} HTTP/1.1", f"Content-Length: {len(body)}", *lines, body=body)
-
+from tests.support.raw_http import HOST_LINE, post, request
 
 GET = request("GET /g?a=1&b=%20 HTTP/1.1", "X-Empty:", "X-Test:  a b ")
 CHUNKS = b"4;ext=1\r\ntext\r\nA\r\n0123456789\r\n0\r\n"
@@ -34,7 +24,7 @@ SEQUENCES = {
     "pipelined": b"".join((GET, post(b"one"), CHUNKED, HEAD, post(b"two", "Expect: 100-continue"), GET)),
     "pipelined, the last one closes": GET + post(b"one", "Connection: close") + HIDDEN,
     "HTTP/1.0": request("GET /g HTTP/1.0") + HIDDEN,
-    "HTTP/1.0, keep-alive": post(b"a", "Connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0") + HIDDEN,
+    "HTTP/1.0, keep-alive": post(b"a", "Connection: keep-alive", version="1.0") + HIDDEN,
     "HTTP/1.0, chunked": request("POST /p HTTP/1.0", CHUNKED_LINE, body=CHUNKS + b"\r\n") + HIDDEN,
     "HEAD": HEAD * 2,
     "empty lines": b"\r\n\r\n" + GET + b"\r\n" + GET,

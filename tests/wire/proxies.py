@@ -28,7 +28,8 @@ import uvloop
 
 from hf_transformer.commands.local_triton import HOST
 from tests.integration.server.serving import App, body_of, serving
-from tests.wire.corpus import UPGRADE, request
+from tests.support.raw_http import connected_to, read_response, request
+from tests.wire.corpus import UPGRADE
 
 CLIENTS = 16
 SECONDS = 20.0
@@ -134,10 +135,11 @@ class Sender:
             writer.write(b"".join(sent for sent, _ in batch))
             for _, expected in batch:
                 async with asyncio.timeout(SECONDS):
-                    status, body = await answer(reader)
+                    while (response := await read_response(reader)).status == 100:
+                        pass
                 self.answered += 1
-                if (status, body) != (200, expected):
-                    self.problems.append(f"expected {expected!r}, got {status} {body[:200]!r}")
+                if (response.status, response.body) != (200, expected):
+                    self.problems.append(f"{expected!r} wanted, {response.status} {response.body[:200]!r} got")
                     writer.close()
                     reader, writer = await asyncio.open_connection(HOST, self._port)
                     break
@@ -204,20 +206,6 @@ class Sender:
                 return request(f"POST /late/{mark} HTTP/1.1", "Content-Length: 4", body=b"text")
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body of the next answer, skipping 100."""
-    head = b""
-    while head[9:12] in (b"", b"100"):
-        head = await reader.readuntil(b"\r\n\r\n")
-    if length := re.search(rb"(?i)content-length: (\d+)", head):
-        return int(head[9:12]), await reader.readexactly(int(length[1]))
-    body = b""
-    while size := int(await reader.readuntil(b"\r\n"), 16):
-        body += (await reader.readexactly(size + 2))[:-2]
-    await reader.readexactly(2)
-    return int(head[9:12]), body
-
-
 @asynccontextmanager
 async def proxy(name: str, upstream: int) -> AsyncIterator[int]:
     """Runs a proxy for the port ``upstream``, and yields its port."""
@@ -233,8 +221,8 @@ async def proxy(name: str, upstream: int) -> AsyncIterator[int]:
             async with asyncio.timeout(SECONDS):
                 while True:
                     with suppress(ConnectionError):
-                        (await asyncio.open_connection(HOST, port))[1].close()
-                        break
+                        async with connected_to(port):
+                            break
                     await asyncio.sleep(0.05)
             yield port
         finally:

@@ -27,6 +27,7 @@ from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import ModelDescription
 from tests.api.generating import metric
+from tests.support.polling import until
 
 IN_FLIGHT = "hf_transformer_requests_in_flight"
 SECONDS = 20.0
@@ -157,9 +158,7 @@ class Server(Client):
 
     async def until(self, name: str, value: float) -> None:
         """Waits until a metric has a value."""
-        async with asyncio.timeout(SECONDS):
-            while self.metric(name) != value:  # noqa: ASYNC110 - metrics have no event
-                await asyncio.sleep(0.002)
+        await until(lambda: self.metric(name) == value)
 
 
 @asynccontextmanager

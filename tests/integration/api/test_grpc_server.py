@@ -28,7 +28,6 @@ from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from tests.configuring import config
 from tests.integration.api.bare_grpc import bare_call
 from tests.integration.api.grpc_model import (
     IN_FLIGHT,
@@ -47,6 +46,7 @@ from tests.integration.api.grpc_model import (
     status_of,
     text_of,
 )
+from tests.support.configuring import config
 
 TLS = Path(__file__).parents[2] / "predictor" / "tls"
 """A self-signed certificate for localhost."""

@@ -14,7 +14,7 @@ from hf_transformer.api.auth import ApiKeys
 from hf_transformer.protocol.grpc import SERVICE
 from tests.integration.api.grpc_model import SECONDS, ScriptedModel, failure, request, serving, status_of, text_of
 from tests.integration.conftest import Serve
-from tests.service import Service
+from tests.support.service import Service
 
 KEYS = "# a comment\n\n  alpha-key  \nbeta-key\n"
 KEY = {"Authorization": "Bearer alpha-key"}

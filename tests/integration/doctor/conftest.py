@@ -12,9 +12,9 @@ from hf_transformer.commands.doctor.command import CHECKS
 from hf_transformer.commands.doctor.examination import Finding, Subject, examine
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.config.options import parse_config
-from tests.service import flags_for
-from tests.triton_26 import DISALLOWED
-from tests.triton_repository import task_model_folder
+from tests.support.service import flags_for
+from tests.support.triton_26 import DISALLOWED
+from tests.support.triton_repository import task_model_folder
 
 
 async def results_of(flags: Sequence[str]) -> list[Finding]:

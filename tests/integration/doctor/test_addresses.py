@@ -18,8 +18,8 @@ from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import results_of, troubles
 from tests.predictor.fault_server import Connection, scripted, unused_address
-from tests.service import flags_for
-from tests.triton_repository import DEMO_MODEL
+from tests.support.service import flags_for
+from tests.support.triton_repository import DEMO_MODEL
 
 OTHER = {"v2": "grpc-v2", "grpc-v2": "v2"}
 HERE = Path(__file__).parent / "tls"

@@ -16,10 +16,10 @@ from hf_transformer.commands.doctor import command, inference
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import Diagnose, results_of
-from tests.service import flags_for
-from tests.triton_26 import DISALLOWED, VERSION
-from tests.triton_repository import DEMO_MODEL as DEMO
-from tests.triton_repository import task_model_folder
+from tests.support.service import flags_for
+from tests.support.triton_26 import DISALLOWED, VERSION
+from tests.support.triton_repository import DEMO_MODEL as DEMO
+from tests.support.triton_repository import task_model_folder
 
 Plant = Callable[..., None]
 FolderWith = Callable[..., Path]

@@ -8,23 +8,36 @@ import pytest
 from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub, values
-from tests.integration.hostile.wire import MOST_GROWTH, SECONDS, TEXT, others_are_served, resident
-from tests.service import Service
+from tests.support.polling import SECONDS
+from tests.support.raw_http import ANSWER, BODY, PREDICT, TEXT
+from tests.support.service import Service
+
+MEGABYTE = 2**20
+MAX_GROWTH_BYTES = 64 * MEGABYTE
+"""Memory that a service may keep after a request that is too large: four times --max_request_bytes."""
 
 
-def descriptors(service: Service) -> int:
+def assert_served(service: Service) -> None:
+    """A normal client gets its answer, and the log has no traceback."""
+    response = service.client.post(PREDICT, content=BODY)
+    assert (response.status_code, response.content) == (200, ANSWER)
+    traceback = service.log.find("Traceback")
+    assert traceback < 0, service.log[max(0, traceback - 500) : traceback + 5000]
+
+
+def open_descriptors(service: Service) -> int:
     return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
 
 
 @pytest.fixture
 def service(serve: Serve) -> Iterator[Service]:
-    """It keeps nothing of what a test sends, and answers normal clients of both protocols all the same."""
+    """A service that, after the test, has released its memory and descriptors and still answers over HTTP and gRPC."""
     service = serve("bert")
-    others_are_served(service)
-    held, opened = resident(service), descriptors(service)
+    assert_served(service)
+    memory, descriptors = service.resident_bytes, open_descriptors(service)
     yield service
     with stub(service) as calls:
         assert values(calls.ModelInfer(request("bert", {"text": [TEXT]}))) == ["paris"]
-    others_are_served(service)
-    assert poll(lambda: resident(service) - held < MOST_GROWTH, 10.0)
-    assert poll(lambda: descriptors(service) <= opened + 5, SECONDS)
+    assert_served(service)
+    assert poll(lambda: service.resident_bytes - memory < MAX_GROWTH_BYTES, 10.0)
+    assert poll(lambda: open_descriptors(service) <= descriptors + 5, SECONDS)

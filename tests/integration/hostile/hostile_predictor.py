@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from hf_transformer.commands.local_triton import HOST
 from tests.integration.conftest import MODEL_FOLDER
-from tests.service import Service, flags_for
+from tests.support.service import Service, flags_for
 
 VOCABULARY = 1024
 CONFIG = {

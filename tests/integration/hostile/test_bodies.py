@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 
+from tests.integration.hostile.conftest import MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
-from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, peak
-from tests.service import Service
+from tests.support.raw_http import ANSWER, BODY, PREDICT, TEXT
+from tests.support.service import Service
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"
 NOT_JSON = "body: expected JSON in UTF-8"
 LONGEST_ERROR = 4096
 """Bytes of an answer that says what is wrong: it does not give back megabytes of what it got."""
+
+
+def with_keys(**more: Any) -> bytes:
+    """A good body with further keys."""
+    return json.dumps({"instances": [TEXT], **more}).encode()
 
 
 def nested(opening: str, inner: str, closing: str, depth: int = DEEP) -> bytes:
@@ -55,12 +61,12 @@ BAD = {
     "blanks": (PREDICT, b" \t\r\n", 400, NOT_JSON),
     "a mark and nothing": (PREDICT, b"\xef\xbb\xbf", 400, NOT_JSON),
     "a key of 60 kB": (PREDICT, json.dumps({"x" * 60_000: 1}).encode(), 400, "the keys x"),
-    "an instance's key of 60 kB": (PREDICT, model_body(instances=[{"x" * 60_000: 1}]), 400, "instances[0]"),
-    "a parameter's name of 60 kB": (PREDICT, model_body(parameters={"x" * 60_000: 1}), 400, "parameters.x"),
-    "a parameter of 60 kB": (PREDICT, model_body(parameters={"output_format": "x" * 60_000}), 400, "output_format"),
+    "an instance's key of 60 kB": (PREDICT, with_keys(instances=[{"x" * 60_000: 1}]), 400, "instances[0]"),
+    "a parameter's name of 60 kB": (PREDICT, with_keys(parameters={"x" * 60_000: 1}), 400, "parameters.x"),
+    "a parameter of 60 kB": (PREDICT, with_keys(parameters={"output_format": "x" * 60_000}), 400, "output_format"),
     "1,000 parameters": (
         PREDICT,
-        model_body(parameters={f"p{number}": 1 for number in range(1000)}),
+        with_keys(parameters={f"p{number}": 1 for number in range(1000)}),
         400,
         "parameters.p0",
     ),
@@ -73,7 +79,7 @@ BAD = {
 }
 
 
-def test_the_documented_answer(service: Service) -> None:
+def test_broken_bodies_get_their_documented_status_and_a_short_error(service: Service) -> None:
     for name, (path, body, status, says) in BAD.items():
         response = service.client.post(path, content=body)
         assert response.status_code == status, (name, response.text[:500])
@@ -93,7 +99,7 @@ ODD = {
 """NUL, a replacement character, a byte order mark, a switch of direction, a pair of surrogates, and no character."""
 
 
-def test_characters_that_are_odd_and_right(service: Service) -> None:
+def test_unusual_characters_are_text_like_any_other(service: Service) -> None:
     """They are in a text like any other; escaped and as UTF-8 they are the same."""
     for text, as_json in ODD.items():
         escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
@@ -102,7 +108,7 @@ def test_characters_that_are_odd_and_right(service: Service) -> None:
         assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
 
 
-def test_of_a_key_that_comes_twice_the_last_counts(service: Service) -> None:
+def test_the_last_of_duplicate_keys_counts(service: Service) -> None:
     """As in most parsers of JSON (RFC 8259, 4)."""
     other = '"instances": ["[MASK] is the capital of italy."]'
     body = f'{{{other}, "instances": [{json.dumps(TEXT)}]}}'.encode()
@@ -110,7 +116,7 @@ def test_of_a_key_that_comes_twice_the_last_counts(service: Service) -> None:
 
 
 @pytest.mark.parametrize("api", ["v1", "v2", "openai"])
-def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
+def test_a_megabyte_of_garbage_is_refused(service: Service, api: str) -> None:
     """A megabyte of each of 256 bytes: no answer but 400, 413 and 415, in the form of the API."""
     path = {"v1": PREDICT, "v2": INFER, "openai": "/openai/v1/embeddings"}[api]
     for byte in range(0, 256, 17):
@@ -120,14 +126,14 @@ def test_a_body_without_end_of_garbage(service: Service, api: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])
-def test_a_text_of_a_million_characters(unit: str) -> None:
+def test_a_text_of_a_million_characters_needs_little_memory(unit: str) -> None:
     """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB."""
     body = json.dumps({"instances": ["[MASK] " + (unit * 1_000_000)[:999_993]]}).encode()
     flags = ["--max_text_length=1000000", "--max_total_length=100000000", "--max_queued_tokens=100000000"]
     flags.append("--predictor_shared_memory=off")  # its 64 MiB come with the first answer, at some moment
     with HostilePredictor() as predictor, behind(predictor, *flags) as service, ThreadPoolExecutor(10) as pool:
         assert service.post(BODY).status_code == 200  # the first answer takes memory of its own
-        before = peak(service)
+        before = service.peak_bytes
         for at_once in (1, 10):
             assert {one.status_code for one in pool.map(service.post, [body] * at_once)} == {200}
-            assert peak(service) - before < 12 * MEGABYTE * at_once
+            assert service.peak_bytes - before < 12 * MEGABYTE * at_once

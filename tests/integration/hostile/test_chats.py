@@ -13,8 +13,9 @@ import pytest
 
 from tests.integration.conftest import Serve
 from tests.integration.generating import CHAT_COMPLETIONS
-from tests.integration.hostile.wire import MOST_GROWTH, SECONDS, resident
-from tests.service import Service
+from tests.integration.hostile.conftest import MAX_GROWTH_BYTES
+from tests.support.polling import SECONDS
+from tests.support.service import Service
 
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ tool | tojson(indent=4) }}{% endfor -%}
@@ -61,7 +62,7 @@ CHATS = {
 
 
 @pytest.mark.parametrize("name", [*CHATS])
-def test_json_that_indentation_makes_long(name: str, service: Service) -> None:
+def test_a_chat_whose_json_expands_in_the_template_is_refused(name: str, service: Service) -> None:
     fields, status = CHATS[name]
     body = {"model": service.model, "messages": MESSAGES, "max_tokens": 1, **fields}
     usual = {"model": service.model, "messages": MESSAGES, "max_tokens": 1}
@@ -69,8 +70,8 @@ def test_json_that_indentation_makes_long(name: str, service: Service) -> None:
     def ask(body: dict[str, Any]) -> httpx.Response:
         return httpx.post(f"{service.url}{CHAT_COMPLETIONS}", json=body, timeout=SECONDS, trust_env=False)
 
-    before = resident(service)
+    before = service.resident_bytes
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(ask, [body] * 7 + [usual]))
     assert [one.status_code for one in answers] == [status] * 7 + [200], answers[0].text
-    assert resident(service) - before < MOST_GROWTH
+    assert service.resident_bytes - before < MAX_GROWTH_BYTES

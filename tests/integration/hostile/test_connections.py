@@ -12,24 +12,20 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import (
+from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE, assert_served
+from tests.support.polling import SECONDS
+from tests.support.raw_http import (
     ANSWER,
     BODY,
-    MEGABYTE,
-    MOST_GROWTH,
-    SECONDS,
-    all_answers,
-    ask,
+    all_responses,
     connected,
-    head,
-    next_answer,
-    others_are_served,
+    next_response,
     post,
-    resident,
+    post_head,
     send,
     unfinished,
 )
-from tests.service import Service
+from tests.support.service import Service
 
 IDLE = 2_000
 AT_ONCE = 500
@@ -49,13 +45,13 @@ LARGE: dict[str, tuple[list[bytes], int, str]] = {
     # More than the limit is sent although it was refused.
     "a gigabyte": ([unfinished(length=2**30), *[b"x" * MEGABYTE] * 128], 413, "--max_request_bytes"),
     "chunks without end": (
-        [head(CHUNKED), *[b"100000\r\n" + b"x" * MEGABYTE + b"\r\n"] * 24],
+        [post_head(CHUNKED), *[b"100000\r\n" + b"x" * MEGABYTE + b"\r\n"] * 24],
         413,
         "--max_request_bytes",
     ),
     # Forty thousand chunks are one body.
     "chunks of a byte": (
-        [head(CHUNKED), b"".join(b"1\r\n%c\r\n" % byte for byte in WORDS) + b"0\r\n\r\n"],
+        [post_head(CHUNKED), b"".join(b"1\r\n%c\r\n" % byte for byte in WORDS) + b"0\r\n\r\n"],
         400,
         "nonsense",
     ),
@@ -64,25 +60,25 @@ LARGE: dict[str, tuple[list[bytes], int, str]] = {
 
 @pytest.mark.parametrize(("sent", "status", "says"), LARGE.values(), ids=LARGE)
 def test_a_large_body_is_not_kept(service: Service, sent: list[bytes], status: int, says: str) -> None:
-    before = resident(service)
+    before = service.resident_bytes
     with connected(service) as connection:
         send(connection, *sent)
-        answer = next_answer(connection)
+        answer = next_response(connection)
         assert (answer.status, says in answer.error) == (status, True)
-        assert resident(service) - before < MOST_GROWTH
+        assert service.resident_bytes - before < MAX_GROWTH_BYTES
 
 
 def test_a_body_that_was_refused_may_still_come(service: Service) -> None:
     """All of it is read and forgotten, and the connection goes on with the next request. It is not asked for."""
     size = 20 * MEGABYTE
     with connected(service) as connection:
-        assert ask(connection, unfinished("expect: 100-continue", length=size)).status == 413
+        assert next_response(connection, unfinished("expect: 100-continue", length=size)).status == 413
     with connected(service) as connection:
-        assert ask(connection, unfinished(length=size)).status == 413
-        assert ask(connection, b"x" * size, post()).body == ANSWER
+        assert next_response(connection, unfinished(length=size)).status == 413
+        assert next_response(connection, b"x" * size, post()).body == ANSWER
 
 
-def test_thousands_of_idle_connections(service: Service) -> None:
+def test_thousands_of_idle_connections_keep_nobody_from_an_answer(service: Service) -> None:
     """Some have sent nothing, some a part of a request; all of them get their answer when they go on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(hard, max(soft, IDLE + BESIDE))
@@ -93,17 +89,17 @@ def test_thousands_of_idle_connections(service: Service) -> None:
         connections: list[socket.socket] = []
         while len(connections) < min(IDLE, most - BESIDE):  # fewer at a time than wait in the kernel to be accepted
             connections += [stack.enter_context(connected(service)) for _ in range(AT_ONCE)]
-            others_are_served(service)  # who came later: all these have been accepted
+            assert_served(service)  # who came later: all these have been accepted
         for number, connection in enumerate(connections):
             connection.sendall(whole[: number % 3 * 60])
-        others_are_served(service)
+        assert_served(service)
         for number in range(0, len(connections), 50):
             connections[number].sendall(whole[number % 3 * 60 :])
-            assert [answer.body for answer in all_answers(connections[number])] == [ANSWER]
+            assert [answer.body for answer in all_responses(connections[number])] == [ANSWER]
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", post()[: -len(BODY)], post()[: 9 - len(BODY)], post()])
-def test_connections_that_are_reset_or_half_closed(service: Service, sent: bytes) -> None:
+def test_reset_and_half_closed_connections_end(service: Service, sent: bytes) -> None:
     """Nobody waits behind a half, as far as the service can tell: it ends, with an answer or without."""
     for _ in range(50):
         with socket.create_connection((HOST, service.port), SECONDS) as connection:
@@ -112,12 +108,12 @@ def test_connections_that_are_reset_or_half_closed(service: Service, sent: bytes
     with connected(service) as connection:
         send(connection, sent)
         connection.shutdown(socket.SHUT_WR)
-        assert [answer.body for answer in all_answers(connection)] in ([], [ANSWER])
+        assert [answer.body for answer in all_responses(connection)] in ([], [ANSWER])
 
 
 def test_a_client_that_reads_nothing_is_not_read_either(service: Service) -> None:
     """Requests on one connection are not taken without end while their answers are not; memory stays bounded."""
-    before, answered = resident(service), service.metric(ANSWERED)
+    before, answered = service.resident_bytes, service.metric(ANSWERED)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(1.0)
@@ -126,11 +122,11 @@ def test_a_client_that_reads_nothing_is_not_read_either(service: Service) -> Non
             connection.sendall(post(LONG_ANSWER) * PIPELINED)
         assert poll(lambda: service.metric(ANSWERED) > answered and stands_still(service), SECONDS)
         assert service.metric(ANSWERED) - answered < PIPELINED
-        others_are_served(service)
-        assert resident(service) - before < MOST_GROWTH
+        assert_served(service)
+        assert service.resident_bytes - before < MAX_GROWTH_BYTES
 
 
-def test_a_byte_at_a_time_from_many(service: Service) -> None:
+def test_requests_in_single_bytes_are_answered(service: Service) -> None:
     """A hundred clients whose requests come in single bytes, all at once: each gets its answer."""
     whole = post(BODY, "connection: close")
     with ExitStack() as stack:
@@ -139,7 +135,7 @@ def test_a_byte_at_a_time_from_many(service: Service) -> None:
             for connection in connections:
                 connection.sendall(bytes([byte]))
         for connection in connections:
-            assert [answer.body for answer in all_answers(connection)] == [ANSWER]
+            assert [answer.body for answer in all_responses(connection)] == [ANSWER]
 
 
 def stands_still(service: Service) -> bool:
@@ -148,7 +144,7 @@ def stands_still(service: Service) -> bool:
     return all(service.metric(ANSWERED) == before for _ in range(50))
 
 
-def test_slow_clients_and_a_normal_one(serve: Serve) -> None:
+def test_slow_clients_time_out_while_a_normal_one_is_served(serve: Serve) -> None:
     """Two hundred send a byte now and then, until they are told that it took too long; the normal client is served."""
     service = serve("bert", "v2", "--client_timeout_seconds=1")
     normal = 0
@@ -157,12 +153,12 @@ def test_slow_clients_and_a_normal_one(serve: Serve) -> None:
         for connection in slow:
             connection.sendall(unfinished(length=1000))
         while not select.select(slow, (), (), 0.05)[0]:
-            others_are_served(service)
+            assert_served(service)
             normal += 1
             for connection in slow:
                 connection.sendall(b" ")
         for connection in slow:
-            answer = next_answer(connection)
+            answer = next_response(connection)
             assert (answer.status, "--client_timeout_seconds" in answer.error) == (408, True)
     assert normal
-    others_are_served(service)
+    assert_served(service)

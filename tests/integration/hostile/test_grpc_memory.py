@@ -13,13 +13,15 @@ import pytest
 from hf_transformer.protocol.grpc import SERVICE
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, request, stub
-from tests.integration.hostile.wire import MEGABYTE, MOST_GROWTH, SECONDS, TEXT, resident
-from tests.service import Service
+from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE
+from tests.support.polling import SECONDS
+from tests.support.raw_http import TEXT
+from tests.support.service import Service
 
 LARGE = 15 * MEGABYTE
 """Bytes of a message, just within --max_request_bytes."""
 CALLS = 16
-"""Kept, their messages would be four times MOST_GROWTH."""
+"""Kept, their messages would be four times MAX_GROWTH_BYTES."""
 KEY = (("authorization", "Bearer secret"),)
 CODES = grpc.StatusCode
 LONG_NAME = b"\x0a\x80\x80\xc0\x07" + b"a" * LARGE
@@ -63,7 +65,7 @@ def refused(service: Service, body: bytes, metadata: Any, method: str, **options
 def settles(service: Service, most: int) -> bool:
     """Whether the service holds fewer bytes than ``most``, at once or when it has given free memory back."""
     for _ in range(100):
-        if resident(service) < most:
+        if service.resident_bytes < most:
             return True
         time.sleep(0.1)
     return False
@@ -73,30 +75,30 @@ def settles(service: Service, most: int) -> bool:
 def test_a_refused_call_keeps_no_message(guarded: Service, case: tuple[bytes, Any, str, grpc.StatusCode]) -> None:
     body, metadata, method, code = case
     assert refused(guarded, body, metadata, method) is code
-    before = resident(guarded)
+    before = guarded.resident_bytes
     for _ in range(CALLS):
         assert refused(guarded, body, metadata, method) is code
-    assert settles(guarded, before + MOST_GROWTH)
+    assert settles(guarded, before + MAX_GROWTH_BYTES)
 
 
 def test_a_stream_of_refused_requests_keeps_none(guarded: Service) -> None:
     asked = request("bert", {"text": ["a" * LARGE]})
     with stub(guarded) as client:
         assert [bool(one.error_message) for one in client.ModelStreamInfer(iter([asked]), metadata=KEY)] == [True]
-        before = resident(guarded)
+        before = guarded.resident_bytes
         answers = client.ModelStreamInfer(iter([asked] * 3 * CALLS), metadata=KEY, timeout=SECONDS)
         assert all(one.error_message for one in answers)
-    assert settles(guarded, before + 2 * MOST_GROWTH)
+    assert settles(guarded, before + 2 * MAX_GROWTH_BYTES)
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate], ids=["gzip", "deflate"])
 @pytest.mark.parametrize("metadata", [(), KEY], ids=["without a key", "with a key"])
 def test_a_compressed_message_is_not_inflated(guarded: Service, algorithm: grpc.Compression, metadata: object) -> None:
     body = message("a" * LARGE)
-    before = resident(guarded)
+    before = guarded.resident_bytes
     codes = {refused(guarded, body, metadata, "ModelInfer", compression=algorithm) for _ in range(CALLS)}
     assert codes == {CODES.UNIMPLEMENTED}
-    assert settles(guarded, before + MOST_GROWTH)
+    assert settles(guarded, before + MAX_GROWTH_BYTES)
 
 
 def test_compression_that_is_allowed(serve: Serve) -> None:

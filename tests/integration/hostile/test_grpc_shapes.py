@@ -28,9 +28,11 @@ from tests.integration.api.bare_grpc import (
     frame,
 )
 from tests.integration.grpc_client import channel_to, fails, request, stub
+from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
-from tests.integration.hostile.wire import MEGABYTE, MOST_GROWTH, SECONDS, TEXT, resident
-from tests.service import Service
+from tests.support.polling import SECONDS
+from tests.support.raw_http import TEXT
+from tests.support.service import Service
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 RESOURCE_EXHAUSTED = b"grpc-status\x018"
@@ -69,9 +71,12 @@ LIES = {
     "an element of 4 GB": (lying(b"\xff\xff\xff\xff" + TEXT.encode()), "element 0"),
     "2**62 elements": (lying(b"", shape=(2**62,)), "2"),
     "2**31 times 2**31 elements": (lying(b"", shape=(2**31, 2**31)), "shape"),
-    "a shape of 1,000 dimensions": (lying(b"\x01\0\0\0a", shape=(1,) * 1000), "inputs[0].shape: expected at most 320 bytes, got 1000"),
+    "a shape of 1,000 dimensions": (
+        lying(b"\x01\0\0\0a", shape=(1,) * 1000),
+        "inputs[0].shape: expected at most 320 bytes, got 1000",
+    ),
     "more contents than inputs": (lying(b"\x01\0\0\0a", b"\x01\0\0\0a"), "raw_input_contents"),
-    "not UTF-8": (lying(b"\x02\0\0\0\xff\xfe"), "not UTF-8"),
+    "not UTF-8": (lying(b"\x02\0\0\0\xff\xfe"), "text in UTF-8"),
     "ten thousand of everything": (ten_thousand(), ""),
 }
 
@@ -89,7 +94,7 @@ def test_contents_that_lie_and_what_is_no_message(service: Service) -> None:
 
 def test_a_message_that_is_too_large_is_not_kept(service: Service) -> None:
     """One that only says that it has 4 GB is refused by its length: by the five bytes before it and a little of it."""
-    before = resident(service)
+    before = service.resident_bytes
     with fails(EXHAUSTED):
         raw(service, b"\0" * (64 * MEGABYTE))
     with connected(service) as connection:
@@ -100,7 +105,7 @@ def test_a_message_that_is_too_large_is_not_kept(service: Service) -> None:
             data = connection.recv(2**16)
             assert data, received
             received += data
-    assert resident(service) - before < MOST_GROWTH
+    assert service.resident_bytes - before < MAX_GROWTH_BYTES
 
 
 def test_metadata_of_a_megabyte(service: Service) -> None:
@@ -165,10 +170,10 @@ def test_header_fields_of_one_byte() -> None:
     call = call_fields("ServerLive")
     large, small = call + field(b"a", b"x" * 4000, kept=True), call + INDEXED * (16_000 - len(call))
     with HostilePredictor() as predictor, behind(predictor) as service:
-        before = resident(service)
+        before = service.resident_bytes
         with connected(service) as connection, suppress(OSError):
             connection.sendall(START + frame(HEADERS, END_HEADERS, 1, large))
             for number in range(FRAMES):
                 connection.sendall(frame(HEADERS, END_HEADERS, 3 + 2 * number, small))
-        assert poll(lambda: resident(service) - before < 96 * MEGABYTE, 40.0), resident(service) - before
+        assert poll(lambda: service.resident_bytes - before < 96 * MEGABYTE, 40.0), service.resident_bytes - before
         assert service.client.get("/v2/health/live").status_code == 200

@@ -9,22 +9,23 @@ from contextlib import ExitStack
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.hostile.wire import (
+from tests.integration.hostile.conftest import assert_served
+from tests.support.raw_http import (
     ANSWER,
     BODY,
+    HOST_LINE,
     PREDICT,
-    Answer,
-    all_answers,
+    RawResponse,
+    all_responses,
     connected,
     exchange,
     get,
-    head,
-    others_are_served,
     post,
+    post_head,
+    request,
     send,
 )
-from tests.service import Service
-from tests.wire.corpus import HOST_LINE
+from tests.support.service import Service
 
 LENGTH = f"content-length: {len(BODY)}"
 CHUNKED = "transfer-encoding: chunked"
@@ -41,32 +42,32 @@ def with_host(host: str) -> bytes:
 
 
 BROKEN = {
-    "two lengths": head(LENGTH, "content-length: 5") + BODY,
-    "a length twice": head(LENGTH, LENGTH) + BODY,
-    "two lengths in one": head(f"content-length: {len(BODY)}, 5") + BODY,
-    "a length and chunks": head(LENGTH, CHUNKED) + AS_A_CHUNK,
-    "a length and no chunk": head(LENGTH, CHUNKED) + b"0\r\n\r\n",
-    "chunks and a length": head(CHUNKED, "content-length: 4") + AS_A_CHUNK,
-    "no chunk and a length": head(CHUNKED, "content-length: 4") + b"0\r\n\r\n",
-    "chunked and more": head("transfer-encoding: chunked, identity") + AS_A_CHUNK,
-    "chunked with a control character": head("transfer-encoding: \x0bchunked", LENGTH) + BODY,
-    "a negative length": head("content-length: -1") + BODY,
-    "a length with a sign": head(f"content-length: +{len(BODY)}") + BODY,
-    "a length in hex": head("content-length: 0x10") + BODY,
-    "an endless length": head("content-length: " + "9" * 40) + BODY,
-    "a chunk size that is none": head(CHUNKED) + b"zz\r\n",
-    "an endless chunk size": head(CHUNKED) + b"f" * 40 + b"\r\n",
-    "a negative chunk size": head(CHUNKED) + b"-5\r\n",
-    "a chunk that is longer": head(CHUNKED) + b"1\r\n" + BODY + b"\r\n0\r\n\r\n",
-    "a header without colon": head("nonsense", LENGTH) + BODY,
-    "a blank before the colon": head(f"content-length : {len(BODY)}") + BODY,
-    "a folded header": head("x-test: a\r\n folded: b", LENGTH) + BODY,
-    "a NUL in a header": head("x-test: a\0b", LENGTH) + BODY,
-    "a header without name": head(": value", LENGTH) + BODY,
+    "two lengths": post_head(LENGTH, "content-length: 5") + BODY,
+    "a length twice": post_head(LENGTH, LENGTH) + BODY,
+    "two lengths in one": post_head(f"content-length: {len(BODY)}, 5") + BODY,
+    "a length and chunks": post_head(LENGTH, CHUNKED) + AS_A_CHUNK,
+    "a length and no chunk": post_head(LENGTH, CHUNKED) + b"0\r\n\r\n",
+    "chunks and a length": post_head(CHUNKED, "content-length: 4") + AS_A_CHUNK,
+    "no chunk and a length": post_head(CHUNKED, "content-length: 4") + b"0\r\n\r\n",
+    "chunked and more": post_head("transfer-encoding: chunked, identity") + AS_A_CHUNK,
+    "chunked with a control character": post_head("transfer-encoding: \x0bchunked", LENGTH) + BODY,
+    "a negative length": post_head("content-length: -1") + BODY,
+    "a length with a sign": post_head(f"content-length: +{len(BODY)}") + BODY,
+    "a length in hex": post_head("content-length: 0x10") + BODY,
+    "an endless length": post_head("content-length: " + "9" * 40) + BODY,
+    "a chunk size that is none": post_head(CHUNKED) + b"zz\r\n",
+    "an endless chunk size": post_head(CHUNKED) + b"f" * 40 + b"\r\n",
+    "a negative chunk size": post_head(CHUNKED) + b"-5\r\n",
+    "a chunk that is longer": post_head(CHUNKED) + b"1\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a header without colon": post_head("nonsense", LENGTH) + BODY,
+    "a blank before the colon": post_head(f"content-length : {len(BODY)}") + BODY,
+    "a folded header": post_head("x-test: a\r\n folded: b", LENGTH) + BODY,
+    "a NUL in a header": post_head("x-test: a\0b", LENGTH) + BODY,
+    "a header without name": post_head(": value", LENGTH) + BODY,
     "no host": f"POST {PREDICT} HTTP/1.1\r\n{LENGTH}\r\n\r\n".encode() + BODY,
-    "two hosts": head(LENGTH, "host: y") + BODY,
-    "a host twice": head(LENGTH, HOST_LINE) + BODY,
-    "two hosts of HTTP/1.0": head(LENGTH, "host: y", start=f"POST {PREDICT} HTTP/1.0") + BODY,
+    "two hosts": post_head(LENGTH, "host: y") + BODY,
+    "a host twice": post_head(LENGTH, HOST_LINE) + BODY,
+    "two hosts of HTTP/1.0": post(BODY, "host: y", version="1.0"),
     "a host with a blank": with_host("a b"),
     "a host with a path": with_host("a/b"),
     "a host with a user": with_host("user@a"),
@@ -74,8 +75,8 @@ BROKEN = {
     "a host with a port that is none": with_host("a:http"),
     "a host in half a bracket": with_host("[::1"),
     "a host in UTF-8": with_host("b\xc3\xbccher"),
-    "an unknown method": head(start="MAKE / HTTP/1.1"),
-    "version 9": head(start="GET / HTTP/9.9"),
+    "an unknown method": request("MAKE / HTTP/1.1"),
+    "version 9": request("GET / HTTP/9.9"),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": bytes.fromhex("16030100a5010000a10303") + b"\0" * 64,
     "another protocol": b"EHLO test\r\n",
@@ -83,25 +84,25 @@ BROKEN = {
 }
 
 
-def test_what_is_not_http(service: Service) -> None:
+def test_broken_http_is_400_and_the_rest_of_the_connection_is_not_read(service: Service) -> None:
     """One answer, 400, and the connection is closed: nothing that follows is read, as the count of requests says. All
     at once, since the service waits a second for clients that still send."""
-    others_are_served(service)
+    assert_served(service)
     before = service.metric(SERVED)
     found = at_once(service, {name: sent + post() * 2 for name, sent in BROKEN.items()})
     assert {name for name, answers in found.items() if [answer.status for answer in answers] != [400]} == set()
     assert all(answer.error for answers in found.values() for answer in answers)
-    others_are_served(service)
+    assert_served(service)
     assert poll(lambda: service.metric(SERVED) == before + 1, 5.0)
 
 
-def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[Answer]]:
+def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[RawResponse]]:
     """What is answered to each of them until the service closes its connection."""
     with ExitStack() as stack:
         connections = {name: stack.enter_context(connected(service)) for name in sent}
         for name, connection in connections.items():
             send(connection, sent[name])
-        return {name: all_answers(connection) for name, connection in connections.items()}
+        return {name: all_responses(connection) for name, connection in connections.items()}
 
 
 @pytest.mark.parametrize(
@@ -119,14 +120,17 @@ def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[Answer]]
     ],
 )
 def test_paths_lead_nowhere_else(service: Service, path: str) -> None:
-    [answer] = exchange(service, head(LENGTH, CLOSE, start=f"POST {path} HTTP/1.1") + BODY)
+    [answer] = exchange(service, post(BODY, CLOSE, target=path))
     assert answer.status == 404 and len(answer.body) < 1000
     assert "of model" in answer.error or "a served model" in answer.error or "Not Found" in answer.error
 
 
 ODD = {
     # As RFC 9112, 3.2.2, wants it; the host in it and Host are not looked at.
-    "an absolute address": (head(LENGTH, CLOSE, start=f"POST http://elsewhere.test{PREDICT} HTTP/1.1") + BODY, ANSWER),
+    "an absolute address": (
+        post(BODY, CLOSE, target=f"http://elsewhere.test{PREDICT}"),
+        ANSWER,
+    ),
     "HTTP/1.0": (post(version="1.0"), ANSWER),
     "HTTP/1.0 without a host": (post(version="1.0").replace(f"{HOST_LINE}\r\n".encode(), b""), ANSWER),
     **{
@@ -144,7 +148,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("sent", "body"), ODD.values(), ids=ODD)
-def test_what_is_odd_and_right(service: Service, sent: bytes, body: bytes) -> None:
+def test_unusual_but_valid_requests_are_answered(service: Service, sent: bytes, body: bytes) -> None:
     assert {(answer.status, answer.body) for answer in exchange(service, sent)} == {(200, body)}
 
 
@@ -164,7 +168,7 @@ def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
     assert {answer.body for answer in answers if answer.status == 200} == {ANSWER}
 
 
-def test_what_is_broken_behind_good_requests(service: Service) -> None:
+def test_broken_bytes_behind_good_requests_get_no_answer_of_theirs(service: Service) -> None:
     """It may cost those that are not answered yet their answers, but it is never taken for one of theirs."""
     found = at_once(service, {str(good): post() * good + b"nonsense\r\n\r\n" for good in range(5)})
     for good, answers in found.items():
@@ -173,19 +177,19 @@ def test_what_is_broken_behind_good_requests(service: Service) -> None:
         assert set(statuses[:-1]) <= {200}
 
 
-def test_expect_continue(service: Service) -> None:
+def test_expect_100_continue_asks_for_the_body(service: Service) -> None:
     """The body is asked for; test_connections.py has one that is too large."""
     with connected(service) as connection:
-        send(connection, head(LENGTH, "expect: 100-continue", CLOSE))
+        send(connection, post_head(LENGTH, "expect: 100-continue", CLOSE))
         assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         send(connection, BODY)
-        assert [answer.body for answer in all_answers(connection)] == [ANSWER]
+        assert [answer.body for answer in all_responses(connection)] == [ANSWER]
 
 
 def test_fields_behind_a_chunked_body_are_forgotten(service: Service) -> None:
     """They are no headers: an id there does not go back, as one in front of the body would. They have a limit too."""
     sent = AS_A_CHUNK.removesuffix(b"\r\n")
-    [answer] = exchange(service, head(CHUNKED, CLOSE) + sent + b"x-request-id: late\r\n\r\n")
+    [answer] = exchange(service, post_head(CHUNKED, CLOSE) + sent + b"x-request-id: late\r\n\r\n")
     assert answer.body == ANSWER and answer.headers["x-request-id"] != "late"
-    answers = exchange(service, head(CHUNKED) + sent, *[b"a: " + b"b" * 1000 + b"\r\n"] * 100)
+    answers = exchange(service, post_head(CHUNKED) + sent, *[b"a: " + b"b" * 1000 + b"\r\n"] * 100)
     assert 431 in [answer.status for answer in answers]

@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from hf_transformer.commands.local_triton import poll
+from tests.integration.hostile.conftest import MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference, behind
-from tests.integration.hostile.wire import MEGABYTE, TEXT, peak
-from tests.service import Service
+from tests.support.raw_http import TEXT
+from tests.support.service import Service
 
 PROMPT = 3.0
 """Seconds in which a liveness probe is answered while the predictor does its worst; two busy cores are slow."""
@@ -108,11 +109,11 @@ JSON = {
 def test_json_that_becomes_gigabytes(
     predictor: HostilePredictor, plain: Service, peaks: dict[int, int], body: bytes, status: str
 ) -> None:
-    before = peaks.setdefault(plain.port, peak(plain))
+    before = peaks.setdefault(plain.port, plain.peak_bytes)
     predictor.infer = partial(Inference.answer, status=status, body=body)
     answer, waited = longest_wait(plain, lambda: plain.post(BODY))
     assert answer.status_code == 502
-    assert peak(plain) - before < 4 * len(body), "the body, and some copies of it"
+    assert plain.peak_bytes - before < 4 * len(body), "the body, and some copies of it"
     assert waited < PROMPT
     predictor.infer = Inference.zeros
     assert len(plain.predict([TEXT])) == 1
@@ -165,12 +166,12 @@ FLOODS = {
 def test_answers_without_end(
     predictor: HostilePredictor, limited: Service, peaks: dict[int, int], head: bytes, piece: bytes
 ) -> None:
-    before, begun = peaks.setdefault(limited.port, peak(limited)), time.monotonic()
+    before, begun = peaks.setdefault(limited.port, limited.peak_bytes), time.monotonic()
     predictor.infer = endless(head, piece)
     answer, waited = longest_wait(limited, lambda: limited.post(BODY))
     assert answer.status_code in (502, 504)
     assert time.monotonic() - begun < 15.0
     assert waited < PROMPT
-    assert peak(limited) - before < 256 * MEGABYTE, "the largest answer, doubled while it grows, and some room"
+    assert limited.peak_bytes - before < 256 * MEGABYTE, "the largest answer, doubled while it grows, and some room"
     predictor.infer = Inference.zeros
     assert len(limited.predict([TEXT])) == 1

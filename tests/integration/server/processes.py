@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from hf_transformer.commands.local_triton import HOST, poll, session_members
-from tests.integration.hostile.wire import SECONDS as SECONDS
-from tests.service import Service, flags_for
+from tests.support.polling import SECONDS as SECONDS
+from tests.support.service import Service, flags_for
 
 MODEL_FOLDER = Path(__file__).parents[3] / "deploy" / "model_repository" / "bert"
 NOBODY = f"{HOST}:1"

@@ -6,7 +6,6 @@ Only ``serving`` knows the classes of hf_transformer.server: the tests beside it
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -23,7 +22,8 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
 from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig
-from tests.integration.hostile.wire import SECONDS
+from tests.support.polling import SECONDS, until
+from tests.support.raw_http import RawHttpClient, connected_to
 
 
 class App(ABC):
@@ -95,8 +95,7 @@ async def running(server: uvicorn.Server) -> AsyncIterator[int]:
     listening = socket.create_server((HOST, 0))
     serving = asyncio.create_task(server.serve([listening]))
     async with asyncio.timeout(SECONDS):
-        while not server.started:  # noqa: ASYNC110 - no event announces it
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         try:
             yield listening.getsockname()[1]
         finally:
@@ -143,51 +142,8 @@ def _behind_gateway(app: Any, settings: GatewaySettings | None) -> AsgiApplicati
     return AsgiApplication(gateway, app)
 
 
-class Client:
-    """One connection to a server."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, data: bytes) -> None:
-        self.writer.write(data)
-
-    def leave(self) -> None:
-        """Closes the connection at once."""
-        self.writer.transport.abort()
-
-    async def until(self, end: bytes) -> bytes:
-        """What comes up to these bytes, and they."""
-        async with asyncio.timeout(SECONDS):
-            return await self.reader.readuntil(end)
-
-    async def answer(self) -> tuple[bytes, bytes]:
-        """Head and body of the next response that states its length."""
-        head = await self.until(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head)
-        assert length is not None
-        async with asyncio.timeout(SECONDS):
-            return head, await self.reader.readexactly(int(length[1]))
-
-    async def rest(self) -> bytes:
-        """What comes until the connection is closed."""
-        async with asyncio.timeout(SECONDS):
-            return await self.reader.read()
-
-
 @asynccontextmanager
-async def connected_to(port: int, **tls: Any) -> AsyncIterator[Client]:
-    """A connection, closed at the end."""
-    reader, writer = await asyncio.open_connection(HOST, port, **tls)
-    try:
-        yield Client(reader, writer)
-    finally:
-        writer.close()
-
-
-@asynccontextmanager
-async def client_of(app: Any, **options: Any) -> AsyncIterator[Client]:
+async def client_of(app: Any, **options: Any) -> AsyncIterator[RawHttpClient]:
     """A connection to a server of its own."""
     async with serving(app, **options) as (_, port), connected_to(port) as client:
         yield client

@@ -10,8 +10,9 @@ import pytest
 
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.observability.logging import ACCESS_LOGGER
-from tests.integration.hostile.wire import SECONDS
-from tests.integration.server.serving import App, connected_to, serving, whole
+from tests.integration.server.serving import App, serving, whole
+from tests.support.polling import SECONDS, until
+from tests.support.raw_http import connected_to
 
 FORMAT = "%(R)s %(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({content-type}o)s %({x-request-id}o)s"
 ID = b"x-request-id", b"r2"
@@ -45,6 +46,10 @@ async def until_left(receive: Any) -> None:
         pass
 
 
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == ACCESS_LOGGER]
+
+
 @pytest.mark.parametrize(
     ("request_line", "said", "body"),
     [
@@ -61,7 +66,7 @@ async def until_left(receive: Any) -> None:
         ("GET /late-parts HTTP/1.1", "200 OK 3 3 - text/plain r2", None),
     ],
 )
-async def test_the_line_of_a_request(
+async def test_the_access_log_has_the_status_and_the_bytes_sent(
     caplog: pytest.LogCaptureFixture, request_line: str, said: str, body: bytes | None
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
@@ -73,6 +78,5 @@ async def test_the_line_of_a_request(
             client.leave()
         else:
             assert (await client.rest()).partition(b"\r\n\r\n")[2] == body
-        while not (lines := [one.getMessage() for one in caplog.records if one.name == ACCESS_LOGGER]):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # it is written behind the answer, and no event announces it
-    assert lines == [f"{request_line} {said}"]
+        await until(lambda: lines(caplog))  # the line follows the response
+    assert lines(caplog) == [f"{request_line} {said}"]

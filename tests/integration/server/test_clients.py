@@ -9,19 +9,10 @@ from contextlib import ExitStack
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.hostile.wire import (
-    SECONDS,
-    Answer,
-    all_answers,
-    ask,
-    connected,
-    exchange,
-    get,
-    post,
-    unfinished,
-)
 from tests.integration.server.processes import service_with
-from tests.service import Service
+from tests.support.polling import SECONDS
+from tests.support.raw_http import RawResponse, all_responses, connected, exchange, get, next_response, post, unfinished
+from tests.support.service import Service
 
 LIMIT = 8192
 LEFT = 'hf_transformer_requests_total{api="v1",status="499"}'
@@ -34,7 +25,7 @@ def service() -> Iterator[Service]:
         yield running.wait_until("/")
 
 
-def is_last(answer: Answer, status: int, says: str) -> bool:
+def is_last(answer: RawResponse, status: int, says: str) -> bool:
     return (answer.status, answer.headers["connection"]) == (status, "close") and says in answer.error
 
 
@@ -47,28 +38,30 @@ def is_last(answer: Answer, status: int, says: str) -> bool:
     ],
     ids=["a line", "a long line", "many lines"],
 )
-def test_a_head_that_is_too_large(service: Service, lines: list[bytes]) -> None:
+def test_a_head_over_the_limit_is_431(service: Service, lines: list[bytes]) -> None:
     [answer] = exchange(service, get("/")[:-2], *lines)
     assert is_last(answer, 431, "--max_header_bytes")
 
 
-def test_a_head_within_the_limit(service: Service) -> None:
+def test_the_limit_of_heads_counts_each_request_alone(service: Service) -> None:
     whole = get("/", "X-Large: " + "a" * (LIMIT // 2))
     with connected(service) as client:
         for _ in range(3):  # on one connection: what one request has taken is not counted for the next
-            assert ask(client, whole).status == ask(client, whole[:2000], whole[2000:]).status == 200
+            assert (
+                next_response(client, whole).status == next_response(client, whole[:2000], whole[2000:]).status == 200
+            )
 
 
-def test_requests_that_do_not_come_whole(service: Service) -> None:
+def test_incomplete_requests_are_408_and_keep_nobody_waiting(service: Service) -> None:
     """A byte, half a head, no body, half a body."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(service)) for _ in range(5)]
         beginnings = (b"G", get("/", "X-Slow: ")[:-4], unfinished(), unfinished() + b'{"in')
         for client, begin in zip(clients, beginnings, strict=False):
             client.sendall(begin)
-        assert ask(clients.pop(), get("/")).status == 200  # nobody waits for the slow ones
+        assert next_response(clients.pop(), get("/")).status == 200  # nobody waits for the slow ones
         for client in clients:
-            [answer] = all_answers(client)
+            [answer] = all_responses(client)
             assert is_last(answer, 408, "--client_timeout_seconds")
     assert service.metric("hf_transformer_requests_in_flight") == 0
 
@@ -81,7 +74,7 @@ def test_idle_connections_are_closed(service: Service) -> None:
             client.sendall(sent)
             clients.append((sent, client))
         for sent, client in clients:
-            assert [one.status for one in all_answers(client)] == ([200] if sent.strip() else [])
+            assert [one.status for one in all_responses(client)] == ([200] if sent.strip() else [])
 
 
 def test_clients_that_leave_are_counted(service: Service) -> None:
@@ -100,17 +93,17 @@ def test_clients_that_leave_are_counted(service: Service) -> None:
     assert poll(lambda: left() == before + 2, SECONDS)
 
 
-def test_more_connections_than_are_taken() -> None:
+def test_a_connection_over_the_limit_is_503() -> None:
     with service_with("--max_connections=2") as service:
         service.wait_until("/")
         with connected(service) as first:
-            assert ask(first, get("/")).status == 200
+            assert next_response(first, get("/")).status == 200
             with connected(service) as second:
-                assert ask(second, get("/")).status == 200
+                assert next_response(second, get("/")).status == 200
                 [refused] = exchange(service)
                 assert (refused.status, refused.headers["retry-after"]) == (503, "1")
                 assert "--max_connections" in refused.error
-                assert ask(first, get("/")).status == 200
+                assert next_response(first, get("/")).status == 200
             assert poll(lambda: exchange(service, get("/", "Connection: close"))[0].status == 200, SECONDS)
 
 
@@ -124,14 +117,14 @@ def test_bodies_have_a_limit_alone_and_together() -> None:
     with service_with(*flags) as service, connected(service.wait_until("/")) as first, connected(service) as second:
         first.sendall(whole(50_000)[:-1])
         # Once the first one's body was read:
-        assert poll(lambda: ask(second, whole(45_000)).status == 429, SECONDS)
-        refused = ask(second, whole(45_000))
+        assert poll(lambda: next_response(second, whole(45_000)).status == 429, SECONDS)
+        refused = next_response(second, whole(45_000))
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert "--max_bytes_in_flight" in refused.error
         assert service.metric('hf_transformer_refused_requests_total{limit="bytes"}') == 2
-        assert ask(second, whole(20_000)).status == 400  # there is room for a smaller one, which is no JSON
-        assert ask(first, b" ").status == 400
-        assert ask(second, whole(45_000)).status == 400
-        assert ask(second, unfinished(length=50_001)).status == 413
+        assert next_response(second, whole(20_000)).status == 400  # there is room for a smaller one, which is no JSON
+        assert next_response(first, b" ").status == 400
+        assert next_response(second, whole(45_000)).status == 400
+        assert next_response(second, unfinished(length=50_001)).status == 413
         [answer] = exchange(service, unfinished()[:-2], b"X: " + b"a" * 2**17)
         assert answer.status == 431  # by default

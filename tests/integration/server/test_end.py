@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.hostile.wire import SECONDS, all_answers, ask, connected, get, unfinished
 from tests.integration.server.processes import MODEL_FOLDER, PID, exit_code_of, service_with, signal_to, started
-from tests.service import Service
+from tests.support.polling import SECONDS
+from tests.support.raw_http import all_responses, connected, get, next_response, unfinished
+from tests.support.service import Service
 
 NEVER = "--grace_period_seconds=1000"
 
@@ -21,14 +22,14 @@ NEVER = "--grace_period_seconds=1000"
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_not_ready_at_once_and_answering_until_the_end(number: signal.Signals) -> None:
     with service_with(NEVER) as service, connected(service.wait_until("/")) as client, connected(service) as idle:
-        assert ask(idle, get("/")).status == 200
+        assert next_response(idle, get("/")).status == 200
         asked = get("/v2/health/ready")
         client.sendall(asked[:-2])
         assert poll(lambda: service.metric("process_open_fds") > 0, SECONDS)  # what was sent before has been read
         signal_to(service, number)
-        assert all_answers(idle) == []
+        assert all_responses(idle) == []
         client.sendall(asked[-2:])
-        [answer] = all_answers(client)
+        [answer] = all_responses(client)
         assert (answer.status, answer.headers["connection"]) == (503, "close")
         assert b"the service is shutting down" in answer.body
         assert exit_code_of(service) == 0
@@ -39,9 +40,9 @@ def test_what_does_not_finish_is_answered_at_the_end_of_the_grace() -> None:
         with connected(service.wait_until("/")) as client:
             client.sendall(unfinished() + b"1")
             with connected(service) as other:  # once it is answered, the first one is being worked on, or its end was
-                assert ask(other, get("/")).status == 200
+                assert next_response(other, get("/")).status == 200
             signal_to(service, signal.SIGTERM)
-            for answer in all_answers(client):  # or there is none
+            for answer in all_responses(client):  # or there is none
                 assert (answer.status, "the service is shutting down" in answer.error) == (503, True)
         assert exit_code_of(service) == 0
 

@@ -11,11 +11,10 @@ import pytest
 
 from hf_transformer.app.application import build_app
 from hf_transformer.commands.local_triton import HOST
-from tests.configuring import config, error
-from tests.integration.hostile.wire import get
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY
-from tests.integration.server.serving import Client, connected_to, serving
-from tests.wire.corpus import HOST_LINE
+from tests.integration.server.serving import serving
+from tests.support.configuring import config, error
+from tests.support.raw_http import HOST_LINE, RawHttpClient, connected_to, get
 
 PLAYGROUND = "--enable_playground"
 LOCAL = ["localhost", "LOCALHOST:8080", "localhost.", "127.0.0.1", "127.0.0.1:8080", "[::1]", "[::1]:8080"]
@@ -29,16 +28,15 @@ def with_host(host: str, path: str = "/v1/models", method: str = "GET", *lines: 
 
 
 @asynccontextmanager
-async def client_of(*flags: str) -> AsyncIterator[Client]:
+async def client_of(*flags: str) -> AsyncIterator[RawHttpClient]:
     """A client of a service with these flags, whose predictor nobody is."""
     fixed = f"--predictor_host={NOBODY}", f"--model_dir={MODEL_FOLDER}", "--model_name=bert", "--enable_grpc=false"
     async with serving(build_app(config(*fixed, *flags))) as (_, port), connected_to(port) as client:
         yield client
 
 
-async def status(client: Client, sent: bytes) -> int:
-    client.send(sent)
-    return int((await client.answer())[0].split()[1])
+async def status(client: RawHttpClient, sent: bytes) -> int:
+    return (await client.response(sent)).status
 
 
 @pytest.mark.parametrize(
@@ -68,25 +66,25 @@ async def status(client: Client, sent: bytes) -> int:
         "sub-domains",
     ],
 )
-async def test_hosts(flags: list[str], allowed: list[str], refused: list[str]) -> None:
+async def test_only_allowed_hosts_are_answered(flags: list[str], allowed: list[str], refused: list[str]) -> None:
     async with client_of(*flags) as client:
         found = {host: await status(client, with_host(host)) for host in (*allowed, *refused)}
         assert found == dict.fromkeys(allowed, 200) | dict.fromkeys(refused, 400)
 
 
-async def test_what_a_refusal_says() -> None:
+async def test_a_refused_host_is_named_with_the_flag_and_counted() -> None:
     async with client_of(PLAYGROUND) as client:
         for path in ("/v1/models", "/no/such/path"):
-            client.send(with_host("evil.example:8080" + "0" * 99, path))
-            head, body = await client.answer()
-            assert head.startswith(b"HTTP/1.1 400") and b"x-request-id" in head
-            error = json.loads(body)["error"]
-            assert error.startswith("Host: expected one of --allowed_hosts, got 'evil.example:8080") and len(error) < 160
-        client.send(with_host("evil.example", "/openai/v1/models"))
-        assert "--allowed_hosts" in json.loads((await client.answer())[1])["error"]["message"]
-        client.send(with_host("localhost", "/metrics"))
-        _, metrics = await client.answer()
-        assert b'hf_transformer_requests_total{api="hosts",status="400"} 3' in metrics
+            response = await client.response(with_host("evil.example:8080" + "0" * 99, path))
+            assert response.status == 400 and "x-request-id" in response.headers
+            error = response.error
+            assert (
+                error.startswith("Host: expected one of --allowed_hosts, got 'evil.example:8080") and len(error) < 160
+            )
+        refused = await client.response(with_host("evil.example", "/openai/v1/models"))
+        assert "--allowed_hosts" in json.loads(refused.body)["error"]["message"]
+        metrics = await client.response(with_host("localhost", "/metrics"))
+        assert b'hf_transformer_requests_total{api="hosts",status="400"} 3' in metrics.body
 
 
 async def test_probes_have_the_address_of_the_pod() -> None:
@@ -112,7 +110,7 @@ async def test_the_host_is_checked_before_keys_and_preflights(tmp_path: Path) ->
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
 
 
-async def test_http_1_0_without_a_host() -> None:
+async def test_http_1_0_without_a_host_is_refused_only_by_a_playground() -> None:
     async with client_of() as client:
         client.send(b"GET /v1/models HTTP/1.0\r\n\r\n")
         assert (await client.rest()).startswith(b"HTTP/1.1 200")

@@ -13,10 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hf_transformer.commands.local_triton import HOST, poll
-from tests.configuring import error
-from tests.integration.hostile.wire import SECONDS, ask, get
 from tests.integration.server.processes import new_certificate, service_with, started
-from tests.service import Service
+from tests.support.configuring import error
+from tests.support.polling import SECONDS
+from tests.support.raw_http import get, next_response
+from tests.support.service import Service
 
 LOUD = ("--log_level=debug", "--access_log_format=%(r)s %({authorization}i)s %({api-key}i)s")
 
@@ -70,7 +71,7 @@ def shown(port: int, folder: Path, protocol: str = "http/1.1") -> str:
         return str(subject["commonName"])
 
 
-def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
+def test_renewed_certificates_and_keys_are_used_and_broken_ones_are_not(service: Service, mounted: Path) -> None:
     grpc_port = int(service.grpc_address.rpartition(":")[2])
 
     def all_show(name: str) -> bool:
@@ -84,7 +85,7 @@ def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
         found = set()
         for _ in range(8):
             with connect(service.port, mounted) as client:
-                found.add(ask(client, get("/v1/models", *headers)).status)
+                found.add(next_response(client, get("/v1/models", *headers)).status)
         return found
 
     credentials = grpc.ssl_channel_credentials((mounted / "first" / "tls.crt").read_bytes())
@@ -97,7 +98,7 @@ def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
         assert check(question, timeout=SECONDS, wait_for_ready=True).status
         assert all_show("first") and statuses("first-secret") == {200} and statuses("second-secret") == {401}
         keyed = get("/v1/models", "api-key: first-secret")
-        assert ask(old, keyed).status == ask(old, keyed).status == 200
+        assert next_response(old, keyed).status == next_response(old, keyed).status == 200
 
         mount(mounted, "broken")
         unusable = ": the new files can't be used"
@@ -113,8 +114,8 @@ def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
 
         # Connections from before go on: this channel does not even trust the new certificate.
         assert check(question, timeout=SECONDS).status
-        assert ask(old, get("/")).status == 200
-        assert ask(old, keyed).status == 401
+        assert next_response(old, get("/")).status == 200
+        assert next_response(old, keyed).status == 401
     assert service.log.count(f"the certificate for HTTPS{unusable}") <= 2
     assert service.stop() == 0
     assert "GET /v1/models" in service.log

@@ -11,22 +11,21 @@ import pytest
 import uvicorn
 
 from hf_transformer.server.http import HttpConnection
-from tests.integration.hostile.wire import answers_in, get, head, post
 from tests.integration.server.processes import new_certificate
-from tests.integration.server.serving import Client, Echo, client_of, connected_to, running, serving
+from tests.integration.server.serving import Echo, client_of, running, serving
+from tests.support.raw_http import RawHttpClient, connected_to, get, post, post_head, responses_in
 
 PAUSE = 0.05
 """Seconds after which more bytes are another read of the server's."""
 
 
-async def bodies_of(client: Client, number: int) -> list[bytes]:
-    return [(await client.answer())[1] for _ in range(number)]
+async def bodies_of(client: RawHttpClient, number: int) -> list[bytes]:
+    return [(await client.response()).body for _ in range(number)]
 
 
 async def test_the_bytes_of_a_response_and_what_the_application_gets() -> None:
     async with client_of(app := Echo()) as client:
-        client.send(post(b"text", "X-Name: Value"))
-        start, body = await client.answer()
+        start, body = await client.response(post(b"text", "X-Name: Value"))
         assert body == b"echo:text"
         lines = start.split(b"\r\n")
         assert lines[0] == b"HTTP/1.1 200 OK" and lines[1].startswith(b"date: ")
@@ -51,7 +50,7 @@ async def test_requests_behind_one_that_is_worked_on_wait_for_it() -> None:
         assert await bodies_of(client, 1) == [b"echo:4"]
 
 
-async def test_without_keep_alive() -> None:
+async def test_without_keep_alive_a_connection_ends_behind_its_answers() -> None:
     """A new connection is not closed at once, but behind its answers: that to a request that came along too."""
 
     class Slow(Echo):
@@ -62,13 +61,13 @@ async def test_without_keep_alive() -> None:
     async with client_of(Slow(), keep_alive=0) as client:
         await asyncio.sleep(0.3)
         client.send(post(b"1") + post(b"2"))
-        assert [answer.body for answer in answers_in(await client.rest())] == [b"echo:1", b"echo:2"]
+        assert [answer.body for answer in responses_in(await client.rest())] == [b"echo:1", b"echo:2"]
 
 
 async def test_fields_behind_a_body_count_for_their_own_request_only() -> None:
     """The server takes 8,192 bytes of a request's fields; these are 5,000."""
     fields = b"".join(b"X-%d: %s\r\n" % (one, b"a" * 1000) for one in range(5))
-    sent = head("Transfer-Encoding: chunked") + b"2\r\nte\r\n0\r\n" + fields + b"\r\n"
+    sent = post_head("Transfer-Encoding: chunked") + b"2\r\nte\r\n0\r\n" + fields + b"\r\n"
     async with client_of(Echo()) as client:
         for times in (1, 1, 3):
             client.send(times * sent)
@@ -78,7 +77,7 @@ async def test_fields_behind_a_body_count_for_their_own_request_only() -> None:
 async def test_a_body_that_came_unasked_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     async with client_of(Echo()) as client:
         client.send(post(b"text", "Expect: 100-continue") + b"no HTTP\r\n\r\n")
-        assert [answer.status for answer in answers_in(await client.rest())] == [200, 400]
+        assert [answer.status for answer in responses_in(await client.rest())] == [200, 400]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -89,10 +88,10 @@ async def test_who_waits_for_an_answer_may_take_its_time_with_the_next_request()
         client.send(post() + get("/")[:-2])
         await app.called.wait()
         other.send(get("/")[:-2])
-        [late] = answers_in(await other.rest())
+        [late] = responses_in(await other.rest())
         assert late.status == 408  # its time was over later than the first one's would have been
         app.open.set()
-        assert (await client.answer())[0].startswith(b"HTTP/1.1 200")
+        assert (await client.response()).status == 200
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,7 @@ class Watched(asyncio.Protocol):
         self.transport.close()
 
 
-async def test_what_uvicorn_gives_and_calls() -> None:
+async def test_uvicorn_passes_and_calls_only_what_our_protocol_class_expects() -> None:
     """Written down nowhere, so a new version may differ."""
     server = uvicorn.Server(uvicorn.Config(Echo(), http=Watched, lifespan="on", log_config=None))
     async with running(server) as port, connected_to(port) as client:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.hostile.wire import SECONDS, answers_in, post
-from tests.integration.server.serving import App, Client, Echo, body_of, client_of, connected_to, serving
+from tests.integration.server.serving import App, Echo, body_of, client_of, serving
+from tests.support.polling import SECONDS
+from tests.support.raw_http import RawHttpClient, connected_to, post, responses_in
 
 PART = b"x" * 70_000
 
@@ -43,7 +44,7 @@ def undated(answer: bytes) -> bytes:
     return re.sub(rb"(date|x-request-id): [^\r]+", rb"\1: some", answer)
 
 
-async def test_the_bytes_of_a_stream() -> None:
+async def test_a_stream_is_sent_in_chunks_with_our_headers() -> None:
     async with client_of(ChunkedApp(b"one", b"", b"\r\n", b"x" * 300)) as client:
         client.send(post(b"text", "Connection: close"))
         head, _, content = undated(await client.rest()).partition(b"\r\n\r\n")
@@ -85,7 +86,7 @@ async def test_a_client_that_does_not_read_is_waited_for(leaves: bool) -> None:
         await app.ended.wait()
 
 
-async def all_parts(client: Client) -> None:
+async def all_parts(client: RawHttpClient) -> None:
     await client.until(b"\r\n\r\n")
     chunk = b"%x\r\n%b\r\n" % (len(PART), PART)
     for _ in range(200):
@@ -150,4 +151,4 @@ async def test_the_server_ends_what_takes_longer_than_the_grace() -> None:
             if isinstance(app, ChunkedApp):
                 assert answer == b""
             else:
-                assert [one.status for one in answers_in(answer)] == [503]
+                assert [one.status for one in responses_in(answer)] == [503]

@@ -18,8 +18,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import get
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY, PID, SECONDS
+from tests.support.raw_http import get
 
 LINES, LONG = 8_000, 500
 """Lines of a log, and characters of each: together four times the backlog."""
@@ -63,7 +63,7 @@ def answers(url: str) -> bool:
     ["exec {} <&- >&- 2>&-", "exec {} 2>&-", "exec {} >&-", "exec {} > /dev/full", "exec {} > /dev/full 2>&1"],
     ids=["all closed", "no stderr", "no stdout", "a full disk", "a full disk for both"],
 )
-def test_standard_streams_that_take_nothing(words: str, tmp_path: Path) -> None:
+def test_the_service_serves_and_ends_with_closed_or_full_standard_streams(words: str, tmp_path: Path) -> None:
     """The service serves, says nothing of it, and ends with 0."""
     with shell(words, '--access_log_format="%(r)s"', log=tmp_path / "log") as (process, url):
         assert poll(lambda: answers(url), SECONDS)
@@ -75,7 +75,7 @@ def test_standard_streams_that_take_nothing(words: str, tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_a_command_whose_output_finds_no_place(tmp_path: Path) -> None:
+def test_a_command_with_a_full_stdout_says_so_and_exits_1(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hf_transformer", "--help=all"]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -83,7 +83,7 @@ def test_a_command_whose_output_finds_no_place(tmp_path: Path) -> None:
     assert ended.stderr == "hf-transformer: error: can't write the output: No space left on device\n"
 
 
-def test_a_reader_of_the_log_that_sleeps(tmp_path: Path) -> None:
+def test_a_sleeping_reader_of_the_log_blocks_nothing(tmp_path: Path) -> None:
     """Nothing waits for it. Some lines are lost and counted; the service ends with 0 although it still sleeps."""
     read, write = os.pipe()
     with shell("exec {}", "--access_log_format='%(r)s'", log=tmp_path / "log", stdout=write) as (process, url):
@@ -111,7 +111,7 @@ def connected_to(url: str) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("descriptors", [10, 20, 40])
-def test_too_few_descriptors_to_start(descriptors: int, tmp_path: Path) -> None:
+def test_too_few_descriptors_stop_the_start(descriptors: int, tmp_path: Path) -> None:
     with shell(f"ulimit -n {descriptors}; exec {{}}", log=tmp_path / "log") as (process, _):
         assert process.wait(SECONDS) == 2
     [line] = [one for one in (tmp_path / "log").read_text().splitlines() if "error" in one]
@@ -119,7 +119,7 @@ def test_too_few_descriptors_to_start(descriptors: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_connections_beyond_the_descriptors(loop: str, tmp_path: Path) -> None:
+def test_connections_beyond_the_descriptors_are_logged_once_and_taken_later(loop: str, tmp_path: Path) -> None:
     """The log says once that they can't be taken; the service goes on when they are closed."""
     words, log = "ulimit -n 100; exec {}", tmp_path / "log"
     with shell(words, f"--event_loop={loop}", "--client_timeout_seconds=2", log=log) as (process, url):

@@ -99,6 +99,20 @@ class Service:
                 return float(line.rpartition(" ")[2])
         raise AssertionError(f"/metrics has no {name}")
 
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the process, without shared memory and mapped files."""
+        return self._memory("RssAnon:")
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest memory of the process so far, including shared memory and mapped files."""
+        return self._memory("VmHWM:")
+
+    def _memory(self, field: str) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition(field)[2].split()[0]) * 1024
+
     def begin_stop(self) -> None:
         """SIGTERM; ``stop`` or the context's end waits for what comes of it."""
         if self.process.exit_code is None:

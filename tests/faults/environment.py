@@ -19,8 +19,8 @@ from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTrito
 from hf_transformer.predictor.shared_memory import PREFIX
 from tests.faults.load import TIMEOUT, Load
 from tests.faults.texts import MODEL, Text
-from tests.service import Service
-from tests.triton_environment import triton_environment
+from tests.support.service import Service
+from tests.support.triton_environment import triton_environment
 
 HERE = Path(__file__).parent
 FLAGS = (
@@ -58,7 +58,7 @@ class Use(NamedTuple):
     threads: int
 
 
-class Rig:
+class FaultEnvironment:
     """One Triton with one model; services in front of it, which end with it.
 
     Args:
@@ -90,7 +90,7 @@ class Rig:
         self._stack.close()
 
     def serve(self, *flags: str, host: str = HOST) -> Service:
-        """Another service, not waited for; ends with the rig at the latest."""
+        """Another service, not waited for; ends with the environment at the latest."""
         port = self.triton.http_port if self.setup.protocol == "v2" else self.triton.grpc_port
         memory = SHARED_MEMORY_FLAGS if self.setup.shared_memory else INLINE_FLAGS
         predictor = (f"--predictor_host={host}:{port}", f"--predictor_protocol={self.setup.protocol}")

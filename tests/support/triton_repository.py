@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-TESTS: Final = Path(__file__).resolve().parent
+TESTS: Final = Path(__file__).resolve().parents[1]
 DEMO_MODELS: Final = TESTS.parent / "deploy" / "model_repository"
 DEMO_MODEL: Final = DEMO_MODELS / "bert"
 VARIANTS: Final = TESTS / "model_repository"

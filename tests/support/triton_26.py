@@ -24,7 +24,7 @@ import grpc.aio
 from hf_transformer.commands.local_triton import HOST, LocalTriton
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 VERSION: Final = "2.71.0"
 EXTENSIONS: Final = (
     *("classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy"),
@@ -39,13 +39,13 @@ UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_mes
 
 
 class Triton26(LocalTriton):
-    """The real Triton, whose addresses lead through the front: a process of its own, ``python -m tests.triton_26``."""
+    """A real Triton behind the emulation, which is a process of its own: ``python -m tests.support.triton_26``."""
 
     _front: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         super().start()
-        command = [sys.executable, "-m", "tests.triton_26", str(self.http_port), str(self.grpc_port)]
+        command = [sys.executable, "-m", "tests.support.triton_26", str(self.http_port), str(self.grpc_port)]
         self._front = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._front.stdout is not None
         self._ports = self._front.stdout.readline().split()

@@ -1,0 +1,16 @@
+"""Waiting for a condition that no event announces. ``hf_transformer.commands.local_triton.poll`` does so in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+SECONDS = 30.0
+"""How long a test waits for anything before it fails."""
+
+
+async def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Waits for a true value. Raises TimeoutError after ``seconds``."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the caller has no event
+            await asyncio.sleep(0)  # a longer sleep never ends where a test holds the loop's clock
