@@ -1,9 +1,9 @@
-"""One request of text generation, from prompts to texts. Start reading here.
+"""Text generation pipeline: from the prompts of a request to generated texts. This is the package's entry point.
 
     prompts --tokenizer--> ids --Generator--> steps --SequenceAssembler--> pieces of text --Generation--> client
 
-``start`` raises every error that the request itself can cause. A Generation (stream.py) then generates all sequences
-concurrently.
+``start`` validates the request and raises all errors caused by it. A Generation (stream.py) then generates all
+sequences concurrently.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
 ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
-"""Fields that need no support by the model, since the service enforces them."""
+"""Fields that the service implements itself, without support from the model."""
 TRIAL = "A short text."
 
 
 class GenerationPipeline:
-    """Runs requests through a task, its tokenizer and the generator of a model.
+    """Processes requests with a task, a tokenizer and the generator of a model.
 
     Args:
-        executor: threads for tokenizing long prompts.
-        timeout: limit of a whole request, in seconds.
-        log_texts: called with the prompts of every request.
+        executor: thread pool for tokenizing long prompts.
+        timeout: time limit of a request, in seconds.
+        log_texts: callback that receives the prompts of every request.
 
     Attributes:
         interface: the model's interface: tokens, text or logits.
-        supported_fields: fields of Sampling that a request may change.
+        supported_fields: fields of Sampling that a request may set.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class GenerationPipeline:
         self._count_text = TokenCounter(tokenizer, executor).count
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
-        """Checks and tokenizes all prompts. The returned Generation generates once it is entered; its timeout already
-        runs.
+        """Validates and tokenizes all prompts. The returned Generation starts when its context is entered.
+
+        Its timeout starts immediately.
 
         Raises:
             InvalidInput: a prompt has no tokens, or the model does not support a parameter.
@@ -102,7 +103,8 @@ class GenerationPipeline:
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        """Generates all texts of a request, as predictions. Raises one RequestError for the whole request."""
+        """Generates all texts of a request, and returns them as predictions. The first error fails the whole
+        request."""
         task = self._task
         request = task.request(query)
         async with await self.start(request, context) as generation:
@@ -113,27 +115,29 @@ class GenerationPipeline:
         context.postprocess += time.perf_counter() - generated
         return Answers(predictions, (), context.tokens, tensor)
 
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """Tokenizes alone, under the limits of a request; raises TooLarge for them, and InvalidInput for a text that
-        can't be encoded."""
+    async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Tokenizes texts without generating. Raises TooLarge beyond the limits of a request.
+
+        Raises InvalidInput for a text that the tokenizer can't encode.
+        """
         self._limits.check_texts(texts, "instances")
-        if how.token_values:
-            how = replace(how, max_tokens=self._limits.max_answer_values // how.token_values)
-        return await self.tokenizer.encode_off_loop(texts, self._executor, how)
+        if options.token_values:
+            options = replace(options, max_tokens=self._limits.max_answer_values // options.token_values)
+        return await self.tokenizer.encode_off_loop(texts, self._executor, options)
 
     async def trial(self) -> None:
-        """Generates one token after a short text. Raises RequestError if the model can't."""
+        """Generates one token after a short text, as a test of the model. Raises RequestError on failure."""
         try:
             [encoding] = self.tokenizer.encode((TRIAL,))
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         except InvalidInput:
             ids = []
-        # A tokenizer of another alphabet has no tokens for these words: use its first token.
+        # If the tokenizer's alphabet lacks these words, use its first token.
         prompt = Prompt(TRIAL, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
     def _check(self, request: GenerationRequest) -> int:
-        """Counts the characters of all prompts.
+        """Validates a request, and returns the number of characters of all prompts.
 
         Raises:
             InvalidInput: there is no prompt, or the model does not support a parameter.
@@ -161,7 +165,7 @@ class GenerationPipeline:
         return length
 
     async def _tokenize(self, request: GenerationRequest) -> list[Prompt]:
-        """Tokenizes the prompts without truncation; ``_max_tokens`` refuses those that are too long."""
+        """Tokenizes the prompts without truncation. ``_max_tokens`` rejects long prompts later."""
         size, special, id_prompts = self.tokenizer.vocab_size, request.special_tokens, []
         for index, text in enumerate(request.prompts):
             if isinstance(text, TokenIds):
@@ -171,7 +175,7 @@ class GenerationPipeline:
                         raise InvalidInput(request.prompt_path(index), f"token ids from 0 to {size - 1}", str(token))
         options = Tokenization(whole=True, special_tokens=None if special else False)
         encodings = await self.tokenizer.encode_off_loop(request.prompts, self._executor, options)
-        # With special tokens: else a text model would not get them.
+        # Keep special tokens, since a text model needs them.
         decoded = iter(await self.tokenizer.decode_off_loop(id_prompts, self._executor, False))
         prompts = []
         for index, (text, [encoding]) in enumerate(zip(request.prompts, encodings, strict=True)):
@@ -197,8 +201,8 @@ class GenerationPipeline:
         return assemblers
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """Limit of new tokens of a prompt: the client's, else --max_new_tokens, and at most the room that the model's
-        length leaves.
+        """Limit of new tokens for a prompt: the client's limit or --max_new_tokens, capped by the model's maximum
+        length.
 
         Raises:
             InvalidInput: max_length or min_tokens contradicts the limit.

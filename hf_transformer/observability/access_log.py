@@ -1,4 +1,4 @@
-"""The access log: --access_log_format, with atoms such as ``%(h)s`` of gunicorn and KServe's asgi-logger."""
+"""The access log (--access_log_format), with the atoms of gunicorn and KServe's asgi-logger, such as ``%(h)s``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
 class AccessRecord:
-    """One request and its response for the access log. ``scope`` is the ASGI scope; for gRPC it has method, path,
-    http_version and headers."""
+    """A request and its response, for the access log.
+
+    ``scope`` is the ASGI scope. For gRPC it has only method, path, http_version and headers.
+    """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.scope = scope
@@ -32,17 +34,17 @@ class AccessRecord:
 
     @property
     def client(self) -> str:
-        """Address and port."""
+        """Address and port of the client."""
         client = self.scope.get("client")
         return f"{client[0]}:{client[1]}" if client else "-"
 
     @property
     def status_phrase(self) -> str:
-        """The reason phrase of the status."""
+        """Reason phrase of the status code."""
         return PHRASES.get(self.status, "-")
 
     def header(self, name: str, sent: bool = False) -> str:
-        """The value of a header: - if it is absent, *** if it is a secret."""
+        """Value of a header: ``-`` for a missing header, ``***`` for a secret."""
         wanted = name.lower().encode("latin-1", "replace")
         for key, value in self.sent_headers if sent else self.scope["headers"]:
             if key.lower() == wanted:
@@ -50,7 +52,7 @@ class AccessRecord:
         return "-"
 
     def atoms(self) -> Atoms:
-        """The values of all atoms; durations end now."""
+        """Computes the values of all atoms. Durations end at the time of the call."""
         scope, client, seconds = self.scope, self.client, time.perf_counter() - self.started
         method, protocol = scope["method"], f"HTTP/{scope.get('http_version', '1.1')}"
         path = quote(scope.get("root_path", "") + scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
@@ -87,7 +89,7 @@ class AccessRecord:
 
 
 class Atoms(dict[str, Any]):
-    """Values by name; ``{name}i`` and ``{name}o`` are headers of the request and of the answer."""
+    """Values of atoms by name. ``{name}i`` is a request header, ``{name}o`` a response header."""
 
     exchange: AccessRecord
 
@@ -98,12 +100,12 @@ class Atoms(dict[str, Any]):
 
 
 def printable(value: bytes) -> str:
-    """A header or a query without control characters."""
+    """Decodes a header or a query, and escapes control characters."""
     return value.decode("latin-1").translate(ESCAPES)
 
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
-    """Raises ConfigError for a format that can't be rendered; ``source`` is its flag or variable."""
+    """Raises ConfigError for an invalid format. ``source`` is the flag or environment variable of the format."""
     atoms = AccessRecord({"method": "GET", "path": "/", "headers": []}).atoms()
     expected = f"{source}: expected atoms such as %(h)s, got {format!r}"
     if set(re.findall("%(.?)", format.replace("%%", ""))) != {"("}:
@@ -118,7 +120,7 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
 
 
 def write_line(logger: logging.Logger, format: str, exchange: AccessRecord) -> None:
-    """Log one answered request."""
+    """Logs one answered request."""
     request_id = exchange.header("x-request-id", sent=True)
     extra = None if request_id == "-" else names_of(request_id, exchange.header("traceparent"))
     logger.info("%s", format % exchange.atoms(), extra=extra)

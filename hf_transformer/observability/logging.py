@@ -1,11 +1,11 @@
 """Logging: text or JSON lines on stderr for the service and its libraries, and the latency log.
 
-Each handler writes from a thread of its own, so that neither a blocked pipe nor a full disk stops the service. Lines
-that exceed its backlog, or fail to be written, are dropped and counted.
+Each handler writes from a separate thread, so a blocked pipe or a full disk can't block the service. The handler drops
+and counts lines if its backlog is full or a write fails.
 
-The latency log has a line for each answered request. With the service's own logging, its lines are made without
-LogRecords and written several at a time: a record costs 40 microseconds, almost as much as the rest of a short request.
-With a user's logging configuration each line is an ordinary record.
+The latency log has a line for each answered request. With the default logging configuration, it bypasses LogRecords and
+writes several lines at once. A LogRecord takes 40 microseconds, almost as long as the rest of a short request. With a
+user's logging configuration, each line is an ordinary LogRecord.
 """
 
 from __future__ import annotations
@@ -34,31 +34,33 @@ from hf_transformer.types.request import Context
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 REQUEST_ID, TRACE_ID, SPAN_ID = NAMES = ("request_id", "trace_id", "span_id")
-"""Attributes of a record, passed as ``extra``, that identify its request."""
+"""Attributes of a LogRecord that identify the request, passed as ``extra``."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 ACCESS_LOGGER = "hf_transformer.access"
-"""The logger of --access_log_format. Its lines go to stdout unchanged, as KServe's do, or in JSON like all others."""
+"""Logger of the access log. It writes unformatted lines to stdout, as KServe does, or JSON with the JSON format."""
 LATENCY_LOGGER = "hf_transformer.latency"
-PERIOD = 0.1  # seconds for which a line of the latency log may be buffered
+PERIOD = 0.1  # maximum seconds of buffering for the latency log
 BACKLOG = 2**20  # characters in the backlog
 JOINED = 65_536  # characters per write
-END_SECONDS = 1.0  # time limit for the backlog at the end of the process
+END_SECONDS = 1.0  # time limit for writing the backlog when the process ends
 UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
-"""Exceptions of the logging module for an unusable configuration."""
+"""Exceptions that the logging module raises for an invalid configuration."""
 
 
 def configure_logging(level: int, format: Literal["text", "json"] = "text", file: str | None = None) -> None:
     """Sets up logging.
 
     Args:
-        level: as the logging module numbers them.
-        format: text or json.
-        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig. Raises
-            ConfigError if it is missing or not usable.
+        level: numeric level of the logging module.
+            format: text or json.
+            file: path of a user's configuration, which replaces the default: a dictConfig in .json or .yaml, else a
+                fileConfig.
+
+        Raises ConfigError if the file is missing or invalid.
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))
-        # Python's warnings become records: as plain text on stderr they would not be JSON.
+        # Redirect Python's warnings to the log, so that all lines on stderr are JSON.
         logging.captureWarnings(format == "json")
         return
     try:
@@ -72,7 +74,7 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 
 
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
-    """The service's own dictConfig."""
+    """Returns the default dictConfig of the service."""
     as_json = {"()": f"{__name__}.JsonFormatter"}
     as_text = {"()": f"{__name__}.LineFormatter", "fmt": FORMAT, "datefmt": TIME_FORMAT}
     return {
@@ -92,7 +94,7 @@ def default_logging(level: int, format: Literal["text", "json"] = "text") -> dic
 
 
 def _load_file(path: Path) -> None:
-    """Load the user's configuration; raises one of UNUSABLE."""
+    """Loads a user's logging configuration. Raises the exceptions in UNUSABLE."""
     if path.suffix not in (".json", ".yaml", ".yml"):
         path.open().close()  # fileConfig does not report a missing file
         logging.config.fileConfig(path, disable_existing_loggers=False, encoding="utf-8")
@@ -109,23 +111,26 @@ def _load_file(path: Path) -> None:
             raise ValueError(f"not YAML: {exc}") from exc
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
-    # The default, true, would silence existing loggers that the file does not name: most of ours.
+    # The default, true, would disable existing loggers that are missing in the file, such as most loggers of the
+    # service.
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
 
 
 class LineFormatter(logging.Formatter):
-    """One line per record, with control characters of foreign text escaped; tracebacks keep their lines."""
+    """Formats each record as one line, and escapes control characters in its message. Tracebacks take several lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).translate(ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``logger``, ``message``, and if present ``request_id``,
-    ``trace_id``, ``span_id``, ``exception`` and ``stack``."""
+    """Formats each record as a JSON object with ``time``, ``level``, ``logger`` and ``message``.
+
+    Optional fields are ``request_id``, ``trace_id``, ``span_id``, ``exception`` and ``stack``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        more: dict[str, object] = {name: found for name in NAMES if (found := getattr(record, name, None)) is not None}
+        more: dict[str, object] = {name: value for name in NAMES if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             more["exception"] = self.formatException(record.exc_info)
         elif record.exc_text:
@@ -136,15 +141,16 @@ class JsonFormatter(logging.Formatter):
 
 
 def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
-    """A record's ``extra`` for a request: its id, and the ids of trace and span in its traceparent."""
-    found = _TRACEPARENT.match(traceparent) if traceparent else None
-    if found is None:
+    """Builds ``extra`` for a log record: the request id, and the trace and span ids of the traceparent."""
+    match = _TRACEPARENT.match(traceparent) if traceparent else None
+    if match is None:
         return {REQUEST_ID: request_id}
-    return {REQUEST_ID: request_id, TRACE_ID: found[1], SPAN_ID: found[2]}
+    return {REQUEST_ID: request_id, TRACE_ID: match[1], SPAN_ID: match[2]}
 
 
 def json_line(seconds: float, level: str, logger: str, message: str, more: Mapping[str, object]) -> str:
-    """One line without a line break. ``seconds`` since 1970 become local time with the offset from UTC."""
+    """Builds a JSON line without a line break. ``seconds`` since 1970 are converted to local time with the UTC
+    offset."""
     local, offset = local_time(int(seconds))
     moment = f"{local}.{int(seconds % 1 * 1e3):03d}{offset}"
     line = {"time": moment, "level": level, "logger": logger, "message": message, **more}
@@ -157,14 +163,17 @@ def json_line(seconds: float, level: str, logger: str, message: str, more: Mappi
 
 @lru_cache(maxsize=2)
 def local_time(second: int) -> tuple[str, str]:
-    """Local time of a second since 1970, and the offset from UTC as +01:00. Cached: many lines share their second."""
+    """Converts seconds since 1970 to local time and the UTC offset, such as +01:00.
+
+    Cached, because many lines have the same second.
+    """
     local = time.localtime(second)
     zone = time.strftime("%z", local)
     return time.strftime(TIME_FORMAT, local), f"{zone[:3]}:{zone[3:]}"
 
 
 class Backlog(queue.Queue[str]):
-    """A queue whose size is counted in characters: one text may hold the lines of thousands of requests."""
+    """Queue with its size measured in characters, because an item may contain the lines of thousands of requests."""
 
     def _init(self, maxsize: int) -> None:
         super()._init(maxsize)
@@ -184,9 +193,10 @@ class Backlog(queue.Queue[str]):
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """A stream of records that also takes finished lines. Where the stream is a file, a thread writes them.
+    """Stream handler that also accepts formatted lines. A thread writes them if the stream has a file descriptor.
 
-    Attributes: ``lost`` is the number of dropped lines.
+    Attributes:
+        lost: number of dropped lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -195,7 +205,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self._waiting = Backlog(BACKLOG)
         self._thread: threading.Thread | None = None
         try:
-            # Not through the stream: Python's exit would wait for a thread that blocks in it.
+            # Bypass the stream: Python's exit would wait for a thread that is blocked in the stream.
             self._descriptor: int | None = stream.fileno()
         except (OSError, ValueError):
             self._descriptor = None
@@ -207,7 +217,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def write(self, lines: str) -> None:
-        """Write whole lines, or queue them for the thread. Lines that exceed the backlog are dropped."""
+        """Writes whole lines, or queues them for the thread. Drops lines if the backlog is full."""
         if self._descriptor is None:
             self._write_through(lines)
             return
@@ -218,7 +228,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         if self._thread is None:
             with self.lock or nullcontext():
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._write_for_ever, name="log", daemon=True)
+                    self._thread = threading.Thread(target=self._run_writer, name="log", daemon=True)
                     self._thread.start()
 
     def _write_through(self, lines: str) -> None:
@@ -229,7 +239,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         except (OSError, ValueError):
             self.handleError(logging.makeLogRecord({"msg": "lines of the log are lost"}))
 
-    def _write_for_ever(self) -> None:
+    def _run_writer(self) -> None:
         while True:
             texts = [self._waiting.get()]
             size = len(texts[0])
@@ -249,7 +259,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
                 self._waiting.task_done()
 
     def flush(self) -> None:
-        """Wait until the backlog is written, END_SECONDS at most."""
+        """Waits at most END_SECONDS until the backlog is written."""
         ends = time.monotonic() + END_SECONDS
         while self._waiting.unfinished_tasks and time.monotonic() < ends:
             time.sleep(0.001)
@@ -258,11 +268,11 @@ class LineHandler(logging.StreamHandler[TextIO]):
 def lost_lines() -> int:
     """Number of dropped log lines since the start."""
     handlers = {*logging.getLogger().handlers, *logging.getLogger(ACCESS_LOGGER).handlers}
-    return sum(one.lost for one in handlers if isinstance(one, LineHandler))
+    return sum(handler.lost for handler in handlers if isinstance(handler, LineHandler))
 
 
 class LatencyLog:
-    """Latency lines in KServe's format (python/kserve/kserve/model.py), for tools that parse them."""
+    """Log of request latencies in KServe's format (python/kserve/kserve/model.py), for tools that parse it."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(LATENCY_LOGGER)
@@ -270,10 +280,10 @@ class LatencyLog:
         self._json = self._handler is not None and isinstance(self._handler.formatter, JsonFormatter)
         self._lines: list[str] = []
         self._moment, self._prefix = 0, ""
-        """Milliseconds since 1970 of the last line, and its prefix."""
+        """Timestamp of the last line in milliseconds since 1970, and its prefix."""
 
     def add(self, context: Context) -> None:
-        """Log a request that was just answered."""
+        """Logs the latencies of an answered request."""
         if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
             return
         before, predict, after = context.preprocess * 1e3, context.predict * 1e3, context.postprocess * 1e3
@@ -304,21 +314,21 @@ class LatencyLog:
             self._lines.append(f"{self._prefix}{message}\n")
 
     def flush(self) -> None:
-        """Write the queued lines."""
+        """Writes the buffered lines."""
         lines, self._lines = self._lines, []
         if lines and self._handler is not None:
             self._handler.write("".join(lines))
 
 
 def only_handler(logger: logging.Logger) -> LineHandler | None:
-    """The service's own handler if it is the only, unfiltered destination of INFO records; else None."""
-    found: list[logging.Handler] = []
+    """Returns the logger's LineHandler if it is the only destination of INFO records, without filters; else None."""
+    handlers: list[logging.Handler] = []
     current: logging.Logger | None = logger
     while current is not None:
-        found += current.handlers
+        handlers += current.handlers
         current = current.parent if current.propagate else None
-    if logger.filters or len(found) != 1 or not logger.isEnabledFor(logging.INFO):
+    if logger.filters or len(handlers) != 1 or not logger.isEnabledFor(logging.INFO):
         return None
-    handler = found[0]
+    handler = handlers[0]
     plain = not handler.filters and handler.level <= logging.INFO
     return handler if plain and isinstance(handler, LineHandler) else None

@@ -1,7 +1,7 @@
-"""Metrics of the service, served at /metrics. Each application has its own registry.
+"""Metrics of the service, served at /metrics. Each application has a separate registry.
 
-Requests and batches are counted by LightCounter and LightHistogram. prometheus_client's own take a lock for each
-value, which would cost a short request several microseconds. Use the light ones on the event loop only.
+LightCounter and LightHistogram count requests and batches. The metrics of prometheus_client take a lock for each value,
+which would add several microseconds to a short request. Use the light metrics only on the event loop.
 """
 
 from __future__ import annotations
@@ -30,28 +30,30 @@ from hf_transformer.types.request import Context
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-"""Bucket bounds. prometheus_client's defaults start at 5 ms, and most requests take less."""
+"""Bucket bounds. The defaults of prometheus_client start at 5 ms, and most requests take less time."""
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ENDINGS = ("stop", "length", "error", "abandoned")
-"""Outcomes of a generated text: a stop, the length limit, an error, or a client that disconnected."""
+"""Outcomes of text generation: a stop token or string, the length limit, an error, or a client that disconnected."""
 WRITTEN = ENDINGS[:2]
 """Outcomes of complete texts."""
 
-PREDICTING = ("v1", "v2", "grpc", "openai", "generate")  # the APIs whose requests ask the model
+PREDICTING = ("v1", "v2", "grpc", "openai", "generate")  # APIs with requests that call the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
-"""Libraries whose versions /metrics shows, to explain differences between two releases of an image."""
+"""Libraries with their versions in /metrics, for comparing two releases of an image."""
 
 
 class Metrics:
-    """Counters and histograms of one served model. ``generation`` has those of text generation. ``refused`` (by limit),
-    ``predictor_errors`` (by kind) and ``retries`` are added to directly, and gauges are set.
+    """Counters and histograms of one served model. ``generation`` has the metrics of text generation.
 
-    The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that
-    its dashboards work here. request_explain_seconds exists for them too and stays empty.
+    Callers update the counters ``refused`` (by limit), ``predictor_errors`` (by kind) and ``retries`` and the gauges
+    directly.
+
+    The histograms of stages have the names, label and meaning of KServe's histograms (python/kserve/kserve/metrics.py),
+    for compatibility with its dashboards. For the same reason request_explain_seconds exists, but is always empty.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -108,10 +110,10 @@ class Metrics:
         self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
 
     def _stage(self, name: str, text: str) -> LightHistogram:
-        """A histogram with KServe's name."""
-        made = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
-        made.show(self._model_name)
-        return made
+        """Creates the histogram of a stage, with KServe's name."""
+        histogram = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
+        histogram.show(self._model_name)
+        return histogram
 
     def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
         return LightCounter(self._registry, f"hf_transformer_{name}", text, *labels)
@@ -120,7 +122,7 @@ class Metrics:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
     def observe(self, context: Context) -> None:
-        """Record the stages of one answered request."""
+        """Records the durations of the stages of one answered request."""
         model = self._model_name
         self._preprocess.observe(context.preprocess, model)
         self._predict.observe(context.predict, model)
@@ -129,72 +131,86 @@ class Metrics:
         self._last_inference = time.time()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
-        """Record one batch that is sent to the predictor."""
+        """Records one batch sent to the predictor."""
         self._batches.observe(instances)
         self._tokens.add(tokens, "real")
         if padding:
             self._tokens.add(padding, "padding")
 
     def count_request(self, api: str, status: int, arrived: float = 0.0) -> None:
-        """Count one finished request, answered or failed. ``arrived`` is the time.perf_counter of its last byte, 0 if
-        it never arrived."""
+        """Counts one finished request, answered or failed.
+
+        ``arrived`` is the time.perf_counter of the last byte of its body; 0 for an incomplete body.
+        """
         self._requests.add(1, api, status)
         if arrived:
             self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
 
     def count_truncated(self, instances: int) -> None:
-        """Count instances whose text was truncated."""
+        """Counts instances with truncated text."""
         self._truncated.add(instances, self._model_name)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
-        """Export the result of ``use`` at each scrape."""
+        """Registers a collector that exports the result of ``use`` at each scrape."""
         self._registry.register(_SharedMemoryCollector(use))
 
     def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
-        """Export the metrics of all workers from now on. The returned context publishes this worker's to the others."""
+        """Switches to exporting the metrics of all workers.
+
+        The returned context manager publishes the metrics of this worker to the other workers.
+        """
         shared = SharedMetrics(self._registry.collect, board)
         self._shown = CollectorRegistry()
         self._shown.register(shared)
         return shared.renewed()
 
     def totals(self) -> Mapping[str, float]:
-        """Totals of all workers since their start: ``answered`` and ``failed`` requests, ``instances`` sent in
-        ``batches``, generated ``texts``, and the seconds of each stage over all answered requests; ``predict`` includes
-        ``queue``, and ``failing`` are the seconds of failed requests. ``last`` is the time of the last answer, in
-        seconds since 1970."""
-        found: dict[str, float] = defaultdict(float)
+        """Totals of all workers since the start of the service.
+
+        Keys:
+            answered, failed: number of requests.
+            failing: total seconds of failed requests.
+            last: time of the last answer, in seconds since 1970.
+            instances, batches: number of instances and batches sent to the predictor.
+            texts: number of completely generated texts.
+            preprocess, queue, predict, postprocess: total seconds of each stage of answered requests. ``predict``
+                includes ``queue``.
+        """
+        sums: dict[str, float] = defaultdict(float)
         for family in self._shown.collect():
             for name, labels, value, *_ in family.samples:
                 if name == "hf_transformer_requests_total":
                     if labels["api"] in PREDICTING and labels["status"] != "200":
-                        found["failed"] += value
+                        sums["failed"] += value
                 elif name == "hf_transformer_request_seconds_sum":
                     if labels["api"] in PREDICTING and labels["status_class"] != "2xx":
-                        found["failing"] += value
+                        sums["failing"] += value
                 elif name != "hf_transformer_generations_total" or labels["finish"] in WRITTEN:
-                    found[name] += value
+                    sums[name] += value
         return {
-            "answered": found["request_predict_seconds_count"],
-            "failed": found["failed"],
-            "failing": found["failing"],
-            "last": found["hf_transformer_last_inference_timestamp_seconds"],
-            "instances": found["hf_transformer_batch_instances_sum"],
-            "batches": found["hf_transformer_batch_instances_count"],
-            "texts": found["hf_transformer_generations_total"],
-            "preprocess": found["request_preprocess_seconds_sum"],
-            "queue": found["hf_transformer_queue_seconds_sum"],
-            "predict": found["request_predict_seconds_sum"],
-            "postprocess": found["request_postprocess_seconds_sum"],
+            "answered": sums["request_predict_seconds_count"],
+            "failed": sums["failed"],
+            "failing": sums["failing"],
+            "last": sums["hf_transformer_last_inference_timestamp_seconds"],
+            "instances": sums["hf_transformer_batch_instances_sum"],
+            "batches": sums["hf_transformer_batch_instances_count"],
+            "texts": sums["hf_transformer_generations_total"],
+            "preprocess": sums["request_preprocess_seconds_sum"],
+            "queue": sums["hf_transformer_queue_seconds_sum"],
+            "predict": sums["request_predict_seconds_sum"],
+            "postprocess": sums["request_postprocess_seconds_sum"],
         }
 
     def render(self) -> bytes:
-        """All metrics in the Prometheus text format."""
+        """Renders all metrics in the Prometheus text format."""
         return generate_latest(self._shown)
 
 
 class LightCounter(Collector):
-    """A counter that takes 0.2 microseconds per addition, exposed as ``name`` + ``_total``. Without labels it starts
-    with 0, otherwise series appear with their first value."""
+    """Counter that takes 0.2 microseconds per addition, exported as ``name`` + ``_total``.
+
+    A counter without labels starts at 0. With labels, each series appears with its first value.
+    """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._name, self._text, self._labels = name, text, labels
@@ -205,7 +221,7 @@ class LightCounter(Collector):
         registry.register(self)
 
     def add(self, amount: int, *values: object) -> None:
-        """Add to the series with these label values."""
+        """Adds ``amount`` to the series with the label values ``values``."""
         try:
             self._totals[values] += amount
         except KeyError:
@@ -220,8 +236,11 @@ class LightCounter(Collector):
 
 
 class LightHistogram(Collector):
-    """A histogram that takes 0.4 microseconds per observation. ``bounds`` are the ascending upper bounds of its
-    buckets, without infinity. Without labels it starts with 0, otherwise series appear with their first value."""
+    """Histogram that takes 0.4 microseconds per observation.
+
+    ``bounds`` are the upper bounds of its buckets in ascending order, without infinity. A histogram without labels
+    starts at 0. With labels, each series appears with its first value.
+    """
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
@@ -229,17 +248,17 @@ class LightHistogram(Collector):
         self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
         self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._series: dict[tuple[str, ...], list[float]] = {}
-        """By label values: a count for each bucket, and the sum of all amounts."""
+        """Series by label values: a count for each bucket, and the sum of all amounts."""
         if not labels:
             self.show()
         registry.register(self)
 
     def show(self, *values: str) -> None:
-        """Create the series with these label values, with 0."""
+        """Creates the series with the label values ``values``, with all counts 0."""
         self._series[values] = [*(0 for _ in self._names), 0.0]
 
     def observe(self, amount: float, *values: str) -> None:
-        """Add to the series with these label values."""
+        """Adds an observation to the series with the label values ``values``."""
         if values not in self._series:
             self.show(*values)
         series = self._series[values]
@@ -247,7 +266,7 @@ class LightHistogram(Collector):
         series[-1] += amount
 
     def collect(self) -> Iterator[Metric]:
-        """The current histogram. Bucket counts are cumulative."""
+        """Exports the current histogram, with cumulative bucket counts."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, (*counts, total) in self._series.items():
             family.add_metric(values, list(zip(self._names, accumulate(counts), strict=True)), total)
@@ -255,7 +274,7 @@ class LightHistogram(Collector):
 
 
 class GenerationMetrics(Collector):
-    """Metrics of text generation. Callers add to the two token counters directly."""
+    """Metrics of text generation. Callers increment the two token counters directly."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = 0
@@ -271,11 +290,11 @@ class GenerationMetrics(Collector):
         self.between = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
 
     def begin(self) -> None:
-        """Count a text whose generation begins."""
+        """Counts the start of a text's generation."""
         self._running += 1
 
     def end(self, ending: str) -> None:
-        """Count a finished text; ``ending`` is one of ENDINGS."""
+        """Counts a finished text. ``ending`` is a value in ENDINGS."""
         self._running -= 1
         self._ended[ending] += 1
 
@@ -292,7 +311,8 @@ class GenerationMetrics(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryUse:
-    """Current use of shared memory. ``batches`` counts batches with large outputs since the start, by transport."""
+    """Current use of shared memory. ``batches`` is the number of batches with large outputs since startup, by
+    transport."""
 
     registered: bool  # whether a region is registered with the predictor
     slots: Mapping[str, int]  # by state: in_use, quarantined
@@ -309,7 +329,7 @@ class _LogCollector(Collector):
 
 
 class _SharedMemoryCollector(Collector):
-    """Exports a SharedMemoryUse."""
+    """Exports the metrics of SharedMemoryUse."""
 
     def __init__(self, use: Callable[[], SharedMemoryUse]) -> None:
         self._use = use
@@ -328,17 +348,17 @@ class _SharedMemoryCollector(Collector):
 
 
 def _versions() -> dict[str, str]:
-    """Versions of LIBRARIES; empty for one that is not installed."""
-    found = dict.fromkeys(LIBRARIES, "")
+    """Versions of LIBRARIES; empty for a library that is not installed."""
+    versions = dict.fromkeys(LIBRARIES, "")
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def memory_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Memory limit of this process's control group (cgroup v2) in bytes; 2**63 without one. Tests pass ``file``."""
+    """Memory limit of this process's control group (cgroup v2) in bytes; 2**63 without a limit. Tests pass ``file``."""
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # another version, or "max"
+    except (OSError, ValueError):  # cgroup v1, or "max"
         return 2**63

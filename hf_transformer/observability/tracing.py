@@ -1,11 +1,11 @@
-"""Traces: spans of each predict request, sent to an OpenTelemetry collector.
+"""Tracing: spans of each predict request, sent to an OpenTelemetry collector.
 
-    POST /v1/models/{model}:predict        the server's span; its parent is the client's
-        tokenize, queue, predict, decode   predict's id goes to the predictor, as the parent of its spans
+    POST /v1/models/{model}:predict        the server span; its parent is the client's span
+        tokenize, queue, predict, decode   the predictor receives the id of the predict span, as the parent of its spans
 
-Imported only with --otlp_endpoint: OpenTelemetry is an extra. A finished request's timings become spans, which the
-SDK's BatchSpanProcessor exports. They are plain ReadableSpans: a Tracer would double the CPU time of a traced request.
-Spans never contain texts.
+Imported only with --otlp_endpoint, because OpenTelemetry is an optional dependency. The timings of a finished request
+become spans, which the SDK's BatchSpanProcessor exports. The spans are plain ReadableSpans: a Tracer would double the
+CPU time of a traced request. Spans never contain texts.
 
 Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/
 """
@@ -45,27 +45,29 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTION
 SERVERS_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
 """gRPC codes that mark a server span as an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
 DATA_LOSS."""
-LONGEST = 256  # characters of an attribute from a client
+LONGEST = 256  # maximum characters of an attribute from a client
 PATH = "/v1/traces"
 SCOPE = InstrumentationScope("hf_transformer", __version__)
 IDS = RandomIdGenerator()
 
-MOST_WAITING = 20_000  # spans in the queue, half a KiB each
-TOGETHER = 1000  # spans per export
+MOST_WAITING = 20_000  # maximum spans in the queue, half a KiB each
+TOGETHER = 1000  # maximum spans per export
 PERIOD = 0.5  # seconds between exports
 TIMEOUT = 5.0  # seconds per export, retries included
-FLUSH = 3.0  # seconds for the last export at shutdown, well within the grace period
+FLUSH = 3.0  # seconds for the last export at shutdown, less than the grace period
 LAST = 0.5  # further seconds for a running export
 SILENCE = 60.0  # seconds between two log lines about lost spans
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The span context of a traceparent, None if it is invalid. The SDK's parser takes three times as long, and logs a
-    line for each one that is too long."""
-    found = _TRACEPARENT.fullmatch(text)
-    if found is None:
+    """Parses a traceparent header; None if it is invalid.
+
+    The SDK's parser takes three times as long, and logs a line for each header that is too long.
+    """
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if version == "ff" or (version == "00" and more):
         return None
     context = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
@@ -74,8 +76,10 @@ def parse_traceparent(text: str) -> SpanContext | None:
 
 @dataclass(slots=True)
 class Trace:
-    """A traced request: the contexts of its spans, and its start in nanoseconds since 1970 and in perf_counter
-    seconds."""
+    """A traced request: the contexts of its spans, and its start time.
+
+    ``began`` is the start in nanoseconds since 1970, ``started`` in time.perf_counter seconds.
+    """
 
     server: SpanContext
     predict: SpanContext
@@ -85,10 +89,10 @@ class Trace:
 
 
 class Tracing:
-    """Samples each request at its start, and creates its spans at its end. An async context manager.
+    """Samples requests at their start, and creates their spans at their end. An async context manager.
 
-    If the collector is slow or down, spans are dropped and requests go on. OpenTelemetry's variables for exporter and
-    resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except for the endpoint.
+    Drops spans if the collector is slow or down, without affecting requests. OpenTelemetry's environment variables for
+    exporter and resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except for the endpoint.
 
     Args:
         endpoint: the collector's URL; /v1/traces is appended if missing.
@@ -96,7 +100,7 @@ class Tracing:
         ratio: share of requests to trace, 0 to 1, if the client made no sampling decision.
         calls: attributes of the spans of calls to the predictor.
 
-    Raises ConfigError if the exporter refuses the value of an OpenTelemetry variable.
+    Raises ConfigError if the exporter rejects the value of an OpenTelemetry variable.
     """
 
     def __init__(self, endpoint: str, model: str, ratio: float, calls: Mapping[str, str | int] | None = None) -> None:
@@ -126,25 +130,25 @@ class Tracing:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Export queued spans for FLUSH seconds at most; not if the collector is down."""
+        """Exports queued spans, with the time limit FLUSH. Drops them if the collector is down."""
         ending = threading.Thread(target=self._processor.shutdown, daemon=True)
         ending.start()
         if not self._exporter.failing:
             await asyncio.to_thread(ending.join, FLUSH)
         if ending.is_alive():
             self._lines.muted = True
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # ends a pause between two tries
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # interrupts a pause between two attempts
             await asyncio.to_thread(ending.join, LAST)  # abandon an export that hangs
         EXPORTERS_LOGGER.removeFilter(self._lines)
 
     def begin(self, headers: Mapping[str, str]) -> tuple[dict[str, str], Trace | None]:
-        """The headers to send to the predictor, and the trace; None if the request is not traced.
+        """Returns the headers to send to the predictor, and the trace; None for a request that is not sampled.
 
-        The client's sampling decision applies; without one the ratio decides. The headers carry the decision.
+        The client's sampling decision applies. Without a decision, the ratio applies. The headers contain the decision.
         """
         sent, parent = dict(headers), parse_traceparent(headers.get(TRACEPARENT, ""))
         if parent is None:
-            sent.pop(TRACESTATE, None)  # it belongs to the trace that came with it
+            sent.pop(TRACESTATE, None)  # tracestate without a valid traceparent is invalid
             trace_id = IDS.generate_trace_id()
             flags = TraceFlags(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound)
         elif parent.trace_flags.sampled:
@@ -159,7 +163,7 @@ class Tracing:
         return sent, Trace(server, predict, parent, time.time_ns(), time.perf_counter())
 
     def end_http(self, trace: Trace, request: Request, status: int, context: Context) -> None:
-        """Record a finished HTTP request."""
+        """Records a finished HTTP request."""
         method = request.method if request.method in _METHODS else "_OTHER"
         attributes = {
             "http.request.method": method,
@@ -171,7 +175,7 @@ class Tracing:
         self._end(trace, f"{method} {request.route}", attributes, str(status) if status >= 500 else "", context)
 
     def end_grpc(self, trace: Trace, service: str, method: str, code: int, context: Context | None) -> None:
-        """Record a finished gRPC request; ``context`` is None if the request could not be parsed."""
+        """Records a finished gRPC request. ``context`` is None for a request that could not be parsed."""
         attributes = {
             "rpc.system": "grpc",
             "rpc.service": service,
@@ -202,7 +206,7 @@ class Tracing:
         self._add(trace, name, trace.started, ended, trace.server, **whole)
 
     def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
-        if not context.tokenize:  # it reached no stage
+        if not context.tokenize:  # the request failed before the first stage
             return
         was_sent, was_answered = context.queue or context.predict, context.predict > 0
         read = context.arrived + context.parse
@@ -212,9 +216,9 @@ class Tracing:
         self._add(trace, "tokenize", read, encoded)
         self._add(trace, "queue", encoded, sent)
         if was_sent:
-            # A batch is sent with the traceparent of one of its requests. The others link to that.
-            other = parse_traceparent(context.batch_traceparent)
-            links = () if other is None else (Link(other),)
+            # A batch is sent with the traceparent of one of its requests. The spans of its other requests link to it.
+            batch = parse_traceparent(context.batch_traceparent)
+            links = () if batch is None else (Link(batch),)
             more: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": links, "attributes": self._calls}
             if not was_answered:
                 more["status"] = status
@@ -225,7 +229,7 @@ class Tracing:
     def _add(
         self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **more: Any
     ) -> None:
-        """Queue one span. ``start`` and ``end`` are perf_counter seconds; None creates a new ``context``."""
+        """Queues one span. ``start`` and ``end`` are perf_counter seconds. Without ``context`` it creates a new one."""
         server = trace.server
         if context is None:
             context = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags)
@@ -237,7 +241,7 @@ class Tracing:
 
 
 class CountingExporter(trace_exporter.OTLPSpanExporter):
-    """Counts exported spans, and remembers whether the last export failed."""
+    """Exporter that counts exported spans, and records whether the last export failed."""
 
     taken, failing = 0, False
 
@@ -249,7 +253,7 @@ class CountingExporter(trace_exporter.OTLPSpanExporter):
 
 
 class SeldomFilter(logging.Filter):
-    """Passes one record per SILENCE seconds, none while ``muted``."""
+    """Logging filter that passes at most one record per SILENCE seconds, and no record while ``muted``."""
 
     muted, last = False, -SILENCE
 

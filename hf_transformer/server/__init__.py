@@ -1,1 +1,1 @@
-"""The HTTP server under the application: uvicorn, with limits for clients, renewed certificates and a graceful end."""
+"""HTTP server of the application: uvicorn with client limits, certificate renewal and graceful shutdown."""

@@ -1,4 +1,4 @@
-"""ASGI, both ways: an ASGI application as a handler of requests, and this service as an ASGI application.
+"""ASGI adapters: call_asgi calls an ASGI application, and AsgiApplication wraps this service as one.
 
 Source: https://asgi.readthedocs.io/en/latest/specs/www.html
 """
@@ -19,8 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
-    """The answer of an ASGI application: a Response if it comes whole, else a Stream. Cancelling ends the application.
-    Raises its errors before it has begun to answer; later ones are logged or end the stream."""
+    """Calls an ASGI application. Returns a Response for a body in one message, else a Stream.
+
+    Cancellation ends the application. Raises the application's errors before its response starts. Later errors are
+    logged, or end the stream.
+    """
     call = _Call(request)
     task = asyncio.ensure_future(app(request.scope(), call.receive, call.send))
     task.add_done_callback(call.end)
@@ -34,7 +37,7 @@ async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
     if not body.get("more_body", False):
         try:
             await task
-        except Exception:  # Starlette answers with 500 and then raises its handler's error
+        except Exception:  # Starlette sends a response with status 500, and then raises its handler's error
             logger.exception("%s %s failed by a fault of the service", request.method[:20], request.path[:200])
         return Response(status, first, headers)
     parts = _parts(call, task, first)
@@ -59,7 +62,7 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 
 class _Call:
-    """One call of an ASGI application. ``send`` waits until the previous message was consumed."""
+    """One call of an ASGI application. ``send`` waits until the previous message is consumed."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -69,7 +72,7 @@ class _Call:
 
     async def receive(self) -> Message:
         if self._has_body:
-            await asyncio.get_running_loop().create_future()  # until the client leaves, which cancels all of this
+            await asyncio.get_running_loop().create_future()  # wait for cancellation when the client disconnects
         body = await self._request.read()
         self._has_body = not body
         return {"type": "http.request", "body": body, "more_body": bool(body)}
@@ -78,7 +81,7 @@ class _Call:
         await self._messages.put(message)
 
     async def next(self) -> Message:
-        """The application's next message. Raises the application's exception if it failed."""
+        """Returns the application's next message. Raises the application's exception if it failed."""
         if self._error is not None and self._messages.empty():
             raise self._error
         message = await self._messages.get()
@@ -87,7 +90,7 @@ class _Call:
         return message
 
     def end(self, task: asyncio.Future[Any]) -> None:
-        """Wake the reader of messages when the application has ended."""
+        """Wakes the reader of messages when the application ends."""
         if task.cancelled():
             return
         error = task.exception()
@@ -98,15 +101,16 @@ class _Call:
             self._messages.put_nowait(self._error)
 
     async def close(self, task: asyncio.Future[Any]) -> None:
-        """End the application, and drop its exception, which refers back to this call."""
+        """Ends the application, and drops its exception, which refers back to this call."""
         await _cancel(task)
         self._error, self._messages = None, asyncio.Queue(1)
 
 
 class AsgiApplication:
-    """The service as an ASGI application, for any server; the built-in server calls ``application`` directly.
+    """ASGI application of the service, for any server. The built-in server calls ``application`` directly.
 
-    ``inner`` handles the lifespan. Functions in ``ends`` run on the event loop when shutdown begins."""
+    ``inner`` handles the lifespan. The callbacks in ``ends`` run on the event loop when shutdown starts.
+    """
 
     def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
         self.application = application
@@ -114,7 +118,7 @@ class AsgiApplication:
         self._ends = ends
 
     def start_shutdown(self) -> None:
-        """Run ``ends``: the server shuts down, and answers requests until the grace period is over."""
+        """Runs the callbacks in ``ends``. The server continues to answer requests during the grace period."""
         for end in self._ends:
             end()
 
@@ -131,7 +135,7 @@ class AsgiApplication:
             departure.cancel()
             if not task.done():
                 await _cancel(task)
-        if not task.cancelled():  # cancelled when the client disconnects: servers would log that as a failure
+        if not task.cancelled():  # the client disconnected; servers would log the cancellation as an error
             task.result()
 
     async def _answer(self, request: Request, send: Send) -> None:
@@ -177,7 +181,7 @@ class _AsgiRequest(Request):
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
 
     async def listen(self, receive: Receive) -> None:
-        """Receive the body as fast as it is read, until the client disconnects."""
+        """Receives the body at the pace of its reader, until the client disconnects."""
         while (message := await receive())["type"] == "http.request":
             if body := message.get("body", b""):
                 await self._pieces.put(body)

@@ -1,4 +1,4 @@
-"""Signal handlers for the time before a server handles signals. Imports little, so that it can run first."""
+"""Signal handlers for startup, before a server handles signals. Imports few modules, so that it can run first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import FrameType
 
 
 def handle_signals() -> None:
-    """End the process with exit code 0 on SIGTERM and SIGINT. SIGHUP, sent when a terminal closes, acts as SIGTERM.
+    """Ends the process with exit code 0 on SIGTERM and SIGINT. SIGHUP, sent when a terminal closes, acts as SIGTERM.
 
-    uvicorn shuts down gracefully and then raises the signal again; during startup the process can simply end. As
-    process 1 of a container it would ignore a signal without a handler.
+    uvicorn shuts down gracefully and then raises the signal again. During startup the process can end immediately.
+    Process 1 of a container ignores signals without a handler.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)

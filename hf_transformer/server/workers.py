@@ -1,8 +1,8 @@
-"""Worker processes that share one port: a supervisor starts them, replaces dead ones and ends them together.
+"""Worker processes that share one port. A supervisor starts them, replaces dead workers and ends all workers together.
 
-Unlike uvicorn's supervisor, this one forwards a signal at once, exits with an error code if the workers can't start,
-and its workers end when it is killed. It has no signals to restart workers or change their number: a new worker would
-read the same configuration.
+Unlike uvicorn's supervisor, it forwards a signal immediately, and exits with an error code if the workers can't start.
+Its workers end if it is killed. It has no signals for restarting workers or changing their number, since a new worker
+would read the same configuration.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from hf_transformer.server.run import SAME_WISH, SIGNALLED, Server, ServerConfig
 logger = logging.getLogger(__name__)
 
 SPAWN = multiprocessing.get_context("spawn")
-"""Each worker is a fresh interpreter: gRPC and threads do not survive a fork."""
+"""Multiprocessing context. Each worker is a new interpreter, because gRPC and threads do not survive a fork."""
 TICK = 0.5  # seconds between two checks of the workers
 HUNG = 30.0
-"""Seconds without an answer after which a worker is killed. On a busy machine startup alone takes several."""
-LATE = 10.0  # seconds beyond the grace after which a worker that has not ended is killed
+"""Seconds without an answer before the supervisor kills a worker. Startup takes several seconds on a busy machine."""
+LATE = 10.0  # seconds after the grace period before remaining workers are killed
 FAILED = 1  # exit code if the workers can't start
-STEADY = 60.0  # seconds after which a worker that dies is replaced at once
+STEADY = 60.0  # minimum lifetime in seconds of a worker for an immediate replacement
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-"""Seconds before a worker that died soon after its start is replaced. Each pause in a row is twice the previous one."""
+"""Pause in seconds before replacing a worker that died soon after its start. Consecutive pauses double."""
 
 
 class Supervisor:
-    """Keeps ``config.workers`` workers running until a signal; a second signal kills them. Replaces workers that die or
-    whose event loop hangs for HUNG seconds.
+    """Keeps ``config.workers`` workers running until a signal; a second signal kills them.
 
-    Signal handlers only write to a pipe that the supervisor waits on, so a signal never interrupts the start of a
-    worker or a change of the list.
+    Replaces a worker if it dies, or if its event loop hangs for HUNG seconds. Signal handlers only write to a pipe,
+    which the supervisor reads. A signal therefore never interrupts the start of a worker or an update of the list.
 
-    All workers listen on ``sockets``; the supervisor closes them at the end. ``prepare`` sets up a worker's
+    All workers listen on ``sockets``; the supervisor closes them at the end. ``prepare`` initializes a worker's
     interpreter.
     """
 
@@ -58,8 +57,10 @@ class Supervisor:
         self._signals, self._signalled = SPAWN.Pipe(duplex=False)
 
     def run(self) -> int:
-        """Run until a signal; returns the exit code: 0, or FAILED if the workers can't start. A second signal ends this
-        process with 128 plus the signal's number."""
+        """Runs until a signal. Returns the exit code: 0, or FAILED if the workers can't start.
+
+        A second signal ends this process with the exit code 128 plus the signal's number.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         code = 0
@@ -78,17 +79,18 @@ class Supervisor:
         return [worker.process for worker in self._workers if worker.process is not None]
 
     def _replace_the_dead(self) -> int:
-        """Start missing workers. Returns FAILED if a worker could not start and none has ever started, else 0."""
+        """Starts missing workers. Returns FAILED if a worker could not start and no worker has ever served, else 0."""
         for worker in self._workers:
             process = worker.process
             if process is not None and not worker.lives():
                 if self._signals.poll():  # a signal to the whole process group
                     return 0
-                process.kill()  # it may be hung rather than dead
+                process.kill()  # it may hang rather than be dead
                 process.join()
                 pause = worker.leave()
                 self._config.clean_up()
-                if process.exitcode and process.exitcode > 0 and not any(one.has_served for one in self._workers):
+                has_served = any(worker.has_served for worker in self._workers)
+                if process.exitcode and process.exitcode > 0 and not has_served:
                     logger.error(
                         "worker %s could not start (exit code %s); the service ends", process.pid, process.exitcode
                     )
@@ -99,9 +101,9 @@ class Supervisor:
         return 0
 
     def _end(self) -> None:
-        """End the workers; kill those that take too long, or all of them at a second signal."""
+        """Ends the workers. Kills all remaining workers after the time limit, or at a second signal."""
         for listening in self._sockets:
-            listening.close()  # else it would take connections that no worker accepts
+            listening.close()  # an open socket would queue connections that no worker accepts
         code, first_signal, began = 0, math.inf, time.monotonic()
         for process in self._processes():
             process.terminate()
@@ -132,7 +134,7 @@ def _log_death(process: SpawnProcess, pause: float) -> None:
 
 
 class Worker:
-    """One slot of the supervisor: a process that runs a server, and its replacements. Arguments as for Supervisor."""
+    """Slot of the supervisor for a process that runs a server, and its replacements. Arguments are as in Supervisor."""
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
         self._setup = config, sockets, prepare
@@ -140,8 +142,8 @@ class Worker:
         self._started_at = self._heard_at = self._due_at = 0.0
         self._next_pause = 0.0
         self.process: SpawnProcess | None = None
-        """None while no process runs: before the first start, and between a death and the next start."""
-        self.has_served = False  # whether any of the processes has
+        """Current process. None before the first start, and between a death and the next start."""
+        self.has_served = False  # whether any process of this slot has served
 
     def start(self) -> None:
         """Starts the process."""
@@ -153,12 +155,12 @@ class Worker:
         theirs.close()
 
     def is_due(self) -> bool:
-        """Whether no process runs and the pause before the next start is over."""
+        """Whether to start a process: none is running, and the pause is over."""
         return self.process is None and time.monotonic() >= self._due_at
 
     def lives(self) -> bool:
-        """Whether the process runs and has answered within HUNG seconds. Asks for the next answer without waiting for
-        it."""
+        """Whether the process is running and has answered within HUNG seconds. Requests the next answer without
+        waiting."""
         try:
             while self._pipe.poll():
                 self.has_served = self._pipe.recv() or self.has_served
@@ -169,14 +171,17 @@ class Worker:
         return time.monotonic() - self._heard_at < HUNG
 
     def leave(self) -> float:
-        """Clean up after a dead process. Returns the seconds until the next start."""
+        """Releases the resources of a dead process. Returns the seconds until the next start."""
         self._pipe.close()
         self.process = None
         return self.pause_after(time.monotonic() - self._started_at)
 
     def pause_after(self, lived: float) -> float:
-        """Seconds until the next start after a process that lived this long: 0, or a growing pause after processes that
-        died soon, whose starts would take CPU from the workers that serve."""
+        """Sets and returns the pause in seconds before the next start, after a process with the lifetime ``lived``.
+
+        The pause is 0 after a long lifetime. It doubles with each short lifetime, so that restarts don't take CPU time
+        from serving workers.
+        """
         pause = self._next_pause if lived < STEADY else 0.0
         self._next_pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
         self._due_at = time.monotonic() + pause
@@ -186,7 +191,7 @@ class Worker:
 def work(
     config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None], supervisor: Connection[bool, None]
 ) -> None:
-    """Run one server in the worker's process. Raises SystemExit if it can't start."""
+    """Runs one server in the worker's process. Raises SystemExit if it can't start."""
     prepare()
     server = Server(config, impatient=False)
     threading.Thread(target=_answer, args=(server, supervisor), daemon=True).start()
@@ -198,7 +203,7 @@ def work(
 
 
 def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
-    """Answer the supervisor's liveness checks; end this process when the supervisor is gone."""
+    """Answers the supervisor's liveness checks. Ends this process if the supervisor dies."""
     with suppress(EOFError, OSError):
         while True:
             supervisor.recv()
@@ -207,8 +212,10 @@ def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
 
 
 def serves(server: Server) -> bool:
-    """Whether the server has started. After that it waits for a turn of the event loop, so a worker whose loop hangs
-    gives no answer. Loading has no time limit."""
+    """Whether the server has started. Blocks until the event loop runs a callback, so a hung worker does not answer.
+
+    During loading it returns False immediately, so loading has no time limit.
+    """
     if server.loop is None:
         return False
     turned = threading.Event()

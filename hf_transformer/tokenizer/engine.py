@@ -1,4 +1,4 @@
-"""Text to encodings, by the Rust tokenizers library or by a tokenizer written in Python."""
+"""Encoding of texts with the Rust tokenizers library, or with a tokenizer written in Python."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hf_transformer.tokenizer.words import SPACE, Separable, WordCache, find_sep
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
 
 LONG = 32_768
-"""Length in characters above which only a prefix is encoded, if its tokens fill the model's length."""
+"""Text length in characters above which the engine encodes only a prefix if its tokens fill the model's length."""
 FIRST_TRY, GROWTH = 16_384, 4
-"""First prefix length in characters, and the factor for the next one."""
+"""Length of the first prefix in characters, and growth factor of the following prefixes."""
 EXPANSION = 32
-"""Upper bound of the words that one character of an added token becomes; NFKC expands one to 18 characters (UAX 15)."""
+"""Upper bound of the number of words per character of an added token. NFKC expands a character to up to 18 (UAX 15)."""
 
 LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
-"""Fields of an encoding with one value per token."""
+"""Fields of an Encoding with one value per token."""
 
 
 def strings(text: TextInput) -> Sequence[str]:
-    """The strings of a text: itself, both of a pair, its words; none for token ids."""
+    """Strings of an input: the text itself, both texts of a pair, or the words; empty for token ids."""
     if isinstance(text, str):
         return (text,)
     if isinstance(text, TokenIds):
@@ -37,14 +37,14 @@ def strings(text: TextInput) -> Sequence[str]:
 
 
 def characters(text: TextInput) -> int:
-    """Number of characters of a text, a pair or words; token ids count as one each."""
+    """Number of characters of a text, a pair or words. A token id counts as one character."""
     if isinstance(text, str):
         return len(text)
     return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, strings(text)))
 
 
 def too_many_tokens(options: Tokenization) -> TooLarge:
-    """The error for more than ``options.max_tokens`` tokens."""
+    """Error for more than ``options.max_tokens`` tokens."""
     return TooLarge(
         "instances",
         f"at most {options.max_tokens} tokens in a request, whose answer holds at most --max_answer_values values",
@@ -53,16 +53,16 @@ def too_many_tokens(options: Tokenization) -> TooLarge:
 
 
 class Engine(ABC):
-    """Encodes texts, truncated to ``max_length`` tokens. Threads share it."""
+    """Encodes texts, truncated to ``max_length`` tokens. Thread-safe."""
 
     max_length: int
 
     def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, one unless ``options`` asks for more. Token ids are not changed.
+        """Encodes each text into windows: one window unless ``options`` requests more. Returns token ids unchanged.
 
         Raises:
-            InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks a
-                feature.
+            InvalidInput: a text is not Unicode, a pair can't be truncated to the limit, a stride is too long, or the
+                tokenizer lacks a feature.
             TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids.
         """
         if TokenIds not in map(type, texts):
@@ -73,7 +73,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """``encode`` for texts that are not token ids."""
+        """Implements ``encode`` for all inputs except token ids."""
 
     def _encode_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         if len(text.ids) > self.max_length and not options.whole:
@@ -86,7 +86,7 @@ class Engine(ABC):
         return Encoding(list(text.ids), [0] * len(text.ids))
 
     def with_max_length(self, length: int) -> Self:
-        """A copy with another limit in tokens."""
+        """Returns a copy with a different limit in tokens."""
         engine = copy(self)
         engine.max_length = length
         return engine
@@ -95,8 +95,8 @@ class Engine(ABC):
 class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
-    The library encodes each text whole. Truncated texts and windows drop tokens from that encoding, so ``backend``
-    never changes.
+    The library encodes each text without truncation. This class then truncates the encoding or splits it into windows,
+    so it never modifies ``backend``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RustEngine(Engine):
         self._prefix = PrefixTruncation.of(backend, separable) if separable and not self._from_left else None
 
     def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """See Engine. Raises TooLarge before it builds windows."""
+        """Encodes as Engine does, using the word cache. Raises TooLarge before building windows."""
         if options is not PLAIN or self._words is None:
             return super().encode(texts, options)
         limit, known = self.max_length, self._words.ids
@@ -140,15 +140,15 @@ class RustEngine(Engine):
         return [windows or next(rest) for windows in results]
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """``encode`` without the word cache."""
+        """Encodes without the word cache."""
         limit = min(options.max_length or self.max_length, self.max_length)
-        # The library needs up to 450 bytes per character while it encodes: one long text at a time.
+        # The library uses up to 450 bytes per character during encoding, so encode one long text at a time.
         with self._long_text if max(map(characters, texts), default=0) > LONG else nullcontext():
             texts = [self._shortened(text, limit, options) for text in texts]
             return self._whole(texts, options) if options.whole else self._cut(texts, limit, options)
 
     def _cut(self, texts: Sequence[TextInput], limit: int, options: Tokenization) -> list[list[Encoding]]:
-        """Encode texts in ``limit`` tokens each, or in windows of ``limit`` tokens."""
+        """Encodes texts, truncated to ``limit`` tokens or split into windows of ``limit`` tokens."""
         stride = min(limit // 2, 128) if options.stride is None else options.stride
         if options.windows or options.max_length:
             self._check_room(limit, stride, pair=options.one_side)
@@ -171,9 +171,9 @@ class RustEngine(Engine):
         return results
 
     def _shortened(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
-        """A prefix of a long text with more than ``limit`` tokens; truncation would drop the rest anyway.
+        """Shortens a long text to a prefix with more than ``limit`` tokens, since truncation drops the rest.
 
-        If truncation shortens the longer text of a pair first, the prefix must stay the longer one.
+        If truncation shortens the longer text of a pair first, the prefix must remain the longer text.
         """
         if self._prefix is None or options.windows or options.whole or characters(text) <= LONG:
             return text
@@ -188,7 +188,7 @@ class RustEngine(Engine):
         return (long, short) if cuts_first else (short, long)
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
-        """An encoding without these ranges of tokens. Adjusts offsets, see ``keeps_space``."""
+        """Returns an encoding without the given ranges of tokens. Adjusts offsets; see ``keeps_space``."""
         window = without(whole, ranges)
         if window.offsets is not None and window.sequence_ids is not None and self._keeps_space:
             for index in {window.sequence_ids.index(number) for number in (0, 1) if number in window.sequence_ids}:
@@ -198,7 +198,7 @@ class RustEngine(Engine):
         return window
 
     def _check_room(self, limit: int, stride: int, *, pair: bool) -> None:
-        """Raises InvalidInput if windows of ``limit`` tokens have no room for text, or none besides ``stride``
+        """Raises InvalidInput if windows of ``limit`` tokens have no room for text, or room for at most ``stride``
         tokens."""
         room = limit - self._added(pair)
         if room <= 0:
@@ -207,7 +207,7 @@ class RustEngine(Engine):
             raise InvalidInput("", f"a stride below the {room} tokens of text in a window", f"{stride} tokens")
 
     def _plan(self, whole: tokenizers.Encoding, pair: bool, limit: int, stride: int, options: Tokenization) -> Plan:
-        """The windows of a text, or its truncation.
+        """Computes the windows of a text, or its truncation.
 
         Source: truncate_encoding in tokenizers/src/tokenizer/encoding.rs.
         """
@@ -240,15 +240,17 @@ class RustEngine(Engine):
         return len(starts), (self._outside(text, start, room) for start in starts)
 
     def _outside(self, text: range, start: int, room: int) -> Sequence[range]:
-        """The tokens of a text before and after a window of ``room`` tokens. ``start`` counts from the side of the text
-        that truncation keeps."""
+        """Tokens of a text before and after a window of ``room`` tokens.
+
+        ``start`` counts from the beginning of the text, or from its end if truncation drops the beginning.
+        """
         if self._from_left:
             end = len(text) - start
             return text[: max(0, end - room)], text[end:]
         return text[:start], text[start + room :]
 
     def _whole(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Encode whole texts, with the truncation that each would need."""
+        """Encodes texts without truncation. Sets ``cut`` to the truncation that the model's limit would require."""
         encoded = self._run(texts, replace(options, detail=True))
         if sum(map(len, encoded)) > options.max_tokens:
             raise too_many_tokens(options)
@@ -262,18 +264,19 @@ class RustEngine(Engine):
         return results
 
     def _excess(self, whole: tokenizers.Encoding, pair: bool, limit: int) -> Sequence[range]:
-        """The tokens of each text beyond ``limit`` tokens, if the longer text of a pair is truncated first."""
+        """Tokens of each text that longest-first truncation to ``limit`` tokens drops."""
         tokens = [tokens_of(whole, number) for number in range(1 + pair)]
         kept = longest_first(len(tokens[0]), len(tokens[-1]) * pair, max(0, limit - self._added(pair)))
         sides = zip(tokens, kept, strict=False)
         return [text[: len(text) - count] if self._from_left else text[count:] for text, count in sides]
 
     def _added(self, pair: bool) -> int:
-        """Number of special tokens added to a text or a pair."""
+        """Number of special tokens added to a text or a pair of texts."""
         return self._backend.num_special_tokens_to_add(pair) if self._special_tokens else 0
 
     def _run(self, texts: Sequence[TextInput], options: Tokenization) -> list[tokenizers.Encoding]:
-        """Encode plain texts and texts in words, each kind in one call; results are in the order of ``texts``."""
+        """Encodes plain texts and texts in words, with one library call for each kind. Preserves the order of
+        ``texts``."""
         run: Any = self._backend.encode_batch if options.detail else self._backend.encode_batch_fast
         special_tokens = self._special_tokens if options.special_tokens is None else options.special_tokens
         in_words = [isinstance(text, Words) for text in texts]
@@ -294,10 +297,10 @@ class RustEngine(Engine):
 class PrefixTruncation:
     """Finds a prefix of a long text whose first tokens equal those of the whole text.
 
-    Encoding a million characters takes some 400 MB, and truncation drops almost all of it. With a separable tokenizer,
-    words (pre-tokens) depend on the text before them and little on the text after them: cutting the text can change the
-    last word, the last but one of GPT-2's ('r before e), and words inside a cut added token. So all tokens except those
-    of the last ``uncertain`` words are the same without the rest of the text.
+    Encoding of a million characters takes some 400 MB of memory, and truncation drops almost all tokens. With a
+    separable tokenizer, words (pre-tokens) depend on the preceding text, and hardly on the following text. A cut can
+    change the last word, the second-to-last word with GPT-2's pattern ('r before e), and the words of a split added
+    token. The rest of the text therefore affects at most the last ``uncertain`` words of the prefix.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, separable: Separable) -> None:
@@ -306,7 +309,10 @@ class PrefixTruncation:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, separable: Separable) -> PrefixTruncation | None:
-        """None if the model raises an error for unknown words: one may be in the dropped part."""
+        """Creates an instance, or returns None if the model raises errors for unknown words.
+
+        Truncation would hide an unknown word in the dropped part of the text.
+        """
         unknown = backend.model.unk_token
         if unknown is None:
             refuses = not isinstance(backend.model, tokenizers.models.BPE)
@@ -315,8 +321,11 @@ class PrefixTruncation:
         return None if refuses else cls(backend, separable)
 
     def of_text(self, text: str, tokens: int) -> str:
-        """A prefix with more than ``tokens`` certain tokens; the whole text if no prefix is short enough, or if it is
-        not Unicode, which the library reports."""
+        """Returns a prefix with more than ``tokens`` tokens that equal those of the whole text.
+
+        Returns the whole text if no prefix is short enough. Also returns a text that is not Unicode, since encoding
+        then raises the error.
+        """
         size = max(FIRST_TRY, 4 * tokens)
         try:
             text.encode()
@@ -331,14 +340,17 @@ class PrefixTruncation:
 
 
 Plan = tuple[int, Iterable[Sequence[range]]]
-"""The number of windows of a text, and the token ranges that each window drops."""
+"""Number of windows of a text, and the token ranges to drop for each window."""
 
 UNCUT: Plan = (1, ((),))
 
 
 def keeps_space(backend: tokenizers.Tokenizer) -> bool:
-    """Whether offsets exclude the space before a token, except for the first token of a text: the library assumes that
-    it added that space itself. Source: process_offsets in pre_tokenizers/byte_level.rs."""
+    """Whether offsets exclude the space before each token except the first token of a text.
+
+    The library assumes that it added the first token's space itself.
+    Source: process_offsets in pre_tokenizers/byte_level.rs.
+    """
     probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ġa": 0}))
     probe.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     probe.post_processor = backend.post_processor
@@ -346,7 +358,7 @@ def keeps_space(backend: tokenizers.Tokenizer) -> bool:
 
 
 def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
-    """The range of tokens of the first (0) or second (1) text."""
+    """Range of tokens of the first (0) or second (1) text."""
     owners = encoded.sequence_ids
     count = owners.count(number)
     first = owners.index(number) if count else 0
@@ -354,8 +366,10 @@ def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Token counts of both texts after longest-first truncation to ``room`` tokens together; ``second`` is 0 for a
-    single text. Source: truncate_encodings in tokenizers/src/utils/truncation.rs."""
+    """Token counts of both texts after longest-first truncation to ``room`` tokens in total.
+
+    ``second`` is 0 for a single text. Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
+    """
     short, long = sorted((first, second))
     if short + long <= room:
         return first, second
@@ -367,7 +381,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
-    """An encoding without these ranges of tokens, which are in order and don't overlap."""
+    """Returns an encoding without the given ranges of tokens. The ranges are in order and don't overlap."""
     cuts = [cut for cut in ranges if cut]
     kept = list(map(slice, [0, *(cut.stop for cut in cuts)], [*(cut.start for cut in cuts), len(encoding)]))
     lists = ((name, getattr(encoding, name)) for name in LISTS)
@@ -384,7 +398,8 @@ def _convert(encoded: tokenizers.Encoding, detail: bool, *, truncated: bool = Fa
 
 
 def _reason(texts: Sequence[TextInput]) -> str | None:
-    """A lone surrogate in the texts, which the library does not report; None without one."""
+    """Describes a lone surrogate in the texts, since the library's error does not; None if there is no lone
+    surrogate."""
     for text in texts:
         try:
             "".join(strings(text)).encode()
@@ -395,7 +410,7 @@ def _reason(texts: Sequence[TextInput]) -> str | None:
 
 @dataclass
 class PythonEngine(Engine):
-    """A tokenizer of transformers written in Python, without offsets, windows and texts in words."""
+    """Tokenizer of transformers written in Python. It does not support offsets, windows and texts in words."""
 
     tokenizer: Any
     max_length: int
@@ -415,7 +430,7 @@ class PythonEngine(Engine):
         return [[self._truncated(text, strategy)] for text in texts]
 
     def _whole(self, text: TextInput, options: Tokenization) -> Encoding:
-        """Encode a whole text, without the positions of its tokens."""
+        """Encodes a text without truncation. The result has no offsets."""
         special = self.special_tokens if options.special_tokens is None else options.special_tokens
         whole = self._call(text, add_special_tokens=special, return_special_tokens_mask=True)
         ids = list(whole["input_ids"])
@@ -433,7 +448,7 @@ class PythonEngine(Engine):
             whole = self._call(text, truncation=strategy, max_length=self.max_length)
         ids = list(whole["input_ids"])
         if len(ids) > self.max_length:
-            # transformers then logs an error, and does not truncate the pair.
+            # In this case transformers logs an error, and does not truncate the pair.
             raise InvalidInput("", f"a pair of texts that fits into {self.max_length} tokens", f"{len(ids)} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 

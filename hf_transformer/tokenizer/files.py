@@ -13,29 +13,31 @@ VOCABULARY_FILES = tuple(
     "tokenizer.json vocab.txt vocab.json spiece.model spm.model sentencepiece.bpe.model sentencepiece.model"
     " tokenizer.model tiktoken.model tekken.json source.spm bpe.codes prophetnet.tokenizer".split()
 )
-"""Files that contain a tokenizer's vocabulary; a folder with any of them has a tokenizer."""
+"""Files that contain a tokenizer's vocabulary. A folder with any of these files has a tokenizer."""
 
 VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})
-"""Tokenizers on bytes or characters, without a vocabulary file."""
+"""Tokenizers for bytes or characters, without a vocabulary file."""
 
 MORE_FILES = tuple(
     "merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken generation_config.json"
     " chat_template.jinja chat_template.json additional_chat_templates/*.jinja modules.json sentence_*_config.json"
     " config_sentence_transformers.json ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model".split()
 )
-"""Patterns of further files that the service, transformers or sentence-transformers read. ``?_*/`` are modules of
-sentence-transformers, whose first versions kept the tokenizer in 0_Transformer."""
+"""Patterns of further files required by the service, transformers or sentence-transformers.
+
+``?_*/`` are modules of sentence-transformers. Its first versions stored the tokenizer in 0_Transformer.
+"""
 
 SETTINGS_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Settings, read if they exist. A cached snapshot is complete only with all of them that the repository has."""
+"""Optional settings files. A cached snapshot is complete only if it has all settings files of the repository."""
 
 
 SMALL_FILES = (*SETTINGS_FILES, *VOCABULARY_FILES, *MORE_FILES)
-"""Patterns of all files to download and export, weights and code excluded."""
+"""Patterns of all files to download and export, except weights and code."""
 
 
 def load_json(path: Path) -> Json:
-    """The value in a JSON file. Raises LoadError that names the file."""
+    """Reads the value in a JSON file. Raises LoadError with the file's name."""
     try:
         return orjson.loads(path.read_bytes())
     except FileNotFoundError:
@@ -47,7 +49,7 @@ def load_json(path: Path) -> Json:
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Json]:
-    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError that names the file."""
+    """Reads the JSON object in a file; {} for a missing optional file. Raises LoadError with the file's name."""
     if not required and not path.exists():
         return {}
     value = load_json(path)
@@ -57,8 +59,11 @@ def read_json(path: Path, *, required: bool) -> dict[str, Json]:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder with config.json, tokenizer and weights: the folder itself or, for the first versions of
-    sentence-transformers, that of the first module in modules.json, such as 0_Transformer."""
+    """Folder with config.json, tokenizer and weights.
+
+    It is ``folder`` itself, or the folder of the first module in modules.json, such as 0_Transformer, in the format of
+    the first versions of sentence-transformers.
+    """
     modules = folder / "modules.json"
     if (folder / "config.json").is_file() or not modules.is_file():
         return folder
@@ -69,7 +74,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
+    """Whether a folder contains the files of a tokenizer."""
     if any((folder / name).is_file() for name in VOCABULARY_FILES) or any(folder.glob("*.tiktoken")):
         return True
     settings = read_json(folder / "tokenizer_config.json", required=False)

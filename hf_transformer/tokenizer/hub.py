@@ -1,12 +1,12 @@
-"""A model's small files from a Hugging Face hub: out of the cache on disk, else downloaded into it.
+"""Small files of a model from a Hugging Face hub: read from the cache on disk, or downloaded into it.
 
-The cache has the hub library's layout, which is public and which other tools share:
+The cache has the public layout of the hub library, shared with other tools:
 
     models--<org>--<name>/refs/<branch or tag>          text: a commit
     models--<org>--<name>/snapshots/<commit>/<file>     links into ../../blobs
-    models--<org>--<name>/trees/<commit>.json           the names of all files of that commit, where known
+    models--<org>--<name>/trees/<commit>.json           the names of all files of that commit, if known
 
-Looking it up here rather than through the library saves 120 ms of imports at each start (measured).
+Direct access to the cache saves 120 ms for importing the library at each start (measured).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def hub_snapshot(
     with_code: bool = False,
     cache_dir: Path | None = None,
 ) -> Path:
-    """The snapshot folder of one revision, from the cache if it is complete there, else after downloading.
+    """Snapshot folder of a revision: from the cache if it is complete, else downloaded.
 
-    ``with_tokenizer``: the tokenizer's files are needed, not just config.json. ``with_code``: Python files too.
-    Raises LoadError.
+    ``with_tokenizer`` requires the tokenizer's files in addition to config.json. ``with_code`` also requires Python
+    files. Raises LoadError.
     """
     from huggingface_hub import constants
 
@@ -60,13 +60,13 @@ def hub_snapshot(
     except LoadError as exc:
         if snapshot is None:
             raise
-        # The cache was filled with these files only, which are enough for most tokenizers.
+        # The cached files are sufficient for most tokenizers.
         log.warning("%s; using the files in %s", exc, snapshot)
         return snapshot
 
 
 def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bool) -> Path | None:
-    """The snapshot of a revision, None if it lacks config.json or a requested part: tokenizer, code."""
+    """Cached snapshot of a revision; None if it lacks config.json, or the requested tokenizer or code."""
     commit = revision
     if not COMMIT.fullmatch(revision):
         try:
@@ -82,18 +82,19 @@ def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bo
 
 
 def code_files(folder: Path) -> set[str]:
-    """The Python files of this repository listed in auto_map of tokenizer_config.json."""
+    """Python files of this repository that auto_map of tokenizer_config.json lists."""
     auto_map = read_json(folder / "tokenizer_config.json", required=False).get("auto_map")
     classes = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
     references = [classes] if isinstance(classes, str) else list(classes or ())
-    # "module.Class"; "org/name--module.Class" lies in another repository.
+    # "module.Class" is in this repository, "org/name--module.Class" in another repository.
     return {f"{name.split('.')[0]}.py" for name in references if isinstance(name, str) and "--" not in name}
 
 
 def _complete(storage: Path, folder: Path) -> bool:
-    """Whether a cached snapshot has all settings files of its commit, according to the cache's file listing.
+    """Whether a cached snapshot has all settings and tokenizer files of its commit, according to the cache's file
+    listing.
 
-    An interrupted download leaves a snapshot that loads, but may lack the special tokens.
+    After an interrupted download, a snapshot may load, but lack the special tokens.
     """
     try:
         listing = orjson.loads((storage / "trees" / f"{folder.name}.json").read_bytes())
@@ -101,7 +102,7 @@ def _complete(storage: Path, folder: Path) -> bool:
             return True
         files = set(listing["files"])
     except (OSError, ValueError, KeyError, TypeError):
-        return True  # the listing is internal to the library, so ignore one in another format
+        return True  # the listing's format is internal to the library, so ignore unknown formats
     needed = {name for name in (*SETTINGS_FILES, "tokenizer.json") if name in files}
     if "tokenizer.json" not in files:
         needed |= {name for name in (*VOCABULARY_FILES, "merges.txt") if name in files}
@@ -120,7 +121,7 @@ def _download(repo: str, revision: str, token: str | None, cache: Path, with_cod
 
 @contextmanager
 def _map_errors(repo: str, revision: str, token: str | None) -> Iterator[None]:
-    """Map every error of the hub's library to a LoadError in one line, without the token."""
+    """Converts all errors of the hub library to a LoadError with a one-line message that omits the token."""
     from huggingface_hub import errors
 
     name = f"--model_id={repo}"
@@ -140,7 +141,7 @@ def _map_errors(repo: str, revision: str, token: str | None) -> Iterator[None]:
             f"{name} revision {revision} is not in the hub's cache and the hub can't be reached ({detail}):"
             " allow the network, or mount the files and set --model_dir"
         ) from exc
-    except Exception as exc:  # the library passes on any error of its HTTP client, the disk and the OS
+    except Exception as exc:  # the library does not wrap errors of its HTTP client, the disk and the OS
         raise LoadError(f"{name} revision {revision} can't be downloaded: {_one_line(exc, token)}") from exc
 
 

@@ -1,8 +1,8 @@
 """Loads a folder's tokenizer into the Rust library, and determines its limit in tokens.
 
-The result equals that of transformers' AutoTokenizer, without importing transformers (two seconds). The steps are those
-of PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers itself
-loads other folders (NotMirrored): those without tokenizer.json, with a rare class, or with custom code.
+The result equals that of transformers' AutoTokenizer, but without importing transformers, which takes two seconds. The
+steps follow PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers
+itself loads folders without tokenizer.json, with a rare class, or with custom code (NotMirrored).
 """
 
 from __future__ import annotations
@@ -25,44 +25,51 @@ from hf_transformer.types.request import Json
 log = logging.getLogger(__name__)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The named special tokens."""
+"""Names of the special tokens in tokenizer_config.json."""
 DEFAULT_MAX_LENGTH = 512
-"""Limit in tokens if neither tokenizer nor model has one: that of BERT and of most encoders."""
+"""Default limit in tokens if neither tokenizer nor model defines a limit, as for BERT and most encoders."""
 NO_LIMIT = 10**12
-"""Values above this mean no limit: transformers writes int(1e30)."""
+"""Values from this number on mean no limit: transformers writes int(1e30)."""
 
 LENGTH_KEYS = (
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length max_seq_length"
     " seq_len"
 ).split()
-"""Keys in config.json for the longest sequence; the smallest value applies."""
+"""Keys in config.json for the maximum sequence length. The smallest value applies."""
 
 OFFSET_POSITIONS = frozenset(
     "altclip bridgetower camembert clap data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta"
     " roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
 )
-"""Model types whose positions begin at padding_idx + 1, so that padding_idx + 1 rows of the position table are unused.
+"""Model types with positions that begin at padding_idx + 1. They don't use the first padding_idx + 1 position
+embeddings.
 
-Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and its relatives.
+Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and similar models.
 """
 
 
 MOST_GROWTH = 100
-"""Limit for the growth of a text by normalization, without which 400 characters can take gigabytes. Unicode's own
-tables turn an Arabic ligature into 18 characters, and HTML's escapes have up to six."""
+"""Maximum growth factor of a text by normalization or decoding. Without it, 400 characters can take gigabytes.
+
+Unicode normalization expands an Arabic ligature to 18 characters, and an HTML escape has up to six characters.
+"""
 
 
 class NotMirrored(Exception):
-    """The folder needs transformers; the message has the reason."""
+    """Raised if only transformers can load the folder. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
     """A tokenizer and its settings.
 
-    ``backend`` is the Rust tokenizer, None for one written in Python; ``slow`` is transformers' tokenizer, None if it
-    is not needed. ``size`` is the highest id plus one, ``tokens`` are the special tokens by names such as
-    ``pad_token``. ``model_max_length`` is None if unset. ``cleans_up``: decoding removes spaces before punctuation.
+    Attributes:
+        backend: the Rust tokenizer; None for a tokenizer written in Python.
+        size: the highest token id plus one.
+        tokens: the special tokens by names such as ``pad_token``.
+        model_max_length: the limit in tokens; None if unset.
+        cleans_up: whether decoding removes spaces before punctuation.
+        slow: transformers' tokenizer; None if the Rust library loaded the tokenizer.
     """
 
     backend: Tokenizer | None
@@ -78,7 +85,7 @@ class LoadedTokenizer:
 def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
 ) -> LoadedTokenizer:
-    """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    """Loads a folder's tokenizer. Runs custom code only with ``trust_remote_code``. Raises LoadError."""
     why, loaded = "it has no tokenizer.json", None
     if (folder / "tokenizer.json").is_file():
         try:
@@ -98,27 +105,27 @@ def load_folder(
 
 
 def growth_of(state: Json) -> float:
-    """Upper bound of the growth of a text by the replacing and prepending steps of a normalizer or decoder.
+    """Upper bound of the growth factor of a text in the replacing and prepending steps of a normalizer or decoder.
 
-    A step multiplies the output of an earlier one only if that output contains what the step replaces.
+    Growth factors of two steps multiply only if the output of the earlier step contains the pattern of the later one.
     """
     steps = [step for step in _steps(state) if step[2]]
     chains: list[float] = []
     for index, (pattern, growth, _) in enumerate(steps):
-        before = [chains[one] for one in range(index) if pattern is None or pattern in (steps[one][2])]
+        before = [chains[step] for step in range(index) if pattern is None or pattern in steps[step][2]]
         chains.append(growth * max(before, default=1.0))
     return max(chains, default=1.0)
 
 
 def _steps(state: Json) -> list[tuple[str | None, float, str]]:
-    """The steps as (replaced text or None for a pattern, growth factor, replacement)."""
+    """Steps as tuples: replaced text (None for a pattern), growth factor, replacement."""
     kind = state.get("type")
     if kind == "Sequence":
         return [step for one in state.get("normalizers", state.get("decoders", ())) for step in _steps(one)]
     if kind == "Replace":
         text, content = state["pattern"].get("String"), state["content"]
         growth = max(1.0, len(content) / max(len(text or ""), 1))
-        return [(text, growth + (text == ""), content)]  # an empty text matches next to each character
+        return [(text, growth + (text == ""), content)]  # an empty pattern matches next to each character
     if kind == "Prepend":  # prepended to each piece between added tokens
         return [(None, 1.0 + len(state["prepend"]), state["prepend"])]
     if kind == "Precompiled":  # SentencePiece's format: a trie, then zero-terminated texts (normalizer.cc)
@@ -130,7 +137,7 @@ def _steps(state: Json) -> list[tuple[str | None, float, str]]:
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
-    """Load a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
+    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for invalid JSON."""
     settings = read_json(folder / "tokenizer_config.json", required=False)
     name = tokenizer_class(config, settings)
     if name is None:
@@ -150,7 +157,7 @@ def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> 
 
 
 def without_lower_case(normalizer: Json) -> Json:
-    """The normalizer of a tokenizer.json without lower-casing."""
+    """Removes lower-casing from the normalizer of a tokenizer.json."""
     if not isinstance(normalizer, dict) or normalizer.get("type") == "Lowercase":
         return None
     if normalizer.get("type") == "BertNormalizer":
@@ -175,7 +182,7 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
         named.setdefault("pad_token", document["padding"]["pad_token"])
     vocab = document["model"]["vocab"]
     highest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
-    # Free Python's copy of the vocabulary, which takes megabytes; from here on only the Rust library needs it.
+    # Free Python's copy of the vocabulary, which takes megabytes. Only the Rust library uses it below.
     del vocab
     backend = _backend(recipe, settings, document, named)
     extra = settings.get("extra_special_tokens") or []
@@ -211,7 +218,8 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
 
 
 def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], folder: Path) -> dict[int, AddedToken]:
-    """The added tokens by id. Completes ``settings`` in place from the older special_tokens_map.json."""
+    """Returns the added tokens by id. Adds the settings of the older special_tokens_map.json to ``settings`` in
+    place."""
     if settings.get("additional_special_tokens") is not None and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
     added: dict[int, AddedToken] = {}
@@ -247,7 +255,7 @@ def _text(token: Json) -> str:
 
 
 def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None:
-    """Add the default extra tokens of T5, CamemBERT and XLNet to ``settings``."""
+    """Adds the default extra tokens of T5, CamemBERT and XLNet to ``settings``."""
     defaults = recipe.extra
     if name == "T5Tokenizer":
         count = settings.get("extra_ids", 100)
@@ -263,7 +271,7 @@ def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None
 def _named_tokens(
     settings: dict[str, Json], recipe: Recipe | None, added: Mapping[str, AddedToken]
 ) -> dict[str, str | AddedToken]:
-    """The special tokens by name, in the order in which tokens without an id get one."""
+    """Special tokens by name, in the order of assigning ids to tokens without an id."""
     extra = settings.get("extra_special_tokens") or []
     custom = {key: value for key, value in settings.items() if key.endswith("_token") and key not in NAMED}
     plain = {key: value for key, value in custom.items() if isinstance(value, str)}
@@ -303,7 +311,7 @@ def _backend(
     document: dict[str, Json],
     named: Mapping[str, str | AddedToken],
 ) -> Tokenizer:
-    """The Rust tokenizer: tokenizer.json unchanged, or its vocabulary with the stages of the recipe."""
+    """Builds the Rust tokenizer: tokenizer.json unchanged, or its vocabulary with the stages of the recipe."""
     document |= {"truncation": None, "padding": None}
     if recipe is None:
         whole = orjson.dumps(document)
@@ -331,7 +339,8 @@ def _add_tokens(
     named: Mapping[str, str | AddedToken],
     extra: Iterable[str | AddedToken],
 ) -> None:
-    """Add tokens that the vocabulary lacks: listed ones by id, then named, then extra ones."""
+    """Adds tokens to the vocabulary: first the added tokens by id, then missing named tokens, then missing extra
+    tokens."""
     listed = [added[number] for number in sorted(added)]
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *listed)}
     missing: dict[str, str | AddedToken] = {}
@@ -362,7 +371,7 @@ def _load_with_transformers(folder: Path, why: str, *, lower_case: bool, trust_r
     options |= {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-    except Exception as exc:  # custom code and a dozen libraries can raise any exception
+    except Exception as exc:  # custom code and its libraries can raise any exception
         if "trust_remote_code" in str(exc) and not trust_remote_code:
             raise LoadError(
                 f"the tokenizer in {folder} has code of its own: allow it with --trust_remote_code"
@@ -383,7 +392,7 @@ def _load_with_transformers(folder: Path, why: str, *, lower_case: bool, trust_r
 
 
 def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
-    """A copy of the inner Rust tokenizer, None if the class overrides encoding."""
+    """Copies the inner Rust tokenizer; None if the class overrides encoding."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -402,9 +411,9 @@ def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
 
 
 def choose_max_length(asked: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:
-    """The length to truncate to: ``asked`` (--max_model_len), else the smaller of the two limits, else 512.
+    """Maximum length for truncation: ``asked`` (--max_model_len), else the tokenizer's or the model's limit, else 512.
 
-    Raises LoadError if ``asked`` exceeds the model's limit.
+    The smaller of the two limits applies. Raises LoadError if ``asked`` exceeds the model's limit.
     """
     limit = model_limit(config)
     if asked is not None:
@@ -417,28 +426,28 @@ def choose_max_length(asked: int | None, tokenizer_limit: int | None, config: Ma
 
 
 def model_limit(config: Mapping[str, Json]) -> int | None:
-    """The longest sequence in config.json, special tokens included; None if it has no limit."""
+    """Maximum sequence length in config.json, including special tokens; None without a limit."""
     text = config.get("text_config")
     lengths = [_length(config.get(key)) for key in LENGTH_KEYS]
     limit = min((length for length in lengths if length), default=None)
     if limit is None:
         return model_limit(text) if isinstance(text, Mapping) else None
     if config.get("model_type") in OFFSET_POSITIONS:
-        # MPNet's padding_idx is always 1; that of others is pad_token_id, 1 by default.
+        # MPNet's padding_idx is always 1. For other models it is pad_token_id, 1 by default.
         padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)
         limit -= (padding if isinstance(padding, int) else 1) + 1
     return _stretched(limit, config.get("rope_scaling") or config.get("rope_parameters"))
 
 
 def _length(value: Json) -> int | None:
-    """A limit as an int, None if unset: negative, zero or at least NO_LIMIT."""
+    """Converts a limit to an int. Returns None for values that mean no limit: negative, zero or at least NO_LIMIT."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NO_LIMIT:
         return None
     return int(value)
 
 
 def _stretched(length: int, scaling: Json) -> int:
-    """The length after scaling of rotary positions by rope_scaling (linear, dynamic, yarn)."""
+    """Maximum length after scaling of rotary positions by rope_scaling (linear, dynamic, yarn)."""
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     if kind == "yarn":
         length = _length(scaling.get("original_max_position_embeddings")) or length

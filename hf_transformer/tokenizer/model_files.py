@@ -1,7 +1,7 @@
-"""Finds the folder that holds config.json and the tokenizer's files, and reads config.json.
+"""Finds the folder with config.json and the tokenizer's files, and reads config.json.
 
-The files are in a local folder, or in the cache of the Hugging Face hub, which downloads missing ones. Weights are
-never downloaded: the predictor has them.
+The files are in a local folder or in the Hugging Face hub's cache. Missing files are downloaded into the cache, except
+for weights, which only the predictor needs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def find_model_files(
     trust_remote_code: bool = False,
     cache_dir: Path | None = None,
 ) -> ModelFiles:
-    """Find the files of a model by hub id or local path (``model_id``), or in ``model_dir`` without an id.
+    """Finds the files of a model by hub id or local path (``model_id``), or in ``model_dir`` without an id.
 
-    In ``model_dir`` the files may also be in a subfolder named like the model, as in Triton's repository layout.
+    In ``model_dir`` the files may also be in a subfolder named after the model, as in Triton's repository layout.
     ``tokenizer_revision`` defaults to the model's revision, ``cache_dir`` to the hub's (HF_HUB_CACHE, HF_HOME). Sends
     no request if the cache has the files.
 
-    Raises LoadError with a one-line message, without the token: no such folder, repository or revision, no access, no
-    network, no tokenizer in the folder, broken JSON.
+    Raises LoadError with a one-line message that omits the token. Causes are a missing folder, repository or revision,
+    denied access, a network error, a folder without a tokenizer, and invalid JSON.
     """
     if model_id is None or Path(model_id).expanduser().is_dir():
         folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
@@ -67,7 +67,7 @@ def find_model_files(
 
 
 def _local_folder(folder: Path, model_name: str | None) -> Path:
-    """The folder itself, or its subfolder with the model's name if only that has a tokenizer."""
+    """Returns the folder itself, or its subfolder with the model's name if only the subfolder has a tokenizer."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise LoadError(f"the model folder {folder} {what} (set --model_dir or --model_id)")
@@ -100,7 +100,7 @@ def _require_tokenizer(folder: Path, where: str) -> None:
 
 
 def _is_tritons(folder: Path) -> bool:
-    """Whether a folder is a model in a Triton model repository: it has a config.pbtxt or version folders."""
+    """Whether a folder is a model in a Triton model repository, with a config.pbtxt or version folders."""
     try:
         return (folder / "config.pbtxt").is_file() or any(folder.glob("[0-9]*/model.*"))
     except OSError:  # not a folder, or not readable, such as a volume's lost+found

@@ -1,9 +1,10 @@
-"""The tokenizer classes of transformers, and the pipeline that each builds around the vocabulary.
+"""Recipes for the tokenizer classes of transformers, which build a pipeline around the vocabulary.
 
-Since version 5 most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
-tokenizer_config.json. One recipe per class has the model type and its options, the default special tokens, and the
-stages of the pipeline. Taken from transformers 5.23,
-models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests compare them with the installed version.
+Since version 5, most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
+tokenizer_config.json. A class's recipe defines the model type and its options, the default special tokens, and the
+stages of the pipeline. Tests compare the recipes with the installed version.
+
+Source: transformers 5.23, models/*/tokenization_*.py and models/auto/tokenization_auto.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from hf_transformer.types.request import Json
 
 Settings = Mapping[str, Json]
-"""The settings in tokenizer_config.json, merged with the older files."""
+"""Settings in tokenizer_config.json, merged with older settings files."""
 
 SpecialTokens = Mapping[str, str]
-"""The text of each special token, by names such as ``cls_token``."""
+"""Texts of special tokens, by names such as ``cls_token``."""
 
 
 def named(text: str) -> dict[str, str]:
-    """``cls=[CLS] sep=[SEP]`` as {"cls_token": "[CLS]", ...}."""
+    """Parses special tokens: ``cls=[CLS] sep=[SEP]`` becomes {"cls_token": "[CLS]", "sep_token": "[SEP]"}."""
     return {f"{name}_token": token for name, token in (part.split("=", 1) for part in text.split())}
 
 
@@ -41,12 +42,16 @@ Finish = Callable[[Tokenizer, Settings, SpecialTokens], None]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The recipe by which one class builds its tokenizer.
+    """Recipe for building the tokenizer of one class.
 
-    ``model`` is the model type, ``options`` computes its options from settings and vocabulary, ``tokens`` are the
-    default special tokens, ``flags`` the options of special tokens given as plain text, ``extra`` further special
-    tokens. ``stages`` sets normalizer, pre-tokenizer and decoder; ``finish`` sets the post-processor if the class
-    replaces the one in tokenizer.json.
+    Attributes:
+        model: the model type.
+        tokens: the default special tokens.
+        stages: sets normalizer, pre-tokenizer and decoder.
+        finish: sets the post-processor if the class replaces the post-processor of tokenizer.json.
+        options: computes the model's options from settings and vocabulary.
+        flags: options of special tokens that the settings define as plain strings.
+        extra: further special tokens.
     """
 
     model: str
@@ -59,9 +64,9 @@ class Recipe:
 
 
 def charsmap(document: Json) -> bytes | None:
-    """SentencePiece's table of character replacements from the normalizer in tokenizer.json."""
-    found = document.get("normalizer") or {}
-    for step in found.get("normalizers", [found]):
+    """SentencePiece's character replacement table (precompiled_charsmap) from the normalizer in tokenizer.json."""
+    normalizer = document.get("normalizer") or {}
+    for step in normalizer.get("normalizers", [normalizer]):
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
     return None
@@ -73,7 +78,7 @@ def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
 
 
 def _template(single: str, pair: str) -> Finish:
-    """A template post-processor; placeholders such as ``{cls_token}`` stand for the special tokens."""
+    """Creates a template post-processor. Placeholders such as ``{cls_token}`` stand for the special tokens."""
     names = re.findall("{(.*?)}", single)
 
     def finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
@@ -130,7 +135,7 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's pattern for words, as in all its tokenizer.json files."""
+"""Pattern of Qwen2's pre-tokenizer, as in all its tokenizer.json files."""
 
 
 def _qwen2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -260,13 +265,13 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
-"""The recipe of each class; the generic class has none."""
+"""Recipes by class name. The generic class has no recipe."""
 
 GENERIC = "TokenizersBackend"
-"""The class that loads tokenizer.json unchanged."""
+"""Generic class, which loads tokenizer.json unchanged."""
 
 GENERIC_NAMES = frozenset({GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"})
-"""Class names in tokenizer_config.json, without a trailing ``Fast``, that mean the generic class."""
+"""Names of the generic class in tokenizer_config.json, without a trailing ``Fast``."""
 
 MODEL_TYPES: Mapping[str, str] = {
     GENERIC: (
@@ -299,13 +304,13 @@ MODEL_TYPES: Mapping[str, str] = {
     ),
     "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
 }
-"""The model_type values in config.json that are registered for each tokenizer class."""
+"""Values of model_type in config.json that transformers registers for each tokenizer class."""
 
 ALIASES: Mapping[str, str] = {
     **{f"{name}Tokenizer": "BertTokenizer" for name in "DistilBert Electra LayoutLM MobileBert SqueezeBert".split()},
     **{f"{name}Tokenizer": "RobertaTokenizer" for name in "Bart LED Longformer".split()},
 }
-"""Classes that behave exactly like another one."""
+"""Aliases of classes with identical behaviour."""
 
 WRONG_CLASS_TYPES = frozenset(
     {"hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2"}
@@ -316,16 +321,16 @@ _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model
 
 
 def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
-    """The class for a config.json and a tokenizer_config.json: a key of MODEL_TYPES.
+    """Determines the tokenizer class from config.json and tokenizer_config.json: a key of MODEL_TYPES.
 
-    None for an unknown class or custom code, which only transformers can load.
+    Returns None for an unknown class or custom code, which only transformers can load.
     """
     model_type = config.get("model_type") or ""
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if "auto_map" in settings or config.get("model_name") is not None or not isinstance(named, str | None):
         return None
     if named is None:
-        # transformers may know a model type that has no entry here.
+        # transformers may register a model type that is missing here.
         return _REGISTERED.get(model_type) if model_type else GENERIC
     named = named.removesuffix("Fast")
     named = GENERIC if named in GENERIC_NAMES else ALIASES.get(named, named)
@@ -335,5 +340,5 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
         return GENERIC
     if named not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
         return None
-    # The folder's class overrides the registered one, unless that is the generic class.
+    # The folder's class overrides the registered class, unless the registered class is generic.
     return GENERIC if _REGISTERED.get(model_type) == GENERIC else named

@@ -5,8 +5,8 @@
     sentence_bert_config.json               max_seq_length, do_lower_case
     config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
-The last part of a module's type is its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
-sentence_transformers.sentence_transformer.modules.pooling.Pooling.
+The last part of a module's type is its kind. Versions 2 to 5 write sentence_transformers.models.Pooling, and version 6
+writes sentence_transformers.sentence_transformer.modules.pooling.Pooling.
 
 Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
 sentence-transformers 6.2.
@@ -31,27 +31,27 @@ POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Flags in Pooling's config.json before version 6, in the order in which their results are concatenated."""
+"""Flags in Pooling's config.json before version 6, in the order of concatenating their results."""
 
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Files with the first module's settings; the first that exists applies."""
+"""Possible files for the settings of the first module. The first non-empty file applies."""
 SETTINGS = "config_sentence_transformers.json"
 NO_TOKENS = ("padding", "return_tensors")
-"""Tokenizer arguments that don't change a text's tokens."""
+"""Tokenizer arguments that don't affect the tokens of a text."""
 VECTOR = "sentence_embedding"
-"""The modules' name of a text's vector."""
+"""Key of a text's vector in the modules' features."""
 NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
-"""Modules that need only the model's token vectors; Dropout has no effect outside training."""
+"""Modules without weights besides the model itself. Dropout has no effect on inference."""
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Read the files; None if the folder has no modules.json, or one for reranking or sparse vectors.
+    """Reads the files of a folder. Returns None without modules.json, and for models for reranking or sparse vectors.
 
     Raises:
-        LoadError: a file is broken, or names an unknown pooling mode or default prompt.
+        LoadError: a file is invalid, or names an unknown pooling mode or default prompt.
     """
     path = folder / "modules.json"
     if not path.is_file():
@@ -81,11 +81,12 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """The settings of a CrossEncoder as written by version 6; empty for any other folder. Older versions store the
-    activation function in config.json.
+    """Reads the settings of a CrossEncoder, in the format of version 6; empty for other models.
+
+    Older versions store the activation function in config.json.
 
     Raises:
-        LoadError: the file is broken, or names an unknown default prompt.
+        LoadError: a file is invalid, or names an unknown default prompt.
     """
     settings = read_json(folder / SETTINGS, required=False)
     name = settings.get("activation_fn")
@@ -98,8 +99,11 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
 
 
 def _transformer(folder: Path) -> Mapping[str, Json]:
-    """The settings of the Transformer module. Raises LoadError for tokenizer arguments that change tokens, and for a
-    model that reads only chat messages; version 6 writes both."""
+    """Reads the settings of the Transformer module.
+
+    Raises LoadError for tokenizer arguments that affect tokens, and for a model without text input. Version 6 writes
+    both settings.
+    """
     paths = [folder / name for name in TRANSFORMER_FILES]
     path, settings = next(((path, found) for path in paths if (found := read_json(path, required=False))), (folder, {}))
     calls = settings.get("processing_kwargs")
@@ -115,7 +119,7 @@ def _transformer(folder: Path) -> Mapping[str, Json]:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The kind and folder of each module."""
+    """Reads the kind and folder of each module."""
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise LoadError(f"{path}: expected a list of modules")
@@ -127,7 +131,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
-    """The last module that only the model can run: one with weights, or pooling without a Pooling module."""
+    """Last module that the exported model must contain: a module with weights, or pooling without a Pooling module."""
     kinds = [kind for kind, _ in modules]
     weights = [kind for kind in kinds if kind not in NO_CHANGE]
     if weights:
@@ -136,7 +140,7 @@ def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Normalize module applies to the text's vector rather than to token vectors."""
+    """Whether a Normalize module applies to the text's vector, rather than to token vectors."""
     return any(
         read_json(folder / name / "config.json", required=False).get("module_input_name", VECTOR) == VECTOR
         for kind, name in modules
@@ -145,7 +149,7 @@ def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
 
 
 def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
-    """The enabled pooling modes. Since version 6 pooling_mode lists them; the default is mean."""
+    """Enabled pooling modes. Since version 6, pooling_mode lists them. The default is mean."""
     named = pooling.get("pooling_mode")
     if isinstance(named, str):
         modes: tuple[str, ...] = (named,)
@@ -161,7 +165,7 @@ def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
-    """The prompts by name. Raises LoadError if the default prompt is missing."""
+    """Reads the prompts by name. Raises LoadError if the default prompt is missing."""
     given = settings.get("prompts") or {}
     if not isinstance(given, dict) or not all(text is None or isinstance(text, str) for text in given.values()):
         raise LoadError(f"{path}: expected prompts to be texts by name")
@@ -173,7 +177,7 @@ def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
 
 
 def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
-    """The limit in tokens before version 6, which moved it to tokenizer_config.json."""
+    """Limit in tokens, in the format before version 6. Version 6 moved it to tokenizer_config.json."""
     for name in ("processor_kwargs", "tokenizer_args"):
         arguments = transformer.get(name)
         if isinstance(arguments, dict) and isinstance(arguments.get("model_max_length"), int):

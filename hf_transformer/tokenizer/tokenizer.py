@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the same ids as transformers' AutoTokenizer."""
+"""Conversion of texts to token ids and back, with the same results as transformers' AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
-"""Characters up to which texts are encoded on the event loop; more are encoded in a thread.
+"""Maximum number of characters to encode on the event loop. Longer inputs are encoded in a thread.
 
-Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, so
-about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 ms.
+Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, about
+1 ms at the limit. Switching to a thread and back takes 0.06 to 0.15 ms.
 """
 
 CHUNK, CHUNK_CHARACTERS = 64, 100_000
-"""Texts and approximate characters per call of the library. It keeps all encodings of a call in memory, gigabytes for a
-thousand long texts; smaller calls also let other requests run between them."""
+"""Maximum number of texts, and approximate number of characters, per call of the library.
+
+The library keeps all encodings of a call in memory, gigabytes for a thousand long texts. Smaller calls also let other
+requests run between them.
+"""
 
 MANY_IDS = 2000
-"""Ids above which decoding uses a method that releases the GIL. Decoding this many takes about 1 ms."""
+"""Maximum number of ids to decode while holding the GIL, which takes about 1 ms. Longer decoding releases the GIL."""
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -41,24 +44,24 @@ CLEAN_UP = (
 """Replacements of clean_up_tokenization_spaces, in order."""
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-"""Mask tokens to look for if the settings name none."""
+"""Possible mask tokens if the settings define none."""
 
 Result = TypeVar("Result")
 
 
 class Tokenizer:
-    """One model's tokenizer. Threads and requests share it; calls don't affect each other.
+    """Tokenizer of a model. Thread-safe; calls don't affect each other.
 
     Attributes:
-        max_length: the limit in tokens, special ones included.
+        max_length: the limit in tokens, including special tokens.
         special_tokens: the special tokens by names such as ``pad_token``.
         pad_token_id: the id of the padding token.
-        pad_id: an existing id for masked positions: that of padding, end or unknown, else 0.
+        pad_id: a valid id for masked positions: the padding, end or unknown token, else 0.
         mask_token, mask_id: the mask token and its id.
         cls_id, unk_id: the ids of the classification token and of the token for unknown words.
         vocab_size: the highest id plus one; a model's logits need at least this many columns.
         padding_side: ``left`` or ``right``.
-        marks_subwords: whether a token that continues a word has a prefix (## of WordPiece).
+        marks_subwords: whether tokens that continue a word have a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
 
@@ -66,11 +69,11 @@ class Tokenizer:
     """
 
     token_to_id: Callable[[str], int | None]
-    """The id of a token, None if it is unknown."""
+    """Returns the id of a token, or None if it is unknown."""
     id_to_token: Callable[[int], str | None]
-    """The token of an id, None if it is unknown."""
+    """Returns the token of an id, or None if it is unknown."""
     join_tokens: Callable[[list[str]], str]
-    """The text of tokens, as by AutoTokenizer.convert_tokens_to_string."""
+    """Converts tokens to text, as AutoTokenizer.convert_tokens_to_string does."""
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         self._engine = engine
@@ -101,8 +104,8 @@ class Tokenizer:
         self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
-        """One encoding per text or pair, without padding, truncated to ``max_length``. ``offsets`` fills in all
-        details.
+        """Encodes each text or pair, truncated to ``max_length``, without padding. ``offsets`` adds all optional
+        fields.
 
         Raises InvalidInput.
         """
@@ -111,9 +114,9 @@ class Tokenizer:
     def encode_windows(
         self, texts: Sequence[TextInput], options: Tokenization, stop: threading.Event | None = None
     ) -> list[list[Encoding]]:
-        """The encodings of each text: one, or with ``options.windows`` as many as a long text needs.
+        """Encodes each text into one encoding, or into several windows with ``options.windows``.
 
-        ``stop`` ends the work early, between two calls of the library.
+        Setting ``stop`` ends the work early, between two calls of the library.
 
         Raises:
             InvalidInput: a text can't be encoded with these options.
@@ -137,7 +140,7 @@ class Tokenizer:
         return windows
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, with their tokens if ``options`` asks for whole texts in detail."""
+        """Encodes each text into windows. Adds the tokens' strings if ``options`` requests whole texts in detail."""
         windows = self._engine.encode(texts, options)
         if options.whole and options.detail:
             for [encoding] in windows:
@@ -148,10 +151,10 @@ class Tokenizer:
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
-        """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
+        """Calls ``encode_windows`` without blocking the event loop: long texts are encoded in the executor.
 
-        Cancelling the caller stops the work in the executor soon. ``length`` is the number of characters of all texts,
-        if known.
+        Cancellation stops the work in the executor after the current chunk. ``length`` is the total number of
+        characters, if known.
         """
         if length is None:
             length = sum(map(characters, texts))
@@ -160,7 +163,7 @@ class Tokenizer:
         return await _in_thread(executor, lambda stop: self.encode_windows(texts, options, stop))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids, as by AutoTokenizer.decode."""
+        """Decodes ids to text, as AutoTokenizer.decode does."""
         if self._slow is not None:
             return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
         text = self.decode_unclean(ids, skip_special_tokens)
@@ -169,7 +172,7 @@ class Tokenizer:
         return text
 
     def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` without CLEAN_UP."""
+        """Decodes ids without the replacements of CLEAN_UP."""
         if self._slow is not None:
             options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
             return str(self._slow.decode(list(ids), **options))
@@ -180,8 +183,10 @@ class Tokenizer:
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
     ) -> list[str]:
-        """``decode`` for each sequence, in the executor if there are many ids (None: the event loop's default
-        executor). Cancelling the caller stops that work soon."""
+        """Decodes each sequence of ids; large inputs are decoded in the executor.
+
+        None selects the event loop's default executor. Cancellation stops the work after the current sequence.
+        """
         if sum(map(len, texts)) <= MANY_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
         return await _in_thread(
@@ -189,8 +194,7 @@ class Tokenizer:
         )
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token, without special tokens; None for a text without tokens or one that can't be
-        encoded."""
+        """Id of a text's first token, without special tokens. None if the text has no tokens, or can't be encoded."""
         try:
             [[encoding]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
         except InvalidInput:
@@ -198,7 +202,7 @@ class Tokenizer:
         return encoding.ids[0] if encoding.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
-        """A tokenizer with another limit in tokens."""
+        """Returns a tokenizer with a different limit in tokens."""
         if length == self.max_length:
             return self
         tokenizer = copy(self)
@@ -207,7 +211,7 @@ class Tokenizer:
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
-    """The result of ``work``, run in a thread. Sets its event when the caller is cancelled."""
+    """Runs ``work`` in a thread, and returns its result. Cancellation sets the event passed to ``work``."""
     stop = threading.Event()
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
@@ -216,7 +220,7 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
-    """The texts in chunks of at most CHUNK texts; a chunk ends once it has CHUNK_CHARACTERS."""
+    """Splits texts into chunks of at most CHUNK texts. A chunk also ends once it has CHUNK_CHARACTERS."""
     start = size = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == CHUNK or size >= CHUNK_CHARACTERS):
@@ -238,20 +242,20 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     word_cache: bool = True,
 ) -> Tokenizer:
-    """Load the tokenizer of a folder.
+    """Loads the tokenizer of a folder.
 
     Args:
         folder: the folder with tokenizer.json or the vocabulary files.
-        model_config: config.json, for the tokenizer's class and the longest sequence.
-        max_model_len: the limit in tokens; None for the smaller of the tokenizer's and the model's, or 512.
-        at_most: a lower limit than these two; not used with ``max_model_len``.
+        model_config: config.json, for the tokenizer's class and the maximum sequence length.
+            max_model_len: the limit in tokens. None for the smaller of the tokenizer's and the model's limit, or 512.
+            at_most: an additional upper bound of the limit; ignored with ``max_model_len``.
         lower_case: False disables lower-casing; True keeps the model's setting.
         special_tokens: whether to add special tokens such as [CLS] and [SEP].
         trust_remote_code: whether the folder's own Python code may run.
         word_cache: whether to cache the ids of words (words.py).
 
     Raises:
-        LoadError: the files are broken or missing, need code that is not allowed, or the limit does not fit.
+        LoadError: files are invalid or missing, custom code is required but not allowed, or the limit is out of range.
     """
     loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
     backend = loaded.backend

@@ -1,27 +1,28 @@
-"""The word cache: the ids of words that occurred before, since natural text repeats its words.
+"""The word cache: stores the ids of words, since natural text repeats its words.
 
 It saves a third of the CPU time of a short request, and half of the time to encode natural text with BERT's vocabulary
-(benchmarks/tokenizing.py). ``--enable_word_cache=false`` disables it; encodings are the same without it.
+(benchmarks/tokenizing.py). ``--enable_word_cache=false`` disables it. Encodings are the same without it.
 
-It needs a tokenizer whose ``encode(text)``, special tokens left out, is the concatenation of ``encode(chunk)`` for the
-chunks of ``text.split(" ")``. ``find_separable`` decides that: each stage has to let U+0020 separate the text.
+It requires a separable tokenizer: ``encode(text)``, without special tokens, must equal the concatenation of
+``encode(chunk)`` for the chunks of ``text.split(" ")``. ``find_separable`` checks this condition for each stage:
 
-- **Added tokens** are found by leftmost-longest matching, in the text and then in the normalized pieces between the
-  matches. No match crosses a space if no content has whitespace, before and after normalizing. ``single_word`` looks at
-  the neighbouring characters, and treats a space like an end. ``lstrip`` and ``rstrip`` remove only whitespace, which
-  has no ids where words are split at whitespace.
-- **The normalizer** must give ``N(a + " " + b) == N(a) + " " + N(b)``. Those that map or drop single characters do,
-  and so do Unicode's normal forms: a space begins a combining sequence, and no composition has one.
-- **The pre-tokenizer** must split at every space. Those that drop whitespace look at single characters, or at runs
-  without it. GPT-2's pattern has a space only at the beginning of a word, looks ahead only after whitespace, and never
-  looks behind: words between single spaces, each with the space before it, are split as they are alone. Two spaces or
-  other whitespace are not covered (``Separable.spaced``).
-- **The model** sees one pre-token at a time, and must not be random (BPE's dropout; Unigram may sample).
-- **The post-processor** must add constant ids around the text, and only type ids of 0.
+- **Added tokens** match the text, and then the normalized pieces between the matches (leftmost-longest matching). If no
+  content has whitespace, before and after normalization, no match crosses a space. ``single_word`` depends on the
+  neighbouring characters, and treats a space like the end of the text. ``lstrip`` and ``rstrip`` remove only
+  whitespace, which has no ids if words are split at whitespace.
+- **The normalizer** must satisfy ``N(a + " " + b) == N(a) + " " + N(b)``. Normalizers that map or drop single
+characters satisfy it. Unicode normal forms satisfy it too: a space begins a combining sequence, and no composition
+contains one. - **The pre-tokenizer** must split at every space. Pre-tokenizers that drop whitespace match single
+characters, or runs without whitespace. GPT-2's pattern allows a space only at the beginning of a word. It has no
+lookbehind, and a lookahead only after whitespace. A word with its single preceding space is therefore split
+independently of the other words. Double spaces and other whitespace are not supported (``Separable.spaced``). - **The
+model** processes one pre-token at a time. It must be deterministic: no dropout of BPE, no sampling of Unigram. - **The
+post-processor** must add constant ids around the text, and only type ids of 0.
 
-Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across its spaces. Other patterns may do
-so, and stages written in Python are unknown. Source: tokenizers 0.23, added_vocabulary.rs, normalizers/,
-pre_tokenizers/, models/ and processors/.
+Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across its spaces. Other patterns may
+also do so. The effects of stages written in Python are unknown.
+
+Source: tokenizers 0.23, added_vocabulary.rs, normalizers/, pre_tokenizers/, models/ and processors/.
 """
 
 from __future__ import annotations
@@ -41,19 +42,24 @@ from hf_transformer.types.request import Json
 Ids = tuple[int, ...]
 
 LONGEST_TEXT = 2000
-"""In characters. Longer texts go to a thread, where the library releases the GIL and this code would hold it."""
+"""Maximum length of a text in characters. The library encodes longer texts in a thread, where it releases the GIL."""
 LONGEST_CHUNK = 32
-"""In characters. Longer chunks are not repeated words."""
+"""Maximum length of a cached chunk in characters. Longer chunks rarely occur again."""
 GENERATION_BYTES = 3 << 20
-"""Size limit of each of two generations: some 9,000 English words. Measured growth of a process is 3 MiB with natural
-text and 4 MiB with random words (benchmarks/tokenizing.py); the limit of both is 6 MiB."""
+"""Size limit of each of the two generations, enough for some 9,000 English words.
+
+Both generations together take at most 6 MiB. A process grew by 3 MiB with natural text and 4 MiB with random words
+(benchmarks/tokenizing.py).
+"""
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
-"""Upper bounds of CPython's memory for an entry, per character of the chunk, and per id."""
+"""Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
 SHARE = 4
-"""A text with at most one plus a quarter of its chunks unknown has them encoded one by one. A single chunk costs about
-twice as much as within a text, so the library encodes other texts whole."""
+"""Reciprocal of the largest share of unknown chunks to encode separately. One additional unknown chunk is allowed.
+
+The library encodes texts with more unknown chunks whole, because a separate chunk costs about twice as much.
+"""
 TURNS = (True, *(False,) * 31)
-"""Every 32nd text with unknown chunks is cached in full."""
+"""Cycle of decisions to cache all unknown chunks of a text, regardless of SHARE: true for every 32nd text."""
 
 PARTS = {
     "BertPreTokenizer": r"[A-Za-z0-9]+|[^A-Za-z0-9]",
@@ -61,26 +67,30 @@ PARTS = {
     "WhitespaceSplit": r".+",
     "ByteLevel": r"'s|'t|'re|'ve|'m|'ll|'d|Ġ?[A-Za-z]+|Ġ?[0-9]+|Ġ?[^A-Za-z0-9Ġ]+",
 }
-"""Patterns by which pre-tokenizers split printable ASCII."""
+"""Patterns equivalent to the pre-tokenizers for printable ASCII."""
 AT_WHITESPACE = PARTS.keys() - {"ByteLevel"}
-"""Pre-tokenizers that split at all whitespace and drop it."""
+"""Pre-tokenizers that split at all whitespace, and drop it."""
 PARTED = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
 """Normalizers that process the text on both sides of a space independently."""
 KEEPING = {"Lowercase", "NFC", "NFD"}
 """Normalizers in PARTED that neither drop characters nor create spaces."""
 SPACE = "Ġ"
-"""The space in GPT-2's byte alphabet, where printable ASCII characters stand for themselves."""
+"""Character for the space in GPT-2's byte alphabet. Printable ASCII characters are unchanged in this alphabet."""
 ALPHANUMERIC = re.compile("[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class Separable:
-    """How a tokenizer can be split at spaces.
+    """Properties of a tokenizer that can encode the words between spaces independently.
 
-    ``splitter`` is the pre-tokenizer's type. ``spaced``: each chunk except the first includes the space before it, and
-    texts with double spaces or other whitespace are not supported. ``prefixed``: the first chunk, and text after an
-    added token, also gets a space. ``before`` and ``after`` are the ids of the special tokens around a text. ``added``
-    has the strings that match added tokens.
+    Attributes:
+        splitter: the pre-tokenizer's type.
+        spaced: whether each chunk except the first includes the preceding space. Double spaces and other whitespace are
+            then not supported.
+        prefixed: whether the tokenizer adds a space to the first chunk, and to text after an added token.
+        before: the ids of the special tokens before a text.
+        after: the ids of the special tokens after a text.
+        added: the strings that match added tokens.
     """
 
     splitter: str
@@ -92,7 +102,7 @@ class Separable:
 
 
 def find_separable(backend: Tokenizer) -> Separable | None:
-    """How a tokenizer can be split at spaces, None if its stages don't guarantee equal ids."""
+    """Determines the properties of a separable tokenizer; None if its stages don't guarantee equal ids."""
     parts, model = _parts(backend), backend.model
     if parts is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel):
         return None
@@ -106,8 +116,8 @@ def find_separable(backend: Tokenizer) -> Separable | None:
         return None
     tokens = backend.get_added_tokens_decoder().values()
     added = tuple(text for token in tokens for text in _texts(token, backend.normalizer))
-    # If words include the space before them, lstrip removes it from the token's own chunk, but rstrip would remove the
-    # space of the next one.
+    # If words include the preceding space, lstrip removes the space of the token's own chunk, but rstrip would remove
+    # the space of the next chunk.
     greedy = spaced and any(token.rstrip for token in tokens)
     around = _around(backend)
     if greedy or around is None or any(text.split() != [text] for text in added):
@@ -116,7 +126,7 @@ def find_separable(backend: Tokenizer) -> Separable | None:
 
 
 def _parts(backend: Tokenizer) -> Json:
-    """Normalizer and pre-tokenizer as in tokenizer.json; None if one is written in Python."""
+    """Normalizer and pre-tokenizer in the format of tokenizer.json; None if either is written in Python."""
     bare = Tokenizer(models.BPE())
     try:
         bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
@@ -126,7 +136,7 @@ def _parts(backend: Tokenizer) -> Json:
 
 
 def _steps(normalizer: Json) -> set[str]:
-    """The types of all steps of a normalizer."""
+    """Types of all steps of a normalizer."""
     if normalizer is None:
         return set()
     if normalizer["type"] == "Sequence":
@@ -135,15 +145,17 @@ def _steps(normalizer: Json) -> set[str]:
 
 
 def _texts(token: AddedToken, normalizer: normalizers.Normalizer | None) -> list[str]:
-    """The strings that match an added token."""
+    """Strings that match an added token."""
     if not token.normalized or normalizer is None:
         return [token.content]
     return [token.content, normalizer.normalize_str(token.content)]
 
 
 def _around(backend: Tokenizer) -> tuple[Ids, Ids] | None:
-    """The ids that the post-processor adds before and after a single text. None if it drops or repeats the text, or
-    sets type ids."""
+    """Ids that the post-processor adds before and after a single text.
+
+    None if it drops or repeats the text, or sets type ids.
+    """
     probe = Tokenizer(models.WordLevel({"a": 0}))
     probe.post_processor = backend.post_processor
     encoding = probe.encode("a")
@@ -154,11 +166,11 @@ def _around(backend: Tokenizer) -> tuple[Ids, Ids] | None:
 
 
 class AsciiEncoder:
-    """Encodes chunks of printable ASCII in a quarter of the library's time per chunk.
+    """Encodes chunks of printable ASCII, four times as fast as the library.
 
-    With a separable tokenizer, the normalizer lower-cases such characters or does nothing, the pre-tokenizer splits
-    them by ``PARTS``, and the model encodes each part. To exclude added tokens, one non-alphanumeric character of each
-    is forbidden in chunks.
+    In a separable tokenizer, the normalizer only lower-cases ASCII characters or leaves them unchanged. The
+    pre-tokenizer splits them by ``PARTS``, and the model encodes each part. Chunks must not contain added tokens, so
+    they must not contain the characters in ``forbidden``: one non-alphanumeric character of each added token.
     """
 
     def __init__(self, backend: Tokenizer, separable: Separable, forbidden: Sequence[str]) -> None:
@@ -172,14 +184,14 @@ class AsciiEncoder:
 
     @classmethod
     def of(cls, backend: Tokenizer, separable: Separable) -> AsciiEncoder | None:
-        """The encoder; None if an added token has only letters and digits."""
+        """Creates an encoder, or returns None if an added token consists of only letters and digits."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in separable.added if text.isascii()]
         return cls(backend, separable, marks) if all(marks) else None
 
     def ids(self, chunk: str, first: bool) -> Ids | None:
-        """The ids of a chunk, None if it has other characters. ``first``: no space precedes it in the text.
+        """Ids of a chunk; None if it has unsupported characters. ``first`` means that no space precedes it in the text.
 
-        Raises the model's bare Exception if it lacks a token for unknown words.
+        Raises a bare Exception if the model has no token for unknown words.
         """
         if self._plain(chunk) is None:
             return None
@@ -192,14 +204,14 @@ class AsciiEncoder:
 
 
 class WordCache:
-    """The ids of chunks of text between spaces.
+    """Cache of the ids of chunks, the parts of a text between spaces.
 
-    Its size is bounded: two generations of ``GENERATION_BYTES`` each. A lookup moves a chunk into the young generation.
-    When that is full it becomes the old one, and the previous old one is dropped.
+    The cache has two generations of at most ``GENERATION_BYTES`` each. A lookup moves a chunk into the young
+    generation. A full young generation becomes the old generation, and the previous old generation is dropped.
 
-    Threads share it. Readers take no lock: a dict lookup is atomic in CPython, and a reader that misses an entry that
-    another thread just moved encodes it again, to the same ids. Writers take a lock to count the bytes. The tokenizer
-    must not truncate, and must not change.
+    Thread-safe. Readers take no lock, since a dict lookup is atomic in CPython. A reader may miss an entry that another
+    thread is moving; it then encodes the chunk again, with the same result. Writers take a lock to update the size. The
+    tokenizer must not truncate, and must not change.
     """
 
     def __init__(self, backend: Tokenizer, separable: Separable, special_tokens: bool) -> None:
@@ -214,9 +226,9 @@ class WordCache:
         self._turns = cycle(TURNS)
 
     def ids(self, text: str) -> list[int] | None:
-        """The ids of a text, not truncated, with special tokens if enabled; all type ids are 0.
+        """Ids of a text without truncation, with special tokens if enabled. All type ids are 0.
 
-        None if the library has to encode the text: it is too long, has too many unknown chunks or unsupported
+        Returns None if the library has to encode the text: it is too long, has too many unknown chunks or unsupported
         whitespace, or can't be encoded.
         """
         if len(text) > LONGEST_TEXT:
@@ -239,7 +251,7 @@ class WordCache:
         return ids
 
     def _with_unknown(self, chunks: Sequence[str]) -> list[int] | None:
-        """``ids`` for a text with chunks that are not in the young generation."""
+        """Ids of a text with chunks that are not in the young generation."""
         max_unknown = 0
         known: dict[str, Ids] = {}
         unknown: list[str] = []
@@ -264,7 +276,8 @@ class WordCache:
         return [*self._before, *chain.from_iterable([known[chunk] for chunk in chunks]), *self._after]
 
     def _find(self, chunk: str) -> Ids | None:
-        """The ids of a chunk from the old generation or the ASCII encoder, moved to the young one; None if unknown."""
+        """Ids of a chunk from the old generation or the ASCII encoder; None if unknown. Adds it to the young
+        generation."""
         ids = self._old.get(chunk)
         if ids is None and self._ascii is not None:
             first = chunk[:1] == " "
@@ -274,11 +287,11 @@ class WordCache:
         return ids
 
     def _learn(self, chunks: Sequence[str]) -> dict[str, Ids]:
-        """Encode chunks one by one, and cache them. Raises the library's errors."""
+        """Encodes chunks separately, and caches them. Raises the library's errors."""
         words = chunks
         if self._spaced:
             words = [chunk[1:] if chunk[0] == " " else f" {chunk}" for chunk in chunks]
-        # The library encodes each word of a pre-tokenized text like a text of its own, all in one call.
+        # The library encodes each word of a pre-tokenized text like a separate text, all in one call.
         encoded = self._backend.encode(words, is_pretokenized=True, add_special_tokens=False)
         owners: list[Any] = encoded.word_ids  # never None: there are no special tokens
         ids_by_chunk: list[list[int]] = [[] for _ in chunks]
