@@ -45,10 +45,10 @@ class LogitsSignature:
 
     Attributes:
         logits: output [rows, S, V] with ``all_positions``; else [rows, 1, V] or [rows, V], for the last position.
-            vocabulary: V if the model's configuration defines it; at least ``min_vocabulary``.
-            length: fixed number of tokens of input_ids; None if it is variable.
-            target_length: fixed number of tokens of decoder_input_ids; None if it is variable.
-            exact_rows, batch_axis: as in core.contract.Signature.
+        vocabulary: V if the model's configuration defines it; at least ``min_vocabulary``.
+        length: fixed number of tokens of input_ids; None if it is variable.
+        target_length: fixed number of tokens of decoder_input_ids; None if it is variable.
+        exact_rows, batch_axis: as in core.contract.Signature.
         triton_batch: whether Triton adds the batch axis to every tensor.
     """
 

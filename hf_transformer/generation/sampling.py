@@ -148,7 +148,7 @@ def read_sampling(
     Args:
         defaults: the service's temperature, top_k, top_p and do_sample.
         tokens: name of the request's parameter for the limit of new tokens; None for the limit ``default_tokens``.
-            logprobs: number of top logprobs per token, and the name of its parameter.
+        logprobs: number of top logprobs per token, and the name of its parameter.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.

@@ -136,7 +136,7 @@ class Generation:
     Args:
         sequences: assemblers in the order of prompts and choices.
         count_text: counts the tokens of a text if the generator doesn't.
-            timeout: time limit in seconds for all sequences together, from the creation of this object.
+        timeout: time limit in seconds for all sequences together, from the creation of this object.
 
         Attributes:
             prompt_tokens: number of tokens of all prompts.

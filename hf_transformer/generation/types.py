@@ -25,16 +25,16 @@ class Sampling:
 
     Attributes:
         max_tokens: maximum number of new tokens; None for the model's maximum length.
-            min_tokens: minimum number of new tokens.
-            greedy: choose the most likely token, and ignore temperature, top_k, top_p, min_p and seed.
-            top_k: number of most likely tokens to sample from; 0 for the whole vocabulary.
-            logit_bias: numbers to add to the logits, by token id.
-            stop: strings that end the text. The text excludes them.
-            stop_token_ids: tokens that end the text. The text excludes them.
-            ignore_eos: treat end-of-sequence tokens like any other token.
-            logprobs: number of top logprobs to return per token; None for no log probabilities.
-            n: number of continuations of each prompt.
-            names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
+        min_tokens: minimum number of new tokens.
+        greedy: choose the most likely token, and ignore temperature, top_k, top_p, min_p and seed.
+        top_k: number of most likely tokens to sample from; 0 for the whole vocabulary.
+        logit_bias: numbers to add to the logits, by token id.
+        stop: strings that end the text. The text excludes them.
+        stop_token_ids: tokens that end the text. The text excludes them.
+        ignore_eos: treat end-of-sequence tokens like any other token.
+        logprobs: number of top logprobs to return per token; None for no log probabilities.
+        n: number of continuations of each prompt.
+        names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
     """
 
     max_tokens: int | None = None
@@ -71,10 +71,10 @@ class GenerationRequest:
     Attributes:
         prompts: texts, or token ids (``TokenIds``).
         special_tokens: whether the tokenizer adds special tokens to texts; a rendered chat contains them already.
-            echo: whether to start each text with its prompt.
-            max_length: limit of prompt and new tokens together (transformers' max_length). ``sampling.max_tokens``
-                overrides it.
-            name: the client's field name of the prompts, for FieldError.
+        echo: whether to start each text with its prompt.
+        max_length: limit of prompt and new tokens together (transformers' max_length). ``sampling.max_tokens``
+            overrides it.
+        name: the client's field name of the prompts, for FieldError.
         single: whether ``name`` is one prompt and not a list.
     """
 
@@ -118,7 +118,7 @@ class Step:
 
     Attributes:
         ids: new tokens, without an end token.
-            scores: one element per id if the request asks for logprobs.
+        scores: one element per id if the request asks for logprobs.
         finish: set in the last step.
         total: number of tokens of a text without ids, set in the last step if the generator counts them.
     """
@@ -171,13 +171,13 @@ class GeneratorSettings:
         model_config: content of config.json.
         eos_ids: end-of-sequence tokens.
         pad_id: token at masked positions.
-            decoder_start_ids: first tokens of an encoder-decoder's decoder; empty for a decoder-only model.
-            max_length: maximum sequence length in tokens. A decoder-only model's sequence includes prompt and new
-                tokens.
+        decoder_start_ids: first tokens of an encoder-decoder's decoder; empty for a decoder-only model.
+        max_length: maximum sequence length in tokens. A decoder-only model's sequence includes prompt and new
+            tokens.
         input_names: --tensor_input_names.
         output_names: --tensor_output_names.
         concurrency_limit: limit of a logits model's batches in flight. Generators share it when the model is replaced.
-            cache_budget: memory budget of key-value caches (--max_cache_bytes). Generators share it likewise.
+        cache_budget: memory budget of key-value caches (--max_cache_bytes). Generators share it likewise.
     """
 
     model_config: Mapping[str, Any]

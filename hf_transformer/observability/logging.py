@@ -52,11 +52,11 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 
     Args:
         level: numeric level of the logging module.
-            format: text or json.
-            file: path of a user's configuration, which replaces the default: a dictConfig in .json or .yaml, else a
-                fileConfig.
+        format: text or json.
+        file: path of a user's configuration, which replaces the default: a dictConfig in .json or .yaml, else a
+            fileConfig.
 
-        Raises ConfigError if the file is missing or invalid.
+    Raises ConfigError if the file is missing or invalid.
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))

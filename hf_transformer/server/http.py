@@ -91,14 +91,14 @@ class HttpRequest(Request):
     Attributes:
         keep_alive: whether the connection stays open after the response.
         pieces: unread pieces of the body.
-            size: total bytes of ``pieces``.
-            waiter: future that is resolved when body data arrives; None if no reader waits.
+        size: total bytes of ``pieces``.
+        waiter: future that is resolved when body data arrives; None if no reader waits.
         complete: whether the whole body has arrived.
         expects: whether the client waits for 100 Continue.
-            begun: whether the task has started.
-            answered: whether the response has started.
-            refusal: status and message of an error response that replaces the application's response.
-            sent: number of bytes written of the response's body.
+        begun: whether the task has started.
+        answered: whether the response has started.
+        refusal: status and message of an error response that replaces the application's response.
+        sent: number of bytes written of the response's body.
     """
 
     __slots__ = (

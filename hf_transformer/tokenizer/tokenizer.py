@@ -247,8 +247,8 @@ def load_tokenizer(
     Args:
         folder: the folder with tokenizer.json or the vocabulary files.
         model_config: config.json, for the tokenizer's class and the maximum sequence length.
-            max_model_len: the limit in tokens. None for the smaller of the tokenizer's and the model's limit, or 512.
-            at_most: an additional upper bound of the limit; ignored with ``max_model_len``.
+        max_model_len: the limit in tokens. None for the smaller of the tokenizer's and the model's limit, or 512.
+        at_most: an additional upper bound of the limit; ignored with ``max_model_len``.
         lower_case: False disables lower-casing; True keeps the model's setting.
         special_tokens: whether to add special tokens such as [CLS] and [SEP].
         trust_remote_code: whether the folder's own Python code may run.
