@@ -1,1 +1,1 @@
-"""Text generation, from a prompt to a stream of text. Start reading at pipeline.py."""
+"""Text generation: from a prompt to a stream of text. The entry point is pipeline.py."""

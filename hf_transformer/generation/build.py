@@ -3,7 +3,7 @@
 interface  tensors                                      models
 tokens     input_ids, request_output_len -> output_ids  tensorrtllm_backend, and models with the same tensors
 text       text_input -> text_output, or text           vllm_backend, tensorrtllm_backend's ensemble, Triton's tutorial
-logits     input_ids -> logits                          exported models: the service chooses the tokens
+logits     input_ids -> logits                          exported models; the service samples the tokens
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ID_FIELDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_tok
 def generator_settings(files: ModelFiles, tokenizer: Tokenizer, **flags: Any) -> GeneratorSettings:
     """Reads the token ids from generation_config.json, else from config.json, as transformers does.
 
-    Ignores the sampling defaults of generation_config.json: requests and the service's flags set those. ``flags`` are
-    the other fields of GeneratorSettings. Raises LoadError for an invalid id, and for an encoder-decoder without a
-    start token.
+    Ignores the sampling defaults of generation_config.json: requests and the service's flags set sampling parameters.
+    ``flags`` are the remaining fields of GeneratorSettings. Raises LoadError for an invalid id, and for an
+    encoder-decoder without a start token.
     """
     generation_config = read_json(files.model_folder / "generation_config.json", required=False)
     fields = {name: (generation_config if name in generation_config else files.config).get(name) for name in _ID_FIELDS}
-    # The first LLaMA models have -1 for no padding token.
+    # The first LLaMA models set -1 to mean no padding token.
     pad_ids = [] if fields["pad_token_id"] == -1 else _token_ids(fields, "pad_token_id")
     return GeneratorSettings(
         model_config=files.config,
@@ -55,7 +55,7 @@ def _token_ids(fields: Mapping[str, Json], name: str) -> list[int]:
     """Reads a field that is one id, a list of ids, or absent. Raises LoadError."""
     value = fields[name]
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token) is int and 0 <= token < 2**31 for token in ids):  # tokenizers and models have 32 bits
+    if not all(type(token) is int and 0 <= token < 2**31 for token in ids):  # tokenizers and models use 32-bit ids
         raise LoadError(f"{name} in generation_config.json or config.json: expected token ids, got {value!r:.100}")
     return ids
 
@@ -73,8 +73,10 @@ def _decoder_start(fields: Mapping[str, Json]) -> tuple[int, ...]:
 
 
 def choose_interface(spec: ModelSpec, settings: GeneratorSettings) -> Literal["tokens", "text", "logits"]:
-    """Interface of a model: --generation_interface, else the one that its tensors match. Raises ContractError if they
-    match none."""
+    """Interface of a model: --generation_interface, else the interface that matches its tensors.
+
+    Raises ContractError if no interface matches.
+    """
     if settings.interface != "auto":
         return settings.interface
     inputs, outputs = {tensor.name for tensor in spec.inputs}, {tensor.name for tensor in spec.outputs}
@@ -109,8 +111,10 @@ def make_generator(
     executor: Executor,
     metrics: Metrics,
 ) -> Generator:
-    """Builds the generator of a model; ``executor`` runs its long work. Raises ContractError if the model fits no
-    interface, or lacks a tensor that its interface or a flag needs."""
+    """Builds the generator of a model; ``executor`` runs CPU-bound work outside the event loop.
+
+    Raises ContractError if the model matches no interface, or lacks a tensor that its interface or a flag requires.
+    """
     interface = choose_interface(spec, settings)
     if interface == "logits":
         return LogitsGenerator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)

@@ -1,7 +1,7 @@
-"""Key-value caches of a logits model's sequences, and the budget of their memory.
+"""Key-value caches of a logits model's sequences, and their memory budget.
 
-A model returns the whole cache in each step, in the predictor's buffer. Only the new token's part is copied from there.
-Each step's input is a copy of the whole cache.
+A model returns the whole cache in each step, in the predictor's buffer. Only the new token's part is copied from that
+buffer. Each step's input is a copy of the whole cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hf_transformer.errors import TooLarge
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array
 
 BYTES_PER_COST = 1000
-"""Bytes copied in the time of one unit of the scheduler's INLINE_COST."""
+"""Number of bytes copied in one time unit of the scheduler's INLINE_COST."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class CacheTensor:
 
     Attributes:
         shape: shape for one sequence, with -1 for the token axis: [heads, -1, head size].
-        source: whether it caches the encoder's tokens, which the first step alone returns. Other tensors grow by one
-            token per step, from none.
+        source: whether the tensor caches the encoder's tokens, which the model returns in the first step only. Other
+                    tensors start empty and grow by one token per step.
     """
 
     past: str
@@ -68,8 +68,10 @@ def cache_bytes(tensors: Sequence[CacheTensor], tokens: int, source: int) -> int
 
 
 class Cache:
-    """One sequence's cache: ``length`` tokens so far, with memory for ``capacity``, and for ``source`` encoder
-    tokens."""
+    """Key-value cache of one sequence, with ``length`` decoder tokens so far.
+
+    Its memory is allocated for ``capacity`` decoder tokens and ``source`` encoder tokens.
+    """
 
     def __init__(self, tensors: Sequence[CacheTensor], capacity: int, source: int) -> None:
         self.length = 0
@@ -80,7 +82,7 @@ class Cache:
         }
 
     def append(self, rows: Mapping[str, Array], count: int) -> None:
-        """Copies ``count`` new tokens from a step's outputs, and in the first step the encoder's tokens."""
+        """Copies ``count`` new tokens from a step's outputs. The first step also copies the encoder's tokens."""
         for tensor in self._tensors:
             if not tensor.source:
                 self.data[tensor.present][tensor.index(self.length, self.length + count)] = rows[tensor.present]
@@ -90,18 +92,18 @@ class Cache:
 
 
 def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Array:
-    """The model's input [rows, ..., width, ...] for a batch. ``width`` is the longest cache's tokens, 0 before the
-    first step.
+    """Input tensor [rows, ..., width, ...] with the caches of a batch.
 
-    Encoder tokens are padded on the right, as the batch's input_ids are. Decoder tokens are padded on the left, since
-    the model appends the new token on the right.
+    ``width`` is the token count of the longest cache; 0 before the first step. Encoder tokens have padding on the
+    right, as in the batch's input_ids. Decoder tokens have padding on the left, because the model appends the new token
+    on the right.
     """
     data = np.empty((len(caches), *tensor.shape_for(width)), tensor.dtype)
     for cache, row in zip(caches, data, strict=True):
         whole = cache.data[tensor.present]
         size = min(whole.shape[len(tensor.leading_axes)] if tensor.source else cache.length, width)
         start = 0 if tensor.source else width - size
-        # Zeros, not old memory: the mask's weight of 0 times NaN is still NaN.
+        # Zero the padding: uninitialized memory may contain NaN, and NaN times the mask's 0 is still NaN.
         if size < width:
             row[tensor.index(0, start)] = 0
             row[tensor.index(start + size, width)] = 0
@@ -112,8 +114,8 @@ def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Arra
 class CacheBudget:
     """Memory budget of all sequences' caches (--max_cache_bytes), for one event loop.
 
-    A sequence takes the bytes of its prompt and of max_tokens when it begins. Waiting sequences are served in order of
-    arrival, so that small ones can't starve a large one.
+    A sequence reserves memory for its prompt and max_tokens when it starts. Waiting sequences get memory in order of
+    arrival, so that small sequences can't starve a large one.
 
     Attributes:
         held: bytes in use.
@@ -131,7 +133,7 @@ class CacheBudget:
             raise TooLarge("", limit, f"{size} bytes", "ask for fewer tokens")
 
     async def take(self, size: int) -> None:
-        """Waits until ``size`` bytes are free, and takes them. Raises TooLarge as ``check`` does."""
+        """Waits until ``size`` bytes are free, and reserves them. Raises TooLarge as ``check`` does."""
         self.check(size)
         if not self._waiting and self.held + size <= self._limit:
             self.held += size
@@ -144,12 +146,12 @@ class CacheBudget:
             if waiter[1].cancelled():
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
-                size = 0  # nothing was taken, but the next waiters may fit now
+                size = 0  # nothing was reserved, but the next waiters may fit now
             self.give_back(size)
             raise
 
     def give_back(self, size: int) -> None:
-        """Returns ``size`` bytes, and wakes waiting sequences that fit now."""
+        """Releases ``size`` bytes, and wakes waiting sequences that now fit."""
         self.held -= size
         while self._waiting and self.held + self._waiting[0][0] <= self._limit:
             size, future = self._waiting.popleft()

@@ -1,8 +1,8 @@
 """Rendering of chats to prompts with the model's chat template, as transformers does it.
 
-Templates are read from the first of: --chat_template; chat_template.jinja with additional_chat_templates/*.jinja;
-chat_template in tokenizer_config.json (one template, or several with names); chat_template.json. Of several, tool_use
-renders chats with tools, and default all others.
+Templates are read from the first of these sources: --chat_template; chat_template.jinja with
+additional_chat_templates/*.jinja; chat_template in tokenizer_config.json; chat_template.json. A source may have several
+named templates: tool_use renders chats with tools, and default renders all other chats.
 
 Templates are untrusted: see sandbox.py.
 
@@ -27,13 +27,13 @@ from hf_transformer.types.request import Json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of the reasoning in a message; most templates read the first, some the second."""
+"""Message fields that contain the reasoning. Most templates read the first field, and some read the second."""
 
 TEMPLATE_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError),
 )
-"""Errors that a template raises for messages that it does not support."""
+"""Exceptions that a template raises for unsupported messages."""
 
 
 class CompiledTemplate:
@@ -59,8 +59,10 @@ class CompiledTemplate:
         self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
     def render(self, variables: Mapping[str, Json]) -> str:
-        """Renders the template. Raises InvalidInput for messages that it rejects, and TooLarge if it exceeds the limits
-        of time or size."""
+        """Renders the template.
+
+        Raises InvalidInput if the template rejects the messages, and TooLarge if it exceeds the time or size limit.
+        """
         parts, size = [], 0
         try:
             for part in self._template.generate({**variables, DEADLINE: time.monotonic() + sandbox.MAX_SECONDS}):
@@ -75,7 +77,8 @@ class CompiledTemplate:
 
 
 def _reason(error: Exception) -> str:
-    """The template's own message if it has one; else the type of the error, whose text may quote the chat."""
+    """Error message raised by the template itself; for other errors only the type, since their text may quote the
+    chat."""
     if type(error) is jinja2.TemplateError:
         return str(error)[:300]
     return "a field is missing" if isinstance(error, jinja2.UndefinedError) else f"it failed: {type(error).__name__}"
@@ -115,9 +118,9 @@ class ChatTemplate:
     ) -> str:
         """Renders the prompt with its special tokens; the tokenizer must not add them again.
 
-        Contents are strings, and no field is null. ``variables`` are additional variables of the template. Call it in a
-        thread for a long chat, which may take milliseconds. Raises InvalidInput and TooLarge as
-        CompiledTemplate.render does.
+        Contents are strings, and no field is null. ``variables`` are additional variables of the template. A long chat
+        may take milliseconds, so render it in a thread. Raises InvalidInput and TooLarge as CompiledTemplate.render
+        does.
         """
         template = self._choose(with_tools=tools is not None)
         return template.render(
@@ -138,7 +141,7 @@ class ChatTemplate:
 
 
 def _with_aliases(message: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
-    """Copies a message, with its reasoning under each name, and its content in the template's form."""
+    """Copies a message. Adds the aliases of its reasoning field, and converts its content to the template's format."""
     message = dict(message)
     reasoning = next((message[name] for name in REASONING if name in message), None)
     if reasoning is not None:
@@ -151,7 +154,7 @@ def _with_aliases(message: Mapping[str, Json], in_parts: bool) -> dict[str, Json
 def load_chat_template(
     folder: Path | str, override: str | None = None, special_tokens: Mapping[str, str] | None = None
 ) -> ChatTemplate | None:
-    """Loads the chat templates of a model's folder; None if there are none. Raises LoadError for an invalid one.
+    """Loads the chat templates of a model's folder; None if it has none. Raises LoadError for an invalid template.
 
     ``override`` is --chat_template: a file (Jinja, or JSON with a chat_template) or the template itself.
     """
@@ -196,7 +199,8 @@ def _read_folder(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _named(value: Json, source: str) -> dict[str, tuple[str, str]]:
-    """Reads one template, a list of {"name", "template"}, or an object with a template per name."""
+    """Converts the value of chat_template: one template, a list of {"name", "template"}, or an object of templates by
+    name."""
     if isinstance(value, str):
         return {DEFAULT: (value, source)}
     named = value

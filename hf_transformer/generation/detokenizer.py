@@ -1,12 +1,11 @@
 """Incremental detokenization: token ids to text, at a cost per token that does not grow with the text.
 
-The pieces, joined, equal Tokenizer.decode of all ids, without special tokens. Part of a character is held back until
-the character is complete, and so is text that a later token may change. Combining marks and joiners are characters of
-their own.
+The concatenated pieces equal Tokenizer.decode of all ids, without special tokens. A detokenizer buffers an incomplete
+character, and text that a later token may change. Combining marks and joiners count as separate characters.
 
-A detokenizer holds the state of one continuation. ``push`` adds an id and returns the text that is certain. ``flush``
-returns the rest at the end; an incomplete character becomes U+FFFD, as in ``decode``. ``held`` is the number of
-characters that are held back, where an incomplete character counts as one.
+Each continuation has its own detokenizer. ``push`` adds an id and returns the text that can no longer change.
+``flush`` returns the rest at the end; an incomplete character becomes U+FFFD, as in ``decode``. ``held`` is the number
+of buffered characters; an incomplete character counts as one.
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ from hf_transformer.generation.stops import StreamReplacer
 from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
 REPLACEMENT = "\ufffd"
-"""A decoder's output for bytes that form no complete character."""
+"""Output of a decoder for invalid or incomplete UTF-8."""
 CONTEXT_TOKENS = 8
-"""Tokens of the prompt before a new text; they decide about a space before its first token."""
+"""Number of prompt tokens to decode before the first new token. They determine whether a space precedes it."""
 BYTE_CONTEXT_TOKENS = 4
-"""The same for byte-level tokenizers. The longest character has 4 bytes, and each token at least one."""
+"""Equivalent of CONTEXT_TOKENS for byte-level tokenizers. A character has up to 4 bytes, and a token at least one."""
 MAX_PENDING_TOKENS = 32
-"""Tokens without certain text after which the text is returned as it is; no character needs as many."""
+"""Maximum number of buffered tokens. No character needs more, so the text is then returned without further waiting."""
 
 
 def _byte_alphabet() -> Mapping[str, int]:
-    """GPT-2's characters for the 256 bytes: printable Latin-1 characters for themselves, and U+0100 onwards for others.
+    """GPT-2's mapping of characters to bytes: printable Latin-1 characters map to their own code, U+0100 onwards to the
+    rest.
 
     Source: bytes_to_unicode in GPT-2's encoder.py.
     """
@@ -41,7 +41,7 @@ def _byte_alphabet() -> Mapping[str, int]:
 
 
 class Vocabulary:
-    """Cache of the texts and bytes of a tokenizer's tokens, shared by all texts of a model."""
+    """Cache of the texts and bytes of a tokenizer's tokens, shared by all sequences of a model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -54,7 +54,7 @@ class Vocabulary:
         self.text_and_bytes = cache(self._text_and_bytes)
 
     def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """Returns a detokenizer for the text after a prompt's ids; without ids, for a text of its own."""
+        """Returns a detokenizer for the continuation of a prompt, or for an independent text if ``prompt`` is empty."""
         context: list[int] = []
         byte_level = self.tokenizer.byte_level
         size = BYTE_CONTEXT_TOKENS if byte_level else CONTEXT_TOKENS
@@ -74,8 +74,10 @@ class Vocabulary:
         return self.tokenizer.decode_unclean(ids, True)
 
     def _is_special(self, token: int) -> bool:
-        """Whether texts omit a token: special tokens, and ids of the model that the tokenizer lacks. Raises
-        PredictorError for a number that can't be a token id."""
+        """Whether decoded text omits a token: a special token, or an id that is missing from the tokenizer.
+
+        Raises PredictorError for a number outside the range of token ids.
+        """
         if not 0 <= token < 2**31:
             raise PredictorError(f"the predictor answered with the token id {token}")
         if self.tokenizer.id_to_token(token) is None:
@@ -84,28 +86,30 @@ class Vocabulary:
         return not decode((token,), True) and bool(decode((token,), False))
 
     def _byte_string(self, token: int) -> bytes:
-        """Bytes of a byte-level token, empty for a special token. As in the library's decoder, a token with characters
-        outside the byte alphabet is plain text."""
+        """Bytes of a byte-level token, empty for a special token.
+
+        A token with characters outside the byte alphabet is plain text, as in the library's decoder.
+        """
         name = "" if self.is_special(token) else self.tokenizer.id_to_token(token) or ""
         codes = [self._alphabet.get(character) for character in name]
         return name.encode() if None in codes else bytes(code for code in codes if code is not None)
 
     def _whole_text(self, token: int) -> str | None:
-        """Text of a byte-level token, None if it begins or ends within a character."""
+        """Text of a byte-level token, or None if its bytes are not valid UTF-8."""
         try:
             return self.byte_string(token).decode()
         except UnicodeDecodeError:
             return None
 
     def _single_byte(self, token: int) -> int | None:
-        """Byte of a byte-fallback token (``<0xE2>``), None for other tokens."""
+        """Byte of a byte-fallback token (``<0xE2>``), or None for other tokens."""
         name = self.tokenizer.id_to_token(token) or ""
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">") and self.decode((token,)) != name:
             return int(name[3:5], 16)
         return None
 
     def _text_and_bytes(self, token: int) -> tuple[str, bytes]:
-        """A token by itself, with its leading space. The bytes may be part of a character."""
+        """Text and bytes of a single token, including its leading space. The bytes may end within a character."""
         if self.is_special(token):
             text = self.tokenizer.id_to_token(token) or ""
             return text, text.encode()
@@ -113,14 +117,14 @@ class Vocabulary:
         if self.tokenizer.byte_level or byte is not None:
             raw = self.byte_string(token) if byte is None else bytes((byte,))
             return raw.decode(errors="replace"), raw
-        # A decoder drops the leading space of a text's first token, so decode it after another token.
+        # A decoder drops the leading space of the first token, so decode another token before it.
         before = () if self._letter is None else (self._letter,)
         text = self.decode((*before, token)).removeprefix(self.decode(before)) if before else self.decode((token,))
         return text, text.encode()
 
 
 class ByteLevelDetokenizer:
-    """Detokenizer for byte-level BPE: the tokens' bytes, joined, are the text. Invalid bytes become U+FFFD."""
+    """Detokenizer for byte-level BPE. Concatenates the tokens' bytes and decodes them; invalid bytes become U+FFFD."""
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
         self._byte_string = vocabulary.byte_string
@@ -146,10 +150,10 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizer for all other tokenizers: decodes the last few tokens with and without the new ones.
+    """Detokenizer for all other tokenizers. Decodes the last few tokens with and without the new tokens.
 
-    Joins byte-fallback tokens as soon as they form a character. The library drops a whole run of them if any part is
-    invalid; here the characters that were returned stay.
+    Combines byte-fallback tokens as soon as they form a character. The library drops a whole run of byte-fallback
+    tokens if one byte is invalid. A stream can't revoke characters, so this class keeps those already returned.
     """
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
@@ -181,7 +185,7 @@ class WindowDetokenizer:
         return int(bool(self._bytes))
 
     def _decode_new(self, only_certain: bool = False) -> str:
-        """Text that the new tokens add. With ``only_certain`` it is empty while a later token may change it."""
+        """Text added by the new tokens. With ``only_certain`` it is empty while a later token may change it."""
         decode = self._vocabulary.decode
         before, after = decode(self._context), decode(self._context + self._new)
         certain = len(after) > len(before) and after.startswith(before) and not after.endswith(REPLACEMENT)
@@ -191,7 +195,7 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def _complete_characters(self) -> str:
-        """Takes the complete characters from the bytes."""
+        """Removes complete characters from the buffered bytes, and returns them."""
         text = ""
         while self._bytes:
             try:
@@ -202,13 +206,13 @@ class WindowDetokenizer:
                 text += REPLACEMENT
                 self._drop_bytes(1)
                 continue
-            # The first character of a text may be a space that the decoder drops.
+            # The first character of a text may be a space, which the decoder drops.
             text += character if self._context else self._vocabulary.decode(self._byte_ids)
             self._drop_bytes(len(self._bytes))
         return text
 
     def _replace_bytes(self) -> str:
-        """Replaces the bytes of an incomplete character by one U+FFFD each, as the library does."""
+        """Replaces each byte of an incomplete character with U+FFFD, as the library does."""
         count = len(self._bytes)
         self._drop_bytes(count)
         return REPLACEMENT * count
@@ -219,7 +223,7 @@ class WindowDetokenizer:
 
 
 class CleanupDetokenizer:
-    """Removes spaces from another detokenizer's text, as clean_up_tokenization_spaces does."""
+    """Wrapper of a detokenizer that removes spaces as clean_up_tokenization_spaces does."""
 
     def __init__(self, inner: ByteLevelDetokenizer | WindowDetokenizer) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""Shared base of token and text models, which choose the tokens themselves.
+"""Shared base class for token and text models, which sample the tokens themselves.
 
-A request's sampling fills the model's inputs, which have the names of Triton's backends. A model is refused at the
-start if an input can't hold its values: whole numbers need at least 32 bits.
+Sampling parameters of a request are sent as model inputs, named as in Triton's backends. Startup fails if an input's
+datatype can't represent its values: integers need at least 32 bits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DATATYPES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "flag": ("BOOL", *WHOLE),
     "text": ("BYTES",),
 }
-"""Datatypes that hold each kind of value, the usual one first."""
+"""Datatypes that can represent each kind of value, the usual datatype first."""
 
 LLM_API: Final = "sampling_param_"
-"""Prefix of the inputs of TensorRT-LLM's LLM API model; the rest is a name in its SamplingParams."""
+"""Prefix of the inputs of TensorRT-LLM's LLM API model. A field name of its SamplingParams follows the prefix."""
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_tokens": ("request_output_len", "max_tokens"),
     "min_tokens": ("min_length", "min_tokens"),
@@ -47,7 +47,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "logprobs": ("return_log_probs",),
 }
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {field: (*names, f"{LLM_API}{field}") for field, names in _NAMES.items()}
-"""Names of the input for each field of Sampling; the first one that the model has is filled."""
+"""Possible input names for each field of Sampling. The first name present in the model applies."""
 KINDS: Final[Mapping[str, Kind]] = {
     **dict.fromkeys(FIELDS, "float"),
     **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "seed"), "whole"),
@@ -56,11 +56,11 @@ KINDS: Final[Mapping[str, Kind]] = {
 """Kind of value of each field of Sampling."""
 END: Final = "end_id"
 NO_END: Final = -1
-"""Value of end_id if no token ends the text."""
+"""Value of end_id that disables the end token."""
 NO_WORDS: Final = (0, -1)
 """Empty word list in tensorrtllm_backend's format [2, S]: token ids, and the end offset of each word or -1."""
 MAX_INT32: Final = 2**31 - 1
-"""Largest whole number that fits every input."""
+"""Largest integer that fits every integer datatype."""
 
 EXCLUDING: Final = ("exclude_input_in_output", f"{LLM_API}exclude_input_from_output")
 """Inputs that exclude the prompt from the returned text."""
@@ -75,17 +75,17 @@ CONSTANT: Final[Mapping[str, Any]] = {
     "stop_words": "",
     "bad_words": "",
 }
-"""Inputs with the same value in all requests: one text, and no words."""
+"""Inputs with the same value in all requests: a single sequence, and empty word lists."""
 STREAMING: Final = ("streaming", "stream")
-"""Constant inputs that are true for a decoupled model."""
+"""Constant inputs with the value true for a decoupled model."""
 SENT_IF_OPTIONAL: Final = (*STREAMING, *EXCLUDING)
-"""Constant inputs that are sent even if they are optional."""
+"""Constant inputs to send even if they are optional."""
 
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
 
 
 class ModelInput:
-    """One input of a model. ``batched`` says that Triton prepends a batch axis to its shape."""
+    """One input of a model. ``batched`` means that Triton prepends a batch axis to the shape."""
 
     def __init__(self, spec: TensorSpec, batched: bool) -> None:
         self.name = spec.name
@@ -103,7 +103,8 @@ class ModelInput:
         return not remainder and (bool(self._free_axes) or size == 1)
 
     def tensor(self, values: Any) -> Tensor:
-        """Builds a tensor of one value or a flat list, along the innermost free axis; other free axes have size 1."""
+        """Builds a tensor from a single value or a flat list. Values fill the innermost free axis; other free axes have
+        size 1."""
         flat = values if isinstance(values, (list, tuple)) else (values,)
         sizes = [1 if size < 0 else size for size in self.dims]
         if self._free_axes:
@@ -111,7 +112,7 @@ class ModelInput:
         return Tensor(self.name, self.datatype, np.array(flat, self._dtype).reshape(sizes))
 
     def problems(self, kind: Kind, count: int = 1) -> list[str]:
-        """Describes why the input can't hold ``count`` values of a kind; empty if it can."""
+        """Descriptions of mismatches between the input and ``count`` values of a kind; empty if they fit."""
         if not self.fits(count):
             needed = f"{count} values" if count > 1 else "one text" if kind == "text" else "one value"
             return [f"Its input {self.name!r} has the dims {list(self.dims)}; expected room for {needed}."]
@@ -122,10 +123,10 @@ class ModelInput:
 
 
 class TensorGenerator(Generator):
-    """Generator of a model that chooses the tokens itself and returns a whole text in one call.
+    """Generator of a model that samples the tokens itself and returns a whole text in one call.
 
-    The subclass fills the inputs ``reserved``. ``end`` is the value of end_id without ignore_eos; None leaves end_id
-    to the model.
+    The subclass fills the inputs listed in ``reserved``. ``end`` is the value of end_id without ignore_eos; None keeps
+    the model's default.
     """
 
     def __init__(self, spec: ModelSpec, predictor: Predictor, reserved: Collection[str], *, end: int | None) -> None:
@@ -166,8 +167,11 @@ class TensorGenerator(Generator):
                 self.supported_fields |= {"ignore_eos"}
 
     def _require_fit(self, problems: list[str], outputs: Collection[str] = ()) -> None:
-        """Raises ContractError with the subclass's ``problems``, those of the inputs, and the tensors that can't be
-        streamed as JSON (REST). ``outputs`` are the subclass's numeric outputs."""
+        """Raises ContractError if the model has problems: ``problems``, invalid inputs, or datatypes that JSON can't
+        stream.
+
+        ``outputs`` are the subclass's numeric outputs.
+        """
         problems, spec = [*problems, *self._input_problems], self._spec
         used = {END, *outputs, *(one.name for one in self._fields.values()), *(one.name for one in self._constant)}
         if spec.decoupled and self._predictor.streams_json:
@@ -181,8 +185,10 @@ class TensorGenerator(Generator):
             raise ContractError(spec.name, problems)
 
     def _interface_problem(self, expected: str, flags: str = "") -> str:
-        """Describes the tensors ``expected`` of this interface, and those that the model has. ``flags`` can rename
-        them."""
+        """Describes the ``expected`` tensors of this interface and the model's actual tensors.
+
+        ``flags`` is advice on flags that rename tensors.
+        """
         inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
         return (
             f"A {self.interface} model has {expected}; this one has {inputs or 'none'} and {outputs or 'none'}. "
@@ -190,20 +196,21 @@ class TensorGenerator(Generator):
         )
 
     def _sampling_tensors(self, sampling: Sampling) -> list[Tensor]:
-        """Tensors of one request, without the reserved ones.
+        """Builds the tensors of one request, without the reserved inputs.
 
         Always sends temperature, top_k, top_p and the seed, because models have different defaults: tensorrtllm_backend
-        is greedy without them and uses one seed for all. Sends other fields unless they are neutral and optional.
+        decodes greedily without them and uses the same seed for all requests. Omits other fields that are neutral and
+        optional.
         """
         tensors = [*self._constant]
         greedy: dict[str, float] = {}
-        if sampling.greedy:  # by top_k if the model has it, since some models reject a top_p of 0
+        if sampling.greedy:  # prefer top_k, since some models reject a top_p of 0
             greedy = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
             greedy |= {"temperature": 1.0, "min_p": 0.0, "seed": 0}
         for field, tensor in self._fields.items():
             value = greedy[field] if field in greedy else getattr(sampling, field)
             if field == "seed":
-                seed = random.getrandbits(63) if value is None else int(value)  # without a seed, a new one per request
+                seed = random.getrandbits(63) if value is None else int(value)  # a random seed per request by default
                 tensors.append(tensor.tensor(seed & (2**63 - 1 if tensor.datatype.endswith("64") else MAX_INT32)))
             elif field == "top_k":  # any large number means the whole vocabulary
                 tensors.append(tensor.tensor(min(value, MAX_INT32)))
@@ -221,7 +228,7 @@ class TensorGenerator(Generator):
     def _responses(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        """Calls the model; one response if it is not decoupled. The caller closes the generator."""
+        """Calls the model. A model that is not decoupled returns one response. The caller closes the generator."""
         if self._decoupled:
             return self._predictor.stream(ModelCall(inputs, outputs, context.headers))
         return self._unary_response(ModelCall(inputs, outputs, context.headers, cancellable=True))
@@ -235,8 +242,10 @@ class TensorGenerator(Generator):
 
 
 def numeric_data(tensor: Tensor, kinds: str = "iu", expected: str = "whole numbers") -> Array:
-    """Data of a predictor's tensor. Raises PredictorError unless numpy's kind of dtype is one of ``kinds``; an empty
-    tensor passes, since an empty list in JSON has no kind."""
+    """Data of a predictor's tensor. Raises PredictorError unless ``kinds`` includes numpy's kind of its dtype.
+
+    An empty tensor is valid with any dtype, since an empty JSON list has no type.
+    """
     data = tensor.data
     if data.size and data.dtype.kind not in kinds:
         raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected {expected}")

@@ -1,10 +1,9 @@
-"""Logits models: the decode loop, in which the service chooses the tokens, and the batches of its steps.
+"""Decode loop for logits models: the service samples the tokens and batches the steps.
 
-Continuous batching: each sequence submits its next step to the scheduler as soon as its last step is decoded, so the
-steps of all sequences share batches. A sequence joins and leaves between two steps.
+Continuous batching: each sequence submits its next step to the scheduler as soon as its last step is decoded. Steps of
+different sequences therefore share batches, and a sequence can join or leave between two steps.
 
-A text does not depend on the other texts in its batches, except for a logit's last bits, which change with the batch
-size.
+Batching does not affect the generated text, except that the last bits of a logit vary with the batch size.
 """
 
 from __future__ import annotations
@@ -39,10 +38,12 @@ from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor
 
 MAX_PADDING = 0.5
-"""Largest share of padding in a batch. It is larger than elsewhere, because a step has few tokens and the call itself
-costs most: two sequences of any length may share a batch."""
+"""Largest share of padding in a batch. It allows two sequences of any length to share a batch.
+
+Other tasks have a lower limit. A decode step has few tokens, so the overhead of a call outweighs the cost of padding.
+"""
 LOGITS = "logits"
-"""Role of the logits among a step's rows; caches go by the name of the output."""
+"""Key of the logits in the outputs of a step. The keys of caches are output names."""
 
 
 class LogitsSequence:
@@ -50,11 +51,11 @@ class LogitsSequence:
 
     Args:
         start: first tokens of the decoder.
-        source: prompt of an encoder-decoder, else empty.
+        source: prompt of an encoder-decoder; empty for other models.
         max_new: limit of new tokens.
 
     Attributes:
-        prompt: the prompt's ids, an object that all sequences of a prompt share.
+        prompt: the prompt's ids. All sequences of a prompt share this object.
         source: int64 [S].
         cache: None if the model has no cache.
     """
@@ -80,11 +81,11 @@ class LogitsSequence:
         self.cache: Cache | None = None
         self._sampling = sampling
         self._suppressed = eos_ids.union(sampling.stop_token_ids)
-        """Tokens to suppress until min_tokens."""
+        """Tokens to suppress before min_tokens are generated."""
         self._end_ids = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else self._suppressed
         self._cache_tensors = caches
         self._start = self._length = len(start)
-        # Allocated in full: a list would be converted to an array in each step.
+        # Preallocated array: a list would need a conversion in each step.
         self._ids = np.empty(len(start) + max(max_new, 0), np.int64)
         self._ids[: len(start)] = start
 
@@ -96,12 +97,12 @@ class LogitsSequence:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache at the end of the text; 0 if there is no token to generate."""
+        """Bytes of the cache at its maximum length; 0 if the sequence generates no token."""
         return 0 if self.is_full else cache_bytes(self._cache_tensors, self._cache_length, len(self.source))
 
     @property
     def _cache_length(self) -> int:
-        """Tokens of the cache at the end of the text; the last token is never sent."""
+        """Maximum number of tokens in the cache. It excludes the last token, which is never sent to the model."""
         return max(len(self._ids) - 1, self._start)
 
     @property
@@ -111,17 +112,17 @@ class LogitsSequence:
 
     @property
     def tokens(self) -> Array:
-        """The decoder's tokens, int64 [T]; for a decoder alone the prompt and the new tokens."""
+        """Tokens of the decoder so far, int64 [T]. They include the prompt for a decoder-only model."""
         return self._ids[: self._length]
 
     @property
     def is_new(self) -> bool:
-        """Whether no token is generated yet."""
+        """Whether the sequence has no generated token yet."""
         return self._length == self._start
 
     @property
     def has_past(self) -> bool:
-        """Whether the cache has tokens of earlier steps."""
+        """Whether the cache contains tokens of earlier steps."""
         return self.cache is not None and self.cache.length > 0
 
     def decode(self, rows: Mapping[str, Array]) -> tuple[int, TokenScore | None]:
@@ -133,7 +134,7 @@ class LogitsSequence:
         return chosen
 
     def add(self, token: int, score: TokenScore | None) -> Step:
-        """Adds a chosen token. The step has ``finish`` if the token ends the text."""
+        """Adds a chosen token. Returns a step, with ``finish`` set if the token ends the text."""
         if token in self._end_ids:
             return Step(finish="stop")
         self._ids[self._length] = token
@@ -143,8 +144,14 @@ class LogitsSequence:
 
 
 class StepShape(NamedTuple):
-    """Sizes of a batch: rows, new tokens of the decoder, tokens of the longest cache, and tokens of the longest source.
-    With ``has_past`` each sequence has one new token."""
+    """Dimensions of a batch. With ``has_past`` each sequence has one new token.
+
+    Attributes:
+        rows: batch size.
+        new: number of new decoder tokens per sequence.
+        past: number of tokens in the longest cache.
+        source: number of tokens in the longest source.
+    """
 
     rows: int
     new: int
@@ -158,8 +165,10 @@ class StepShape(NamedTuple):
 
 
 def unique_rows(items: Sequence[LogitsSequence]) -> tuple[list[LogitsSequence], list[int]]:
-    """Returns one sequence per row of the batch, and the row of each item. New sequences of one prompt share a row, so
-    that the model processes the prompt once."""
+    """Returns one sequence per row of the batch, and the row index of each item.
+
+    New sequences with the same prompt share a row, so the model processes the prompt once.
+    """
     rows: dict[int, int] = {}
     unique: list[LogitsSequence] = []
     row_of_item = []
@@ -173,11 +182,11 @@ def unique_rows(items: Sequence[LogitsSequence]) -> tuple[list[LogitsSequence], 
 
 
 class StepBatchBuilder(BatchBuilder[LogitsSequence]):
-    """Builds batches of one step of several sequences. Sequences with and without a cache do not share a batch.
+    """Builds batches of decode steps. Sequences with and without a cache do not share a batch.
 
-    ``widths`` are the padded lengths of whole texts and encoder-decoder prompts, if the model's length is free; None
-    pads to the longest of a batch. Caches are never rounded up: with OpenVINO it gained nothing, while whole texts in
-    multiples of 16 took a third less time.
+    ``widths`` are the allowed padded lengths of whole texts and encoder-decoder prompts if the model's length is
+    variable. None pads to the longest sequence of a batch. Cache lengths are never rounded up. Measurements with
+    OpenVINO showed no gain for caches, but a third less time for whole texts padded to multiples of 16.
     """
 
     def __init__(
@@ -201,8 +210,11 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         return group, _rounded(self._widths, len(item.tokens))
 
     def _source_width(self, item: LogitsSequence) -> int:
-        """Width of an encoder-decoder's source: the next power of two, so that sources of similar length share a batch.
-        Without a mask only sources of the same length do."""
+        """Padded length of an encoder-decoder's source.
+
+        It is the next power of two, so that sources of similar length share a batch. Without attention_mask, it is the
+        source's own length.
+        """
         size = _rounded(self._source_widths, len(item.source))
         return size if size < 2 or not self._signature.takes("attention_mask") else 1 << (size - 1).bit_length()
 
@@ -211,7 +223,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         has_past, source = item.has_past, self._source_width(item)
         position_bytes = (signature.vocabulary or signature.min_vocabulary) * _itemsize(signature.datatype)
         source_bytes = 0 if has_past else sum(cache.token_bytes for cache in signature.caches if cache.source) * source
-        # A source has the same length in every step, so its share of the tokens limits the rows.
+        # Source tokens count toward max_batch_tokens in every step, so they limit the number of rows.
         rows = min(signature.max_rows, settings.max_batch_tokens // source) if source else signature.max_rows
 
         def row_bytes(width: int) -> int:
@@ -232,7 +244,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         signature = self._signature
         unique, _ = unique_rows(items)
         shape = self._shape(unique)
-        # Surplus rows of an exact batch repeat its last sequence, which is always a valid input.
+        # For a fixed batch size, repeat the last sequence in unused rows, since it is always a valid input.
         rows = [*unique, *[unique[-1]] * (shape.rows - len(unique))]
         columns = self._columns(rows, shape)
         inputs = []
@@ -267,7 +279,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         logits = self._verified_logits(outputs[signature.logits], shape)
         caches = self._returned_caches(shape)
         present = [(cache, self._verified_cache(outputs[cache.present], cache, shape)) for cache in caches]
-        # Read before the first item is decoded, which changes its length.
+        # Read all lengths before decoding the first item, since decoding changes its length.
         lengths = [(row, len(item.tokens), len(item.source)) for row, item in zip(row_of_item, items, strict=True)]
         for row, length, source in lengths:
             last = length - 1 if self._positions(shape) > 1 and not shape.has_past else -1
@@ -304,7 +316,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         return shape.new if self._signature.all_positions else 1
 
     def _columns(self, rows: Sequence[LogitsSequence], shape: StepShape) -> dict[str, Array]:
-        """All inputs by role, [rows, ...]."""
+        """Builds all inputs except caches, by role, with the shape [rows, ...]."""
         signature = self._signature
         branch = np.full((len(rows), 1), shape.has_past)
         if shape.has_past:
@@ -329,7 +341,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         }
 
     def _padded(self, texts: Sequence[Array], width: int, *, left: bool) -> tuple[Array, Array]:
-        """Ids and mask, int64 [rows, width]."""
+        """Returns padded ids and the attention mask, int64 [rows, width]."""
         ids = np.full((len(texts), width), self._pad_id, np.int64)
         mask = np.zeros((len(texts), width), np.int64)
         for row, text in enumerate(texts):
@@ -339,7 +351,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         return ids, mask
 
     def _verified_logits(self, tensor: Tensor, shape: StepShape) -> Array:
-        """Logits [rows, positions, V]. Raises PredictorError for another datatype or shape."""
+        """Returns the logits [rows, positions, V]. Raises PredictorError for an unexpected datatype or shape."""
         signature = self._signature
         data = tensor.data if signature.batch_axis else tensor.data[np.newaxis]
         if not signature.all_positions and data.ndim == 2:
@@ -364,7 +376,7 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         return data
 
     def _verified_cache(self, tensor: Tensor, cache: CacheTensor, shape: StepShape) -> Array:
-        """Cache [rows, ..., tokens, ...]. Raises PredictorError for another datatype or shape."""
+        """Returns the cache [rows, ..., tokens, ...]. Raises PredictorError for an unexpected datatype or shape."""
         data = tensor.data if self._signature.batch_axis else tensor.data[np.newaxis]
         expected = (shape.rows, *cache.shape_for(shape.present(cache)))
         if tensor.datatype != cache.datatype or data.shape != expected:
@@ -386,7 +398,7 @@ def _itemsize(datatype: str) -> int:
 class LogitsGenerator(Generator):
     """Generator of a decoder or an encoder-decoder that returns logits.
 
-    With ``ignore_eos`` the ids include end-of-sequence tokens.
+    With ``ignore_eos`` its steps include end-of-sequence tokens.
     """
 
     interface: ClassVar[str] = "logits"
@@ -402,14 +414,14 @@ class LogitsGenerator(Generator):
         executor: Executor,
         metrics: Metrics,
     ) -> None:
-        """Raises ContractError for a model with other tensors."""
+        """Raises ContractError if the model's tensors do not match."""
         self._signature = signature = fit_logits(spec, tokenizer, settings)
         self._settings = settings
         self._cache_budget = settings.cache_budget
         self._vocabulary = signature.vocabulary or signature.min_vocabulary
         self._eos_ids = frozenset(token for token in settings.eos_ids if 0 <= token < self._vocabulary)
         self._max_length = min(settings.max_length, signature.length or settings.max_length)
-        # No more batches than the model runs at once: those that wait could share a batch.
+        # Limit batches in flight to the model's instances, so that waiting sequences form larger batches.
         scheduling, limit = settings.scheduling, settings.concurrency_limit
         limit.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
         widths = padding_buckets(settings.pad_to_multiple_of, settings.max_length)
@@ -423,7 +435,7 @@ class LogitsGenerator(Generator):
             self._cache_budget.check(self._sequence(prompt, sampling).cache_bytes)
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """Waits for room for the cache, and runs the decode loop of one sequence."""
+        """Reserves memory for the cache, and runs the decode loop of one sequence."""
         sequence = self._sequence(prompt, sampling)
         if sequence.is_full:
             yield Step(finish="length")
@@ -440,7 +452,7 @@ class LogitsGenerator(Generator):
                 step = sequence.add(*entry.answer)
                 if step.finish is not None:
                     break
-                # Submitted before the token is yielded, to join the next batch.
+                # Submit before yielding the token, so that the step joins the next batch.
                 entry = self._submit(sequence, sampling, context)
                 yield step
             yield step
@@ -469,7 +481,8 @@ class LogitsGenerator(Generator):
         return entry
 
     def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
-        """Creates a sequence. Raises InvalidInput for ids that the model lacks, and for too long a prompt."""
+        """Creates a sequence. Raises InvalidInput for token ids outside the model's vocabulary, and for a prompt that
+        is too long."""
         for field, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             for token in ids:
                 if not 0 <= token < self._vocabulary:

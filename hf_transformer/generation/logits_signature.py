@@ -1,9 +1,13 @@
-"""Signature of a logits model: the role of each tensor, and the limits of a batch.
+"""Signature of a logits model: the role of each tensor, and the batch limits.
 
-Tensors have the names of transformers and optimum. A decoder takes input_ids, attention_mask and position_ids; an
-encoder-decoder input_ids, attention_mask, decoder_input_ids and decoder_attention_mask. A cache is the input
-past_key_values.0.key and the output present.0.key (of an encoder-decoder with .decoder or .encoder in between).
-use_cache_branch is the flag of merged models. All functions are pure functions of the model's description.
+Tensor names follow transformers and optimum:
+
+decoder          input_ids, attention_mask, position_ids
+encoder-decoder  input_ids, attention_mask, decoder_input_ids, decoder_attention_mask
+cache            past_key_values.0.key -> present.0.key; past_key_values.0.decoder.key of an encoder-decoder
+merged model     use_cache_branch
+
+All functions are pure functions of the model's description.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
 DECODER: Final = ("input_ids", "attention_mask", "position_ids")
 ENCODER_DECODER: Final = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
 CACHE_BRANCH: Final = "use_cache_branch"
-"""Input of optimum's merged models, which run with and without a cache: true if there is a cache."""
+"""Boolean input of optimum's merged models, which run with or without a cache. True selects the cache."""
 KNOWN: Final = (*DECODER, *ENCODER_DECODER, CACHE_BRANCH)
 PAST: Final = re.compile(r"past_key_values\.(\d+\.(?:(decoder|encoder)\.)?(?:key|value))")
 ENCODED: Final = ("encoder_outputs", "encoder_hidden_states", "encoder_last_hidden_state")
-"""Names of the encoder's output."""
+"""Possible names of the encoder's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +45,9 @@ class LogitsSignature:
 
     Attributes:
         logits: output [rows, S, V] with ``all_positions``; else [rows, 1, V] or [rows, V], for the last position.
-        vocabulary: V if the model's configuration has it; at least ``min_vocabulary``.
-        length: fixed number of tokens of input_ids; None if it is free.
-        target_length: the same for decoder_input_ids.
+        vocabulary: V if the model's configuration defines it; at least ``min_vocabulary``.
+        length: fixed number of tokens of input_ids; None if it is variable.
+        target_length: fixed number of tokens of decoder_input_ids; None if it is variable.
         exact_rows, batch_axis: as in core.contract.Signature.
         triton_batch: whether Triton adds the batch axis to every tensor.
     """
@@ -69,13 +73,16 @@ class LogitsSignature:
 
     @property
     def pads_cache(self) -> bool:
-        """Whether caches of different lengths may share a batch, which needs positions and a mask."""
+        """Whether caches of different lengths may share a batch. They may if the model takes position_ids and a
+        mask."""
         return self.takes("attention_mask") and self.takes("position_ids") and not self.encoder_decoder
 
     @property
     def pads_left(self) -> bool:
-        """Whether whole texts are padded on the left, because only the last position has logits. Else they are padded
-        on the right, where a causal model ignores the padding."""
+        """Whether to pad whole texts on the left, because the model returns logits for the last position only.
+
+        Other texts have padding on the right, where a causal model ignores it.
+        """
         return self.pads_cache and not self.all_positions
 
     @property
@@ -85,7 +92,8 @@ class LogitsSignature:
 
 
 def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSettings) -> LogitsSignature:
-    """Matches a logits model with the tokenizer and the flags. Raises ContractError with every mismatch."""
+    """Derives a model's signature from its tensors, the tokenizer and the flags. Raises ContractError with all
+    mismatches."""
     problems: list[str] = []
     if spec.decoupled:
         problems.append(
@@ -108,7 +116,7 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
         raise ContractError(spec.name, problems)
     leading = len(ids) - 1
     logits, all_positions, size = _fit_output(spec, settings.output_names, leading, problems)
-    # Some models have fewer tokens than their tokenizer, but no model has fewer than its config.json.
+    # Some models have a smaller vocabulary than their tokenizer, but no model has a smaller one than in config.json.
     min_size, declared = vocabulary.vocab_size, settings.model_config.get("vocab_size")
     if isinstance(declared, int) and declared > 0:
         min_size = min(min_size, declared)
@@ -145,7 +153,7 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
 
 
 def _roles(spec: ModelSpec, input_names: Sequence[str]) -> dict[str, str]:
-    """Role of each input to send, by the input's name, which may be numbered (input_ids__0).
+    """Role of each input to send, by input name. A name may have a number as its suffix (input_ids__0).
 
     The inputs INPUT__0, INPUT__1, ... have the roles ``input_names`` (--tensor_input_names) by position.
     """
@@ -165,7 +173,7 @@ def _fit_inputs(
     for tensor in spec.inputs:
         role = roles.get(tensor.name)
         if role is not None and role in known:
-            # numpy would truncate ids and positions to fewer than 32 bits without an error.
+            # numpy casts ids and positions to small integer types without an overflow error.
             is_flag = role in (CACHE_BRANCH, "attention_mask", "decoder_attention_mask")
             dtype = NUMPY_DTYPES.get(tensor.datatype)
             if dtype is None or dtype.kind not in ("iub" if is_flag else "iu") or (dtype.itemsize < 4 and not is_flag):
@@ -188,7 +196,7 @@ def _fit_inputs(
 
 
 def _fit_caches(spec: ModelSpec, leading: int, problems: list[str]) -> tuple[CacheTensor, ...]:
-    """Pairs the inputs that take an output of the previous step with that output."""
+    """Matches each cache input with the output of the previous step."""
     outputs = {tensor.name: tensor for tensor in spec.outputs}
     caches = []
     for tensor in spec.inputs:
@@ -218,8 +226,10 @@ def _fit_caches(spec: ModelSpec, leading: int, problems: list[str]) -> tuple[Cac
 def _fit_output(
     spec: ModelSpec, output_names: Sequence[str], leading: int, problems: list[str]
 ) -> tuple[TensorSpec, bool, int | None]:
-    """Returns the logits, whether they cover all positions, and the size of the vocabulary, None if it is unknown.
-    Raises ContractError if the logits are ambiguous."""
+    """Returns the logits output, whether it covers all positions, and the vocabulary size (None if unknown).
+
+    Raises ContractError if the logits output is ambiguous.
+    """
     floats = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and not tensor.name.startswith("present.")]
     floats = [tensor for tensor in floats if tensor.name not in ENCODED]
     name = output_names[0] if output_names else "logits"
@@ -254,7 +264,7 @@ def _length_problems(signature: LogitsSignature) -> list[str]:
 
 
 def _padding_problem(signature: LogitsSignature) -> str:
-    """Reason against padding texts to --pad_to_multiple_of; empty if there is none."""
+    """Reason why the model does not support --pad_to_multiple_of; empty if it does."""
     if signature.encoder_decoder:
         if signature.length is None and not signature.takes("attention_mask"):
             return "without attention_mask its prompts can't be padded"

@@ -1,9 +1,9 @@
-"""One request of text generation, from prompts to texts. Start reading here.
+"""Text generation pipeline: from the prompts of a request to generated texts. This is the package's entry point.
 
     prompts --tokenizer--> ids --Generator--> steps --SequenceAssembler--> pieces of text --Generation--> client
 
-``start`` raises every error that the request itself can cause. A Generation (stream.py) then generates all sequences
-concurrently.
+``start`` validates the request and raises all errors caused by it. A Generation (stream.py) then generates all
+sequences concurrently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GenerationPipeline(Pipeline):
 
     Attributes:
         interface: the model's interface: tokens, text or logits.
-        supported_fields: fields of Sampling that a request may change.
+        supported_fields: fields of Sampling that a request may set.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class GenerationPipeline(Pipeline):
         self._count_text = TokenCounter(tokenizer, options.executor).count
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
-        """Checks and tokenizes all prompts. The returned Generation generates once it is entered; its timeout already
-        runs.
+        """Validates and tokenizes all prompts. The returned Generation starts when its context is entered.
+
+        Its timeout starts immediately.
 
         Raises:
             InvalidInput: a prompt has no tokens, or the model does not support a parameter.
@@ -88,7 +89,8 @@ class GenerationPipeline(Pipeline):
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        """Generates all texts of a request, as predictions. Raises one RequestError for the whole request."""
+        """Generates all texts of a request, and returns them as predictions. The first error fails the whole
+        request."""
         task = self._task
         request = task.request(query)
         async with await self.start(request, context) as generation:
@@ -100,7 +102,7 @@ class GenerationPipeline(Pipeline):
         return Answers(predictions, (), context.tokens, tensor)
 
     async def trial(self) -> None:
-        """Generates one token after a short text. Raises RequestError if the model can't."""
+        """Generates one token after a short text, as a test of the model. Raises RequestError on failure."""
         try:
             [encoding] = self.tokenizer.encode((TRIAL_TEXT,))
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
@@ -111,7 +113,7 @@ class GenerationPipeline(Pipeline):
         await self._generator.trial(prompt)
 
     def _check(self, request: GenerationRequest) -> int:
-        """Counts the characters of all prompts.
+        """Validates a request, and returns the number of characters of all prompts.
 
         Raises:
             InvalidInput: there is no prompt, or the model does not support a parameter.
@@ -139,7 +141,7 @@ class GenerationPipeline(Pipeline):
         return length
 
     async def _tokenize(self, request: GenerationRequest) -> list[Prompt]:
-        """Tokenizes the prompts without truncation; ``_max_tokens`` refuses those that are too long."""
+        """Tokenizes the prompts without truncation. ``_max_tokens`` rejects long prompts later."""
         size, special, id_prompts = self.tokenizer.vocab_size, request.special_tokens, []
         for index, text in enumerate(request.prompts):
             if isinstance(text, TokenIds):
@@ -149,7 +151,7 @@ class GenerationPipeline(Pipeline):
                         raise InvalidInput(request.prompt_path(index), f"token ids from 0 to {size - 1}", str(token))
         options = Tokenization(whole=True, special_tokens=None if special else False)
         encodings = await self.tokenizer.encode_off_loop(request.prompts, self._executor, options)
-        # With special tokens: else a text model would not get them.
+        # Keep special tokens, since a text model needs them.
         decoded = iter(await self.tokenizer.decode_off_loop(id_prompts, self._executor, False))
         prompts = []
         for index, (text, [encoding]) in enumerate(zip(request.prompts, encodings, strict=True)):
@@ -175,8 +177,8 @@ class GenerationPipeline(Pipeline):
         return assemblers
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """Limit of new tokens of a prompt: the client's, else --max_new_tokens, and at most the room that the model's
-        length leaves.
+        """Limit of new tokens for a prompt: the client's limit or --max_new_tokens, capped by the model's maximum
+        length.
 
         Raises:
             InvalidInput: max_length or min_tokens contradicts the limit.

@@ -1,12 +1,12 @@
-"""Sampling: reads a request's parameters, and chooses tokens from a model's logits.
+"""Sampling: parses a request's sampling parameters, and chooses tokens from a model's logits.
 
-TokenSampler implements transformers' logits processors, for models that return logits. Other models choose the tokens
+TokenSampler implements transformers' logits processors for models that return logits. Other models sample tokens
 themselves.
 
-The processing order is that of ``GenerationMixin._get_logits_processor``: logit_bias, repetition_penalty, presence and
+The processing order follows ``GenerationMixin._get_logits_processor``: logit_bias, repetition_penalty, presence and
 frequency penalties, min_tokens; then, unless greedy, temperature, top_k, top_p, min_p. As in OpenAI's API and vLLM,
-presence and frequency penalties count generated tokens alone; the repetition penalty counts the prompt's too. No
-function modifies its row of logits [V], which lies in the predictor's buffer.
+presence and frequency penalties count generated tokens only. The repetition penalty also counts prompt tokens.
+Functions never modify the logits [V], because they are a view of the predictor's buffer.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.tensors import Array
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
-"""Stop strings per request (OpenAI: 4), and characters per stop string, which bound the text that is held back."""
+"""Maximum number of stop strings per request (OpenAI: 4), and of characters per stop string. They bound the buffer."""
 MAX_STOP_TOKENS = 128
-"""Stop tokens per request."""
+"""Maximum number of stop tokens per request."""
 MAX_CHOICES = 128
-"""Continuations per prompt, as in OpenAI's API."""
+"""Maximum number of continuations per prompt, as in OpenAI's API."""
 MAX_LOGPROBS = 20
-"""Likeliest tokens per token, as in OpenAI's chat API."""
+"""Maximum number of top logprobs per token, as in OpenAI's chat API."""
 MAX_BIASES = 1024
-"""Tokens in logit_bias."""
+"""Maximum number of tokens in logit_bias."""
 MIN_POSITIVE = 1e-6
-"""Smallest temperature above 0, and smallest top_p: models compute in float32, where smaller values become 0."""
+"""Smallest temperature above 0, and smallest top_p. Models may round smaller float32 values to 0."""
 SEED_MODULUS = 2**63
-"""Predictors take unsigned seeds; the modulus makes negative seeds valid."""
+"""Modulus of seeds. It maps negative seeds to the unsigned seeds that predictors accept."""
 MIN_TOKENS = ("min_new_tokens", "min_tokens")
 CHOICES = ("num_return_sequences", "n")
 STOP = ("stop", "stop_strings", "stop_words")
-"""Names of one parameter: transformers' first, then those of vLLM and TensorRT-LLM."""
+"""Alternative names of one parameter: from transformers, vLLM and TensorRT-LLM."""
 DRAW = ("temperature", "top_k", "top_p", "min_p")
-"""Parameters that switch sampling on, unless the request sets do_sample."""
+"""Parameters that enable sampling unless the request sets do_sample."""
 _RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (MIN_POSITIVE, 1.0),
@@ -52,18 +52,18 @@ _RANGES = {
     "presence_penalty": (-2.0, 2.0),  # as in OpenAI's API
     "frequency_penalty": (-2.0, 2.0),
 }
-"""Range of each numeric field of Sampling; the parameter has the field's name."""
+"""Range of each numeric field of Sampling. The parameter has the same name as the field."""
 
 NUCLEUS_HEAD = 256
-"""Weights sorted first for top_p."""
+"""Number of largest weights that the partial sort for top_p returns."""
 PARTIAL_SORT_SIZE = 8 * NUCLEUS_HEAD
-"""Vocabulary size from which a partial sort is faster."""
+"""Smallest vocabulary for which a partial sort is faster than a full sort."""
 DRAW_BLOCK = 512
-"""Weights cumulated together in a draw; a vocabulary of 150,000 takes 1 ms."""
+"""Block size of the cumulative sum in ``draw``, which takes 1 ms for a vocabulary of 150,000."""
 
 
 def _flag_or_name(parameters: Parameters, field: str) -> str:
-    """Source of a field's value: the request's parameter, or the service's flag."""
+    """Name of the source of a field's value: the request's parameter or the service's flag."""
     return field if field in parameters else f"--{field}"
 
 
@@ -74,7 +74,7 @@ def _require_at_most(limit: int, count: int, name: str, unit: str) -> int:
 
 
 def _min_tokens(parameters: Parameters, name: str, tokens: str | None, limit: int | None) -> int:
-    """Reads min_tokens; every model supports 0."""
+    """Parses min_tokens. Every model supports 0."""
     minimum = parameters.integer(name, 0, 0)
     if limit is not None and minimum > limit:
         source = tokens or "the default number of new tokens"
@@ -108,7 +108,7 @@ def _stop_token_ids(parameters: Parameters, name: str, vocab_size: int) -> tuple
 
 
 def _logit_bias(parameters: Parameters, name: str, vocab_size: int) -> dict[int, float]:
-    """Reads {"id": bias}, with token ids as strings, since JSON has no other keys."""
+    """Parses {"id": bias}. Token ids are strings, because JSON keys are strings."""
     path, biases = f"parameters.{name}", parameters.get(name)
     if not isinstance(biases, dict):
         raise InvalidInput(path, "an object of biases by token id", describe(biases))
@@ -131,7 +131,7 @@ _READERS: Sequence[tuple[str, Sequence[str], Callable[[Parameters, str, int], An
     ("stop_token_ids", ("stop_token_ids",), _stop_token_ids),
     ("n", CHOICES, _choices),
 )
-"""Fields of Sampling that have no flag: the field, the parameter's names, and its reader."""
+"""Parsers for fields of Sampling without a flag: the field, the parameter's names, and the parser."""
 
 
 def read_sampling(
@@ -143,12 +143,12 @@ def read_sampling(
     default_tokens: int | None = None,
     logprobs: tuple[int, str] | None = None,
 ) -> Sampling:
-    """Reads Sampling from a request's parameters, under each of their names.
+    """Parses a request's sampling parameters, under any of their alternative names.
 
     Args:
         defaults: the service's temperature, top_k, top_p and do_sample.
-        tokens: name of the request's limit of new tokens; without one the limit is ``default_tokens``.
-        logprobs: number of likeliest tokens per token, and the name of its parameter.
+        tokens: name of the request's parameter for the limit of new tokens; None for the limit ``default_tokens``.
+        logprobs: number of top logprobs per token, and the name of its parameter.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
@@ -185,7 +185,7 @@ def read_sampling(
         put("logprobs", _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
     sample = parameters.flag("do_sample", defaults.do_sample or any(name in parameters for name in DRAW))
     if temperature == 0 or not sample:
-        for field in (*DRAW, "seed"):  # greedy ignores them
+        for field in (*DRAW, "seed"):  # greedy decoding ignores them
             values.pop(field, None)
             names.pop(field, None)
         values["greedy"] = True
@@ -195,21 +195,21 @@ def read_sampling(
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:
-    """Selects the tokens to draw from, by temperature, top_k, top_p and min_p in this order.
+    """Selects candidate tokens by temperature, top_k, top_p and min_p, in this order.
 
-    ``scores`` are processed logits [V]. Returns the ids [K] in ascending order, None for the whole vocabulary, and the
-    weights, float32 [K]. Weights are probabilities up to a common factor; the largest is about 1. Raises
-    PredictorError for NaN or infinite logits, and if no token is left.
+    ``scores`` are processed logits [V]. Returns ids [K] in ascending order (None for the whole vocabulary) and weights,
+    float32 [K]. Weights are unnormalized probabilities; the largest is about 1. Raises PredictorError for NaN or
+    infinite logits, and if no token is left.
     """
     best = scores.max()
     _require_finite(best)
     size = scores.shape[-1]
     ids: Array | None = None
     if 0 < sampling.top_k < size:
-        # As TopKLogitsWarper: keeps all scores that equal the k-th.
+        # As in TopKLogitsWarper, keep all scores that equal the k-th score.
         ids = np.flatnonzero(scores >= scores[top_k(scores, sampling.top_k)[-1]])
         scores = scores[ids]
-    # Subtracted before the division: so no temperature, however small, gives infinity.
+    # Subtract before dividing by the temperature, so that a small temperature can't cause an overflow.
     weights = scores.astype(np.float32)
     weights -= np.float32(best)
     if sampling.temperature != 1:
@@ -232,9 +232,10 @@ def _select(ids: Array | None, weights: Array, indices: Array) -> tuple[Array, A
 
 
 def _nucleus(weights: Array, top_p: float) -> Array:
-    """Indices, ascending, of the fewest largest weights whose sum is at least ``top_p`` of the total.
+    """Indices of the smallest set of weights with a sum of at least ``top_p`` of the total, in ascending order.
 
-    TopPLogitsWarper sorts the whole vocabulary. This function does so only if the nucleus exceeds NUCLEUS_HEAD.
+    TopPLogitsWarper sorts the whole vocabulary. This function sorts all weights only if the nucleus exceeds
+    NUCLEUS_HEAD.
     """
     target = top_p * float(weights.sum(dtype=np.float64))
     is_large = weights.size >= PARTIAL_SORT_SIZE
@@ -249,10 +250,10 @@ def _nucleus(weights: Array, top_p: float) -> Array:
 
 
 def draw(ids: Array | None, weights: Array, uniform: float) -> int:
-    """Returns the token at ``uniform`` (0 to 1) of the cumulated weights, in the order of the ids.
+    """Returns the token at the quantile ``uniform`` (0 to 1) of the cumulative weights, in the order of the ids.
 
-    In this order a logit whose last bit differs, as with another batch size, moves the borders by as little, and never
-    swaps two tokens.
+    A logit's last bits may vary with the batch size. In id order, such a rounding difference shifts the intervals of
+    the tokens only slightly, and never reorders tokens.
     """
     starts = np.arange(0, len(weights), DRAW_BLOCK)
     blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
@@ -262,12 +263,13 @@ def draw(ids: Array | None, weights: Array, uniform: float) -> int:
     within = np.cumsum(weights[start : start + DRAW_BLOCK], dtype=np.float64)
     index = start + int(np.searchsorted(within, target - (blocks[block - 1] if block else 0), side="right"))
     if index >= min(start + DRAW_BLOCK, len(weights)):
-        index = int(np.flatnonzero(weights[: start + DRAW_BLOCK])[-1])  # rounding led past the last token
+        index = int(np.flatnonzero(weights[: start + DRAW_BLOCK])[-1])  # rounding error exceeded the last token
     return index if ids is None else int(ids[index])
 
 
 def score(logits: Array, token: int, count: int) -> TokenScore:
-    """Natural log probabilities of ``token`` and of the ``count`` likeliest tokens: log-softmax over ``logits`` [V]."""
+    """Natural log probabilities of ``token`` and of the ``count`` most likely tokens: log-softmax over ``logits``
+    [V]."""
     best = float(logits.max())
     shifted = logits.astype(np.float32)
     shifted -= np.float32(best)
@@ -279,8 +281,9 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
 class TokenSampler:
     """Chooses the tokens of one sequence that follow ``ids``.
 
-    It has its own random generator and draws one number per token, so a seed gives the same tokens for the same
-    logits. A temperature of 0 is greedy. ``end_ids`` are suppressed until there are ``sampling.min_tokens``.
+    Each sampler has its own random generator and draws one number per token. The same seed and logits therefore produce
+    the same tokens. A temperature of 0 selects greedy decoding. Suppresses ``end_ids`` until ``sampling.min_tokens``
+    tokens are generated.
     """
 
     def __init__(self, sampling: Sampling, ids: Sequence[int], end_ids: frozenset[int]) -> None:
@@ -291,7 +294,7 @@ class TokenSampler:
         self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
         self._end_ids = np.array(sorted(end_ids), np.int64)
         self._counts = dict.fromkeys(ids if self._has_repetition else (), 0)
-        """Number of times that each token was generated; 0 for tokens of the prompt alone."""
+        """Number of occurrences of each token in the generated text; 0 for tokens that occur only in the prompt."""
         self._generated = 0
         self._random: np.random.Generator | None = None
         if not sampling.greedy and sampling.temperature != 0:
@@ -303,8 +306,8 @@ class TokenSampler:
         """Chooses the next token from ``logits`` [V], floats of any precision. Raises PredictorError for NaN or
         infinity.
 
-        Scores it if the request asks for logprobs: in the model's own distribution, before bias, penalties and
-        temperature, as OpenAI and vLLM do (logprobs_mode raw_logprobs).
+        Also returns its score if the request asks for logprobs. Scores use the model's distribution before bias,
+        penalties and temperature, as in OpenAI's API and vLLM (logprobs_mode raw_logprobs).
         """
         scores = self.process(logits)
         if self._random is None:
@@ -317,7 +320,7 @@ class TokenSampler:
         return token, None if logprobs is None else score(logits, token, logprobs)
 
     def add(self, token: int) -> None:
-        """Counts a chosen token."""
+        """Updates the counts with a chosen token."""
         self._generated += 1
         if self._has_repetition or self._has_counts:
             self._counts[token] = self._counts.get(token, 0) + 1

@@ -1,7 +1,7 @@
 """A Jinja sandbox for untrusted chat templates and untrusted chats.
 
-A template can't access files or modules, and sees JSON values alone. The sandbox checks the size of a text before
-building it, and the deadline in each iteration, call, filter and chunk of JSON.
+A template can't access files or modules; its variables are JSON values. The sandbox checks the size of a string before
+building it. It checks the deadline in each iteration, call, filter and chunk of JSON.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_SECONDS = 5.0
 MAX_CHARACTERS = 4_000_000
 """Size limit of a prompt, and of each value that a template computes."""
 MAX_SLOW_CHARACTERS = 200_000
-"""Size limit for the input of SLOW filters, which take seconds for a million characters."""
+"""Input size limit for SLOW filters, which take seconds for a million characters."""
 MAX_BITS = 100_000
-"""Size limit of integers: dividing two integers of a million bits takes a second."""
+"""Size limit of integers. Division of two integers with a million bits takes a second."""
 DEADLINE = " deadline"
-"""Variable with the rendering's deadline. No template can read it, because of the space in its name."""
+"""Context variable with the deadline. The space in its name makes it inaccessible to templates."""
 TEXT = (str, bytes, bytearray)
 CONTAINERS: tuple[type[Any], ...] = (
     list,
@@ -53,16 +53,16 @@ NOT_GROWING = frozenset(
     "abs attr batch count d default dictsort first float groupby int items last length list map max min random reject "
     "rejectattr reverse round select selectattr slice sort sum unique".split()
 )
-"""Filters without a check, because their output is not longer than their input."""
+"""Filters without an output check, because their output is never longer than their input."""
 COMPARING = frozenset("dictsort groupby max min sort unique".split())
-"""Filters that compare their items. Comparing two lists with deeply shared parts can take years."""
+"""Filters that compare their items. Comparison of two lists with deeply shared parts can take exponential time."""
 COMPARING_TESTS = frozenset("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in".split())
 WITH_WIDTH = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "batch", "slice", "indent"})
 """Filters and methods with a width or count as an argument."""
 
 
 class OverBudget(Exception):
-    """A template exceeded its time or size limit."""
+    """Raised if a template exceeds its time or size limit."""
 
 
 # Counting
@@ -75,14 +75,13 @@ def check_time(context: Context) -> None:
 
 
 def check_size(size: float, limit: float = MAX_CHARACTERS) -> None:
-    """Raises OverBudget for a size over the limit, before the text is built."""
+    """Raises OverBudget for a size over the limit. Called before building the string."""
     if size > limit:
         raise OverBudget(f"more than {limit} characters")
 
 
 def length_of(value: Any, context: Context, limit: float = MAX_CHARACTERS) -> int:
-    """Upper bound of the characters of ``value`` as text; a shared list counts each time it appears. Raises
-    OverBudget."""
+    """Upper bound of the length of ``value`` as text. A shared list counts each time it appears. Raises OverBudget."""
     size, remaining = (len(value), []) if isinstance(value, str) else (0, [value])
     while remaining:
         item = remaining.pop()
@@ -129,8 +128,10 @@ def check_output(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def check_format(template: str | bytes | bytearray, arguments: Iterable[Any], context: Context) -> None:
-    """Checks the output size of a format string: numbers in it count as widths, and each field as the longest value.
-    Raises OverBudget."""
+    """Checks the output size of a format string. Raises OverBudget.
+
+    Assumes that each number in it is a width, and that each field has the length of the longest value.
+    """
     text = template if isinstance(template, str) else template.decode("latin-1")
     check_size(sum(int(width) if len(width) < 9 else MAX_CHARACTERS + 1 for width in re.findall(r"\d+", text)))
     values: list[Any] = []
@@ -170,12 +171,12 @@ def limited_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any
         passed = passed_by_type.get(passed_type.name if passed_type else None, (context.environment,))
         return original(*passed, value, *args, **kwargs)
 
-    # Overwrites jinja_pass_arg, which functools.wraps has copied from the original.
+    # Overwrite jinja_pass_arg, which functools.wraps copies from the original.
     return jinja2.pass_context(wrapped)
 
 
 def limited_test(test: Callable[[Any, Any], bool]) -> Callable[..., bool]:
-    """Wraps a comparing test with a check of its operands' size."""
+    """Wraps a comparison test with a check of its operands' size."""
 
     @functools.wraps(test)
     def wrapped(context: Context, left: Any, right: Any) -> bool:
@@ -195,8 +196,10 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Replaces Jinja's filter tojson, which escapes HTML. Builds the JSON in chunks under the limits, since indentation
-    multiplies its length by its depth."""
+    """Replacement for Jinja's filter tojson, which escapes HTML.
+
+    Indentation multiplies the length by the depth, so the limits apply to each chunk of the JSON.
+    """
     check_time(context)
     length_of(value, context)
     for space in (indent, *(separators or ())):
@@ -220,7 +223,7 @@ def to_json(
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's text for training. It has no effect here."""
+    """The tag {% generation %}. It marks the assistant's text for training, and has no effect on inference."""
 
     tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
@@ -232,7 +235,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's Namespace, without names that begin with an underscore."""
+    """Jinja's Namespace that rejects names with a leading underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
@@ -267,7 +270,8 @@ def _strftime_now(format: str) -> str:
 
 
 class Guards(NodeTransformer):
-    """Inserts checks: a call in each iteration, in place of each ``~``, and around operands of comparisons and keys."""
+    """AST transformer that inserts calls to checks: in each loop iteration, for ``~``, for comparison operands and dict
+    keys."""
 
     def visit_For(self, loop: nodes.For) -> nodes.Node:
         iteration = nodes.Call(nodes.EnvironmentAttribute("iteration"), [], [], None, None)
@@ -324,13 +328,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def checked_output(context: Context, value: Any) -> Any:
-        """Checks the size of a value before its output."""
+        """Checks the size of a value before rendering it."""
         if not isinstance(value, str):
             length_of(value, context)
         return value
 
     def iteration(self) -> str:
-        """No-op that Guards inserts into each iteration, so that ``call`` checks the deadline."""
+        """No-op. Guards inserts a call to it into each iteration, so that ``call`` checks the deadline."""
         return ""
 
     @staticmethod
@@ -348,7 +352,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     @staticmethod
     @jinja2.pass_context
     def checked(context: Context, value: Any) -> Any:
-        """Checks the size of an operand, and returns it."""
+        """Checks the size of an operand, and returns the operand."""
         if isinstance(value, CONTAINERS):
             length_of(value, context)
         return value

@@ -1,6 +1,7 @@
-"""Stop-string matching across token boundaries, and replacement in a streamed text.
+"""Stop-string matching across token boundaries, and string replacement in streamed text.
 
-Text is held back only while it may become part of a match. At the end of the text, ``held`` is the rest.
+Both classes buffer text only while it may become part of a match. At the end of the text, ``held`` is the remaining
+text.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 
 
 def partial_match(text: str, pattern: str) -> int:
-    """Start of the longest suffix of ``text`` that is a proper prefix of ``pattern``, else the text's length."""
+    """Start of the longest suffix of ``text`` that is a proper prefix of ``pattern``; the text's length without a
+    match."""
     start = text.find(pattern[0], max(0, len(text) - len(pattern) + 1))
     while start >= 0:
         if pattern.startswith(text[start:]):
@@ -21,8 +23,8 @@ def partial_match(text: str, pattern: str) -> int:
 class StopSearch:
     """Searches a streamed text for stop strings.
 
-    The first complete stop string ends the text; of several with the same end, the longest. So the result does not
-    depend on the chunks.
+    The first complete stop string ends the text. If several stop strings end at the same position, the longest applies.
+    The result does not depend on the chunk boundaries.
     """
 
     __slots__ = ("_stops", "held")
@@ -32,7 +34,7 @@ class StopSearch:
         self.held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Adds a chunk. Returns the text that is certain now, and whether a stop string has ended it."""
+        """Adds a chunk. Returns the text that can no longer change, and whether a stop string ended the text."""
         if not self._stops:
             return text, False
         text = self.held + text
@@ -46,7 +48,7 @@ class StopSearch:
 
 
 class StreamReplacer:
-    """``str.replace`` for a streamed text: the results and the final ``held``, joined, are the replaced text."""
+    """``str.replace`` for streamed text. The results of ``push`` and the final ``held`` form the replaced text."""
 
     __slots__ = ("_new", "_old", "held")
 
@@ -56,7 +58,7 @@ class StreamReplacer:
         self.held = ""
 
     def push(self, text: str) -> str:
-        """Adds a chunk. Returns the text that is certain now."""
+        """Adds a chunk. Returns the text that can no longer change."""
         *parts, rest = (self.held + text).split(self._old)
         end = partial_match(rest, self._old)
         self.held = rest[end:]

@@ -1,9 +1,9 @@
-"""Generation of one request's texts, as one stream with one deadline.
+"""Generation of one request's texts, as a single stream with one deadline.
 
     steps of a generator --SequenceAssembler--> pieces of one text --Generation--> pieces of all texts of a request
 
-One task per text queues its pieces, and the API reads the queue. A slow reader fills the queue, which pauses the tasks
-and the model.
+Each text has a task that appends its pieces to a queue, and the API reads the queue. A slow reader fills the queue,
+which pauses the tasks and the model.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Context
 
 MAX_QUEUED_PIECES = 32
-"""Unread pieces of a request beyond which the model pauses."""
+"""Maximum number of unread pieces of a request. The model pauses while the queue is full."""
 CHARACTERS_PER_TOKEN = 4
-"""Estimate for admission while a text model streams; the tokens are counted at the end."""
+"""Estimate for admission control while a text model streams. The exact token count is known at the end."""
 
 
 class SequenceAssembler:
-    """Turns the steps of one sequence into pieces of text: detokenizes, and searches for stop strings.
+    """Converts the steps of one sequence into pieces of text: detokenizes, and searches for stop strings.
 
     Args:
-        key: numbers of the prompt and of the choice.
+        key: indices of the prompt and of the choice.
         prefix: text to prepend to the first piece (echo).
-        continues: whether the text follows the prompt's last token, which decides about a space between them.
+        continues: whether the text continues the prompt, which determines the space between them.
 
     Attributes:
-        count: new tokens so far, including those of text that is held back.
+        count: number of new tokens so far, including tokens of buffered text.
         parts: the text so far, if the model returns text and no ids.
     """
 
@@ -58,13 +58,13 @@ class SequenceAssembler:
         self.key = key
         self.prefix = prefix
         self._waiting: deque[tuple[int, TokenScore]] = deque()
-        """Tokens of text that is held back, each with its offset."""
+        """Tokens of buffered text, each with its offset."""
         self._uncounted = self._detokenized = self._released = self._offset = 0
         self.count = 0
         self.parts: list[str] = []
 
     def add(self, step: Step) -> Piece | None:
-        """Adds a step. Returns the new piece, or None if all text is held back. The last piece has ``finish``."""
+        """Adds a step. Returns the new piece, or None if all text is buffered. The last piece has ``finish``."""
         unsearched, text = self._text(step)
         finish = step.finish
         text, stopped = self._stops.push(text)
@@ -82,7 +82,7 @@ class SequenceAssembler:
         return Piece(*self.key, text, tokens, count, finish)
 
     def _text(self, step: Step) -> tuple[str, str]:
-        """The step's text in two parts: before ``min_tokens``, where stop strings don't count, and after."""
+        """Splits the step's text at ``min_tokens``. Stop strings apply only to the second part."""
         push, ids = self._detokenizer.push, step.ids
         unsearched = self.sampling.min_tokens - self.count
         self.count += len(ids)
@@ -104,40 +104,43 @@ class SequenceAssembler:
         return "".join(texts[:unsearched]), "".join(texts[unsearched:])
 
     def _token_offset(self, token: int, new: int) -> int:
-        """Offset of a token that has just added ``new`` characters: its length before the end of the text, including
-        characters that are held back. A part of a character starts where the last complete character ends."""
+        """Returns the offset of the latest token, which added ``new`` characters to the text.
+
+        The offset is the end of the text, including buffered characters, minus the token's length. A part of a
+        character starts at the end of the last complete character.
+        """
         before, self._detokenized = self._detokenized, self._detokenized + new
         end = self._detokenized + self._detokenizer.held
         self._offset = max(self._offset, before, end - len(self._text_and_bytes(token)[0]))
         return self._offset
 
     def _tokens(self, is_end: bool) -> Sequence[TokenText]:
-        """Tokens whose text is released, at least in part. The later tokens of a stopped text are dropped."""
+        """Tokens with at least part of their text released. Drops the tokens after a stop string."""
         waiting, text_and_bytes = self._waiting, self._text_and_bytes
         tokens = []
         while waiting and (is_end or waiting[0][0] < self._released):
             offset, score = waiting.popleft()
             top = tuple(TokenText(*text_and_bytes(token), logprob) for token, logprob in score.top)
-            # The offset counts spaces that the cleanup of the end has removed.
+            # The offset may include trailing spaces that the cleanup has removed.
             offset = min(offset, self._released)
             tokens.append(TokenText(*text_and_bytes(score.id), score.logprob, top, offset))
         return tokens
 
 
 class Generation:
-    """Stream of one request's pieces. Enter it, then iterate, in one task.
+    """Stream of one request's pieces. Enter the context and iterate within the same task.
 
-    The pieces of all sequences are interleaved; each sequence's last piece has ``finish``. Leaving the context cancels
-    the remaining calls to the predictor, and waits until they have ended.
+    The pieces of all sequences are interleaved; each sequence's last piece has ``finish``. On exit, the context cancels
+    the remaining calls to the predictor, and waits until they end.
 
     Args:
         sequences: assemblers in the order of prompts and choices.
-        count_text: counts the tokens of a text if its generator doesn't.
-        timeout: seconds for all sequences together, from the creation of this object.
+        count_text: counts the tokens of a text if the generator doesn't.
+        timeout: time limit in seconds for all sequences together, from the creation of this object.
 
-    Attributes:
-        prompt_tokens: tokens of all prompts together.
-        completion_tokens: new tokens of all sequences so far.
+        Attributes:
+            prompt_tokens: number of tokens of all prompts.
+            completion_tokens: number of new tokens of all sequences so far.
     """
 
     def __init__(
@@ -168,7 +171,7 @@ class Generation:
         self._has_room.set()
         self._reader: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        """Raised after the pieces before it."""
+        """Error to raise after the queued pieces have been read."""
         self._is_over = False
         self._loop = asyncio.get_running_loop()
         self._expires = self._loop.time() + timeout
@@ -177,13 +180,13 @@ class Generation:
         self._on_failure: Callable[[RequestError], None] = lambda _: None
 
     def set_callbacks(self, on_success: Callable[[Context], None], on_failure: Callable[[RequestError], None]) -> None:
-        """Sets the callbacks for a stream that was read to its end, and for one that a predictor's error ended."""
+        """Sets two callbacks: ``on_success`` for a completely read stream, ``on_failure`` for a predictor's error."""
         self._on_success, self._on_failure = on_success, on_failure
 
     # Reading
 
     def prompt_length(self, sequence: int) -> int:
-        """Number of tokens of a sequence's prompt; ``sequence`` counts prompts and choices in order."""
+        """Number of tokens of a sequence's prompt. ``sequence`` is its index, in the order of prompts and choices."""
         return len(self._sequences[sequence].prompt.ids)
 
     async def __aenter__(self) -> Self:
@@ -197,19 +200,19 @@ class Generation:
     async def __aexit__(self, *error: object) -> None:
         self._is_over = True
         self._pieces.clear()
-        self._error = None  # breaks a reference cycle: the error's traceback leads to this object
+        self._error = None  # breaks a reference cycle: the error's traceback refers to this object
         if self._timer is not None:
             self._timer.cancel()
         self._cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._tasks = []  # the same for the errors of tasks
+        self._tasks = []  # breaks a reference cycle through the errors of tasks
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Piece:
-        """Returns the next piece of any sequence. The RequestError of one sequence ends all."""
+        """Returns the next piece of any sequence. An error in one sequence ends all sequences."""
         pieces = self._pieces
         while not pieces:
             if self._error is not None:
@@ -234,7 +237,7 @@ class Generation:
         return piece
 
     async def collect(self) -> list[list[Piece]]:
-        """Reads the stream to its end. Returns one piece per text, by prompt and choice. Raises RequestError."""
+        """Reads the whole stream. Returns one piece per text, by prompt and choice. Raises RequestError."""
         pieces: dict[tuple[int, int], list[Piece]] = {sequence.key: [] for sequence in self._sequences}
         async for piece in self:
             pieces[piece.prompt, piece.choice].append(piece)
@@ -266,7 +269,7 @@ class Generation:
 
     def _cancel(self) -> None:
         for task in self._tasks:
-            # A second cancellation would interrupt the end of the task's call.
+            # A second cancellation would interrupt the cleanup of the task's call.
             if not task.cancelling() and task is not asyncio.current_task():
                 task.cancel()
 
@@ -277,7 +280,7 @@ class Generation:
     # Generating: a task per sequence
 
     async def _run(self, sequence: SequenceAssembler) -> None:
-        """Queues all pieces of one sequence. Its error ends the others."""
+        """Queues all pieces of one sequence. An error ends all other sequences."""
         finish = "error"
         self._metrics.begin()
         try:
@@ -305,7 +308,7 @@ class Generation:
         await self._put(last)
 
     async def _put(self, piece: Piece) -> None:
-        """Waits for room in the queue, and adds a piece."""
+        """Waits until the queue is not full, and appends a piece."""
         while len(self._pieces) >= MAX_QUEUED_PIECES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -313,8 +316,10 @@ class Generation:
         self._wake_reader()
 
     async def _generate(self, sequence: SequenceAssembler) -> Piece:
-        """Queues all pieces of one sequence but the last, and returns the last one. So the call to the predictor ends
-        first, however slow the reader is."""
+        """Queues all pieces of one sequence except the last, and returns the last one.
+
+        The call to the predictor can therefore end before a slow reader reads the last piece.
+        """
         sampling, metrics = sequence.sampling, self._metrics
         if sampling.max_tokens == 0:
             return Piece(*sequence.key, sequence.prefix, finish="length")
@@ -344,18 +349,20 @@ class Generation:
                 await self._put(piece)
             else:
                 raise PredictorError("the predictor ended a text without a finish reason")
-        if sequence.parts and not sequence.count:  # the model returns text alone
+        if sequence.parts and not sequence.count:  # the model returns text only
             text = "".join(sequence.parts)
             piece.count = await self._count_text(text) if step.total is None else step.total
             self._count(piece.count, -len(text))
         count = sequence.count or piece.count
-        if count > 1 and not is_first:  # a text in one step has no time between tokens
+        if count > 1 and not is_first:  # a single step has no time between tokens
             metrics.per_token.observe((last - first) / (count - 1))
         return piece
 
     def _count(self, tokens: int, characters: int = 0) -> None:
-        """Counts new tokens, or ``characters`` of text whose tokens are unknown yet. Only admission uses the estimate
-        for these characters, because counters can't decrease."""
+        """Counts new tokens, or ``characters`` of text that is not tokenized yet.
+
+        Only admission control uses the estimate for these characters, because counters can't decrease.
+        """
         self.completion_tokens += tokens
         self._metrics.generated_tokens += tokens
         self._uncounted_characters += characters

@@ -26,10 +26,10 @@ PARAMETERS = (
 
 
 class TextGeneration(Servable):
-    """A decoder alone: the text continues the prompt.
+    """Task of a decoder-only model: the text continues the prompt.
 
-    A prediction is [{"generated_text": "..."}] in both formats, with num_return_sequences elements. As a tensor the
-    texts are BYTES [instances], or [instances, n] for several texts per instance.
+    A prediction is [{"generated_text": "..."}] in both formats, with num_return_sequences elements. The tensor of the
+    texts is BYTES [instances], or [instances, n] for several texts per instance.
     """
 
     name: ClassVar[str] = "text_generation"
@@ -39,7 +39,7 @@ class TextGeneration(Servable):
     """Whether a prompt and its continuation form one text."""
 
     def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
-        """Reads the parameters into a request without prompts. Raises InvalidInput or TooLarge."""
+        """Parses the parameters into a request without prompts. Raises InvalidInput or TooLarge."""
         reader = Parameters(parameters, self.parameters)
         reader.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
         reader.flag("stream", False)  # the API reads it
@@ -56,18 +56,18 @@ class TextGeneration(Servable):
         return GenerationRequest(prompts=(), sampling=sampling, echo=echo, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:
-        """Reads a V1 or V2 request. Raises RequestError for an invalid instance or parameter."""
+        """Parses a V1 or V2 request. Raises RequestError for an invalid instance or parameter."""
         request = self.options(query.parameters)
         request.prompts = [read_text(text, f"{query.name}[{index}]") for index, text in enumerate(query.instances)]
         request.name = query.name
         return request
 
     def answers(self, texts: Sequence[Sequence[str]]) -> list[Json]:
-        """Predictions from the texts of each prompt, one text per choice."""
+        """Builds predictions from the texts of each prompt, one text per choice."""
         return [[{"generated_text": text} for text in choices] for choices in texts]
 
     def tensor(self, predictions: Sequence[Json], options: GenerationRequest) -> Tensor:
-        """BYTES [instances], or [instances, n] for n texts per instance."""
+        """Builds the tensor of the texts: BYTES [instances], or [instances, n] for n texts per instance."""
         texts = [[choice["generated_text"].encode() for choice in choices] for choices in predictions]
         count = options.sampling.n
         data = np.empty((len(texts), count), np.object_)
@@ -77,10 +77,10 @@ class TextGeneration(Servable):
 
 
 class Text2TextGeneration(TextGeneration):
-    """An encoder-decoder, such as T5 and BART.
+    """Task of an encoder-decoder, such as T5 and BART.
 
-    It takes the parameters of text_generation. An answer never contains the prompt, and ``max_length`` limits the
-    answer alone.
+    The parameters are the same as for text_generation. An answer never contains the prompt, and ``max_length`` limits
+    only the answer.
     """
 
     name = "text2text_generation"
@@ -101,4 +101,4 @@ ALL_TASKS: Sequence[tuple[type[Servable], str]] = (
     (Text2TextGeneration, "EncoderDecoderModel"),
     *TASKS,
 )
-"""All tasks with their architectures' suffixes, in the format of TASKS."""
+"""All tasks with the suffixes of their architectures, in the format of TASKS."""

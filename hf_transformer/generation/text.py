@@ -1,12 +1,13 @@
-"""Models that continue text and tokenize it themselves.
+"""Generators for models that take text, return text and tokenize internally.
 
     text_input, and optionally stream, sampling_parameters (JSON), exclude_input_in_output, return_finish_reason, ...
     -> text_output, and optionally finish_reason, num_output_tokens                  vllm_backend
     text_input, max_tokens, temperature, top_k, ... -> text_output                   tensorrtllm_backend's ensemble
     text_input, sampling_param_max_tokens, ... -> text_output, finish_reason         TensorRT-LLM's LLM API model
-    text_input -> text, which begins with the prompt                                 Triton's tutorial
+    text_input -> text, including the prompt                                         Triton's tutorial
 
-A decoupled model streams the new text, or the whole text so far (LLM API). Others return the text in one response.
+A decoupled model streams the new text, or the whole text so far (LLM API). Other models return the text in one
+response.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TEXT_OUTPUTS: Final = ("text_output", "text")
 PARAMETERS: Final = "sampling_parameters"
 REASON, COUNT = "finish_reason", "num_output_tokens"
 _RETURNED: Final = {"return_finish_reason": REASON, "return_num_output_tokens": COUNT}
-"""Inputs that request an output, and the output."""
+"""Boolean inputs that enable an optional output, each with the name of that output."""
 
 _IN_JSON: Final = (
     *("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "ignore_eos"),
@@ -47,7 +48,7 @@ _IN_JSON: Final = (
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
 _INCOMPLETE: Final = ("abort", "cancelled", "timeout")
-"""Finish reasons of vLLM and TensorRT-LLM that mean an incomplete text."""
+"""Finish reasons of vLLM and TensorRT-LLM for an incomplete text."""
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _WITHOUT_SPECIAL: Final = Tokenization(whole=True, special_tokens=False)
 _WITH_OFFSETS: Final = Tokenization(whole=True, special_tokens=False, detail=True)
@@ -56,7 +57,7 @@ _WITH_OFFSETS: Final = Tokenization(whole=True, special_tokens=False, detail=Tru
 class TextGenerator(TensorGenerator):
     """Generator of a model that takes and returns text.
 
-    Counts tokens with the service's own tokenizer if the model does not count them.
+    Counts tokens with the service's tokenizer if the model does not return their number.
     """
 
     interface: ClassVar[str] = "text"
@@ -70,7 +71,7 @@ class TextGenerator(TensorGenerator):
         *,
         executor: Executor,
     ) -> None:
-        """Raises ContractError for a model with other tensors."""
+        """Raises ContractError if the model's tensors do not match."""
         self._decode = tokenizer.decode
         self._counter = TokenCounter(tokenizer, executor)
         self._leading_token = leading_token(tokenizer)
@@ -81,7 +82,7 @@ class TextGenerator(TensorGenerator):
         super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs
         self._takes_json = PARAMETERS in inputs
-        self.supported_fields -= {"logprobs"}  # the model does not return the tokens that they belong to
+        self.supported_fields -= {"logprobs"}  # the model does not return the corresponding tokens
         if self._takes_json:
             self.supported_fields |= {"max_tokens", "greedy", *_IN_JSON}
         returned = [name for name, output in _RETURNED.items() if name in inputs and output in names]
@@ -143,8 +144,10 @@ class TextGenerator(TensorGenerator):
 
 
 def _sampling_params(sampling: Sampling) -> dict[str, Any]:
-    """vLLM's SamplingParams: all values that are not neutral, and max_tokens and temperature, whose defaults differ
-    between engines."""
+    """Builds vLLM's SamplingParams from all values that are not neutral.
+
+    Always includes max_tokens and temperature, because their defaults differ between engines.
+    """
     params: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     params |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(NEUTRAL, name)}
     if sampling.greedy:
@@ -157,8 +160,8 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
 class TextResponseReader:
     """Reads the responses of one call to a text model.
 
-    ``prefix`` removes the prompt of a model that may return it. ``is_truncated`` says whether the text was truncated at
-    ``max_tokens``, for a model without an input for it.
+    ``prefix`` removes the prompt if the model may return it. ``is_truncated`` is true if the service truncated the text
+    at ``max_tokens``, because the model has no input for it.
     """
 
     def __init__(self, generator: TextGenerator, max_tokens: int, prefix: PromptRemover | None) -> None:
@@ -176,8 +179,8 @@ class TextResponseReader:
         self.is_truncated = False
 
     def push(self, tensors: Mapping[str, Tensor]) -> str:
-        """Reads one response. Returns its new text. Raises PredictorError for other datatypes and for an incomplete
-        text."""
+        """Reads one response, and returns its new text. Raises PredictorError for invalid datatypes and for incomplete
+        texts."""
         output = tensors.get(self._outputs[0])
         new = "" if output is None else self._without_prompt(self._decoder.decode(self._new_bytes(_first_text(output))))
         if COUNT in tensors:
@@ -190,8 +193,10 @@ class TextResponseReader:
         return new
 
     def _new_bytes(self, text: bytes) -> bytes:
-        """The bytes that no earlier response had. Trailing replacement characters are part of a character, which the
-        next response may complete."""
+        """Returns the bytes that are new in this response.
+
+        Trailing replacement characters stand for an incomplete character, which the next response may complete.
+        """
         if not self._cumulative:
             return text
         self._received, complete = text, text
@@ -201,7 +206,7 @@ class TextResponseReader:
         return new
 
     def flush(self) -> str:
-        """Returns the text that was held back, after the last response."""
+        """Returns the buffered text after the last response."""
         rest = self._without_prompt(self._decoder.decode(self._received[len(self._read) :], True))
         if self._prefix is not None and (held := self._prefix.flush()):
             self._parts.append(held)
@@ -222,8 +227,10 @@ class TextResponseReader:
         return text[len(text) - len(new) : end]
 
     async def last(self, new: str) -> Step:
-        """Builds the last step, with the rest of the text. If the model returns no finish reason, the number of tokens
-        decides it."""
+        """Builds the last step, with the rest of the text.
+
+        If the model returns no finish reason, the number of tokens determines it.
+        """
         new = await self.truncate(new)
         if self._reason is not None:
             return Step((), new, (), self._reason)
@@ -243,7 +250,7 @@ class TextResponseReader:
 
 
 def _first_text(tensor: Tensor) -> bytes:
-    """First element of a predictor's tensor; empty if it has none. Raises PredictorError for other datatypes."""
+    """First element of a predictor's tensor, or empty bytes. Raises PredictorError if the datatype is not BYTES."""
     if tensor.datatype != "BYTES":
         raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected BYTES")
     text: bytes = tensor.data.flat[0] if tensor.data.size else b""
@@ -251,10 +258,10 @@ def _first_text(tensor: Tensor) -> bytes:
 
 
 class PromptRemover:
-    """Removes ``prompt``, as it was sent, from the beginning of a streamed text.
+    """Removes ``prompt`` from the beginning of a streamed text.
 
-    ``read_back`` returns the prompt without special tokens, as the model's tokenizer may return a chat. It is called
-    at most once, and only if the text does not begin with ``prompt``.
+    ``read_back`` returns the prompt without special tokens, since some models omit them from the returned prompt. The
+    class calls it at most once, and only if the text does not begin with ``prompt``.
     """
 
     def __init__(self, prompt: str, read_back: Callable[[], str]) -> None:
@@ -264,7 +271,7 @@ class PromptRemover:
         self._is_decided = not prompt
 
     def push(self, text: str) -> str:
-        """Adds a chunk. Returns the text that is certainly not the prompt's."""
+        """Adds a chunk. Returns the text after the prompt, or nothing while the text may still be the prompt."""
         if self._is_decided:
             return text
         self._held += text
@@ -278,7 +285,8 @@ class PromptRemover:
         return self._held.removeprefix(self._prompt)
 
     def flush(self) -> str:
-        """Returns the text held back at the end, without a prompt that lacks its trailing special tokens."""
+        """Returns the buffered text at the end. Removes the prompt without special tokens if the text begins with
+        it."""
         if self._is_decided:
             return ""
         if self._read_back is None or not self._held:
@@ -287,18 +295,19 @@ class PromptRemover:
 
 
 class TokenCounter:
-    """Counts the tokens of generated text with the service's tokenizer; long texts in a thread."""
+    """Counts the tokens of generated text with the service's tokenizer. Long texts are tokenized in a thread."""
 
     def __init__(self, tokenizer: Tokenizer, executor: Executor) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
 
     async def count(self, text: str) -> int:
-        """Number of tokens. Raises InvalidInput for a text that the tokenizer can't encode."""
+        """Number of tokens of a text. Raises InvalidInput for a text that the tokenizer can't encode."""
         return len((await self._encode(text, _WITHOUT_SPECIAL)).ids)
 
     async def end_of(self, text: str, max_tokens: int) -> int | None:
-        """Number of characters of the first ``max_tokens`` tokens; None if the text has no more tokens."""
+        """Number of characters of the first ``max_tokens`` tokens; None if the text has at most ``max_tokens``
+        tokens."""
         if len(text.encode()) <= max_tokens:
             return None
         encoding = await self._encode(text, _WITH_OFFSETS)
@@ -314,7 +323,8 @@ class TokenCounter:
 
 
 def leading_token(tokenizer: Tokenizer) -> str:
-    """The one special token that the tokenizer adds before every text; empty for none or several."""
+    """Special token that the tokenizer adds before a text, usually BOS. Empty unless it adds exactly one token
+    there."""
     try:
         [[bare]] = tokenizer.encode_windows(["a"], _WITHOUT_SPECIAL)
         [[whole]] = tokenizer.encode_windows(["a"], Tokenization(whole=True))

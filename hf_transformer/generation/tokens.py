@@ -1,4 +1,4 @@
-"""Models that continue token ids, with the tensors of tensorrtllm_backend.
+"""Generators for models that take and return token ids, with the tensors of tensorrtllm_backend.
 
     input_ids [S], input_lengths, request_output_len, and optionally end_id, pad_id, temperature, runtime_top_k or
     top_k, runtime_top_p or top_p, random_seed or seed, repetition_penalty, streaming, ... (see inputs.py)
@@ -30,15 +30,15 @@ _RESERVED = (IDS, LENGTHS, DECODER_IDS, DECODER_LENGTHS, PAD, WORDS)
 
 
 class TokenGenerator(TensorGenerator):
-    """Generator of a model that takes and returns token ids. Its steps omit tokens that end the text."""
+    """Generator of a model that takes and returns token ids. Its steps omit end tokens."""
 
     interface: ClassVar[str] = "tokens"
 
     def __init__(self, spec: ModelSpec, predictor: Predictor, settings: GeneratorSettings) -> None:
-        """Raises ContractError for a model with other tensors."""
+        """Raises ContractError if the model's tensors do not match."""
         self._eos_ids = settings.eos_ids
         self._decoder_start = settings.decoder_start_ids
-        # end_id takes one token. Other end tokens go into the model's stop words, or are searched for here.
+        # end_id takes one token. Other end tokens are sent as stop words, or this class searches for them.
         *self._other_eos_ids, end = sorted(self._eos_ids) or [-1]
         super().__init__(spec, predictor, _RESERVED, end=end)
         values: dict[str, Sequence[int] | int] = {PAD: settings.pad_id}
@@ -47,13 +47,14 @@ class TokenGenerator(TensorGenerator):
         self._reserved_values = {name: value for name, value in values.items() if name in self._inputs}
         outputs = {tensor.name for tensor in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
-        self.supported_fields |= {"stop_token_ids"}  # searched for here if the model has no stop words
+        self.supported_fields |= {"stop_token_ids"}  # this class searches for them if the model has no stop words
         if SCORES not in outputs:
             self.supported_fields -= {"logprobs"}
         if self._other_eos_ids:  # min_tokens makes the model suppress its end_id, and no other token
             self.supported_fields -= {"min_tokens"}
         self._may_repeat_prompt = "exclude_input_in_output" not in self._inputs
-        """Whether a response may begin with the prompt; false for good once a response did not."""
+        """Whether a response may begin with the prompt. The first response without the prompt sets it to False
+        permanently."""
         self._require_fit(self._problems(), (OUTPUT, SCORES))
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
@@ -63,7 +64,7 @@ class TokenGenerator(TensorGenerator):
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         async with aclosing(self._responses(inputs, outputs, context)) as responses:
             async for tensors in responses:
-                if reader.finish is not None:  # the model goes on after the end
+                if reader.finish is not None:  # the model continues after the end
                     break
                 step = reader.push(tensors)
                 if not self._decoupled:
@@ -75,7 +76,8 @@ class TokenGenerator(TensorGenerator):
         yield reader.last()
 
     def _end_tokens(self, sampling: Sampling) -> tuple[Sampling, frozenset[int]]:
-        """The sampling to send to the model, and the tokens that end the text. Raises InvalidInput."""
+        """Returns the sampling parameters to send to the model, and the tokens that end the text. Raises
+        InvalidInput."""
         if sampling.logprobs:
             hint = "this model returns the log probability of the chosen token alone"
             raise InvalidInput(sampling.path("logprobs"), "0", str(sampling.logprobs), hint)
@@ -90,7 +92,7 @@ class TokenGenerator(TensorGenerator):
 
     def _without_prompt(self, prompt: list[int], ids: list[int]) -> list[int]:
         """Removes the prompt from the tokens of a first response."""
-        # A stream does not begin with the prompt alone: such a response is new text.
+        # A stream never begins with a response that contains only the prompt: such a response is new text.
         if ids[: len(prompt)] != prompt or (self._decoupled and len(ids) == len(prompt)):
             self._may_repeat_prompt = False
         return ids[len(prompt) :] if self._may_repeat_prompt else ids
@@ -130,7 +132,7 @@ class TokenGenerator(TensorGenerator):
 
 
 def _stop_words(ids: Sequence[int]) -> list[int]:
-    """Word list of one-token words, in the format of NO_WORDS."""
+    """Builds a word list of one-token words, in the format of NO_WORDS."""
     return [*ids, *range(1, len(ids) + 1)]
 
 
@@ -151,7 +153,7 @@ class TokenResponseReader:
         self._scores: list[float] | None = None if sampling.logprobs is None else []
 
     def push(self, tensors: Mapping[str, Tensor]) -> Step:
-        """Reads one response. Returns its new tokens."""
+        """Reads one response, and returns its new tokens."""
         output, length = tensors.get(OUTPUT), tensors.get(LENGTH)
         ids = [] if output is None else _first_beam(output)
         total = None if length is None or not length.data.size else int(numeric_data(length).flat[0])

@@ -29,7 +29,7 @@ class ToolCall:
 class ToolCallParser:
     """Separates tool calls from the content of a streamed text.
 
-    Holds a call back until it is complete, and drops white space around calls. Invalid calls are returned as content.
+    Buffers a call until it is complete, and drops white space around calls. Returns invalid calls as content.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ToolCallParser:
         self._is_in_call = self._has_calls = False
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Adds a chunk. Returns the content and the calls that are certain now."""
+        """Adds a chunk. Returns the content that can no longer change, and complete calls."""
         content, calls = "", list[ToolCall]()
         searched = max(0, len(self._held) - len(END))
         text = self._held + text
@@ -58,13 +58,13 @@ class ToolCallParser:
             text, self._is_in_call = text[begin + len(BEGIN) :], True
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """Returns the rest at the end of the text, where a call may lack its closing tag."""
+        """Returns the rest at the end of the text. Accepts a last call without its closing tag."""
         calls = list[ToolCall]()
         content = self._end_call(self._held, "", calls) if self._is_in_call else self._add_content(self._held)
         return content if self._has_calls else content + self._space, calls
 
     def _add_content(self, text: str) -> str:
-        """Returns the text without trailing white space, which is held back until more content follows."""
+        """Returns the text without trailing white space. Buffers that white space until more content follows."""
         stripped = text.rstrip()
         if not stripped:
             self._space += text
@@ -83,7 +83,7 @@ class ToolCallParser:
 
 
 def _parse_call(text: str) -> ToolCall | None:
-    """Returns None for an invalid call, and for values that Python reads and JSON lacks: NaN, lone surrogates."""
+    """Parses one call. Returns None for an invalid call, and for values not allowed in JSON: NaN, lone surrogates."""
     try:
         value: Json = json.loads(text)
         arguments = value.get("arguments", {}) if isinstance(value, dict) else None

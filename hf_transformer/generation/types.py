@@ -14,27 +14,27 @@ from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import TextInput
 
 FinishReason = Literal["stop", "length"]
-"""Reason for the end of a text: an end-of-sequence token or a stop string, or the limit of new tokens."""
+"""Reason for the end of a text. ``stop``: an end token or a stop string; ``length``: the limit of new tokens."""
 Interface = Literal["auto", "tokens", "text", "logits"]
 """Values of --generation_interface; ``auto`` detects the interface from the model's tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling parameters of one continuation. Each default is neutral: it changes nothing.
+    """Sampling parameters of one continuation. Each default is neutral: it has no effect.
 
     Attributes:
-        max_tokens: limit of new tokens; None leaves the model's length as the limit.
-        min_tokens: number of new tokens before which no text ends.
-        greedy: takes the likeliest token, and ignores temperature, top_k, top_p, min_p and seed.
-        top_k: 0 is the whole vocabulary.
+        max_tokens: maximum number of new tokens; None for the model's maximum length.
+        min_tokens: minimum number of new tokens.
+        greedy: choose the most likely token, and ignore temperature, top_k, top_p, min_p and seed.
+        top_k: number of most likely tokens to sample from; 0 for the whole vocabulary.
         logit_bias: numbers to add to the logits, by token id.
-        stop: strings that end the text, and are not part of it.
-        stop_token_ids: tokens that end the text, and are not part of it.
-        ignore_eos: treats end-of-sequence tokens like any other token.
-        logprobs: number of likeliest tokens to return beside each token; None returns no log probabilities.
+        stop: strings that end the text. The text excludes them.
+        stop_token_ids: tokens that end the text. The text excludes them.
+        ignore_eos: treat end-of-sequence tokens like any other token.
+        logprobs: number of top logprobs to return per token; None for no log probabilities.
         n: number of continuations of each prompt.
-        names: per changed field, the client's name of it, or the service's flag (``--top_k``) that set it.
+        names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
     """
 
     max_tokens: int | None = None
@@ -57,7 +57,7 @@ class Sampling:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, field: str) -> str:
-        """Path of a field for FieldError, under the client's name."""
+        """Path of a field for FieldError, with the client's parameter name."""
         return f"parameters.{self.names.get(field, field).removeprefix('--')}"
 
 
@@ -66,15 +66,15 @@ NEUTRAL = Sampling()
 
 @dataclass(slots=True, kw_only=True)
 class GenerationRequest:
-    """One request of any API.
+    """A generation request from any API.
 
     Attributes:
         prompts: texts, or token ids (``TokenIds``).
         special_tokens: whether the tokenizer adds special tokens to texts; a rendered chat contains them already.
-        echo: starts each text with its prompt.
+        echo: whether to start each text with its prompt.
         max_length: limit of prompt and new tokens together (transformers' max_length). ``sampling.max_tokens``
             overrides it.
-        name: the client's name of the prompts, for FieldError.
+        name: the client's field name of the prompts, for FieldError.
         single: whether ``name`` is one prompt and not a list.
     """
 
@@ -95,7 +95,7 @@ class GenerationRequest:
 class Prompt:
     """A tokenized prompt: ``text`` and ``ids`` [S].
 
-    ``special_tokens`` says whether the service's tokenizer added special tokens, which ``text`` then lacks.
+    ``special_tokens`` is true if the service's tokenizer added special tokens to ``ids`` that ``text`` lacks.
     """
 
     text: str
@@ -105,7 +105,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Natural log probability of a chosen token. ``top`` has (id, logprob) of the likeliest tokens, best first."""
+    """Natural log probability of a chosen token. ``top`` lists (id, logprob) of the most likely tokens, best first."""
 
     id: int
     logprob: float
@@ -117,7 +117,7 @@ class Step:
     """One increment of a text from a generator: token ids, or text if the model returns text.
 
     Attributes:
-        ids: new tokens, without a token that ends the text.
+        ids: new tokens, without an end token.
         scores: one element per id if the request asks for logprobs.
         finish: set in the last step.
         total: number of tokens of a text without ids, set in the last step if the generator counts them.
@@ -132,10 +132,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token in an answer: its ``text``, and its ``bytes``, which may be part of a character.
+    """A token in an answer: its ``text`` and its ``bytes``, which may be part of a character.
 
-    ``offset`` is the token's start in the new text, in characters; a part of a character has the character's offset.
-    Tokens of ``top`` have no offset.
+    ``offset`` is the token's start in the new text, in characters. A part of a character has the character's offset.
+    Tokens in ``top`` have no offset.
     """
 
     text: str
@@ -147,7 +147,7 @@ class TokenText:
 
 @dataclass(slots=True)
 class Piece:
-    """New text of one continuation: number ``choice`` (0 to n - 1) of prompt number ``prompt``.
+    """New text of one continuation. ``prompt`` is the index of the prompt, ``choice`` the index of its continuation.
 
     Attributes:
         tokens: the tokens of the text if the request asks for logprobs.
@@ -171,12 +171,13 @@ class GeneratorSettings:
         model_config: content of config.json.
         eos_ids: end-of-sequence tokens.
         pad_id: token at masked positions.
-        decoder_start_ids: first tokens of an encoder-decoder's decoder; empty for a decoder alone.
-        max_length: tokens that the model takes; for a decoder alone the prompt and the new tokens together.
+        decoder_start_ids: first tokens of an encoder-decoder's decoder; empty for a decoder-only model.
+        max_length: maximum sequence length in tokens. A decoder-only model's sequence includes prompt and new
+            tokens.
         input_names: --tensor_input_names.
         output_names: --tensor_output_names.
         concurrency_limit: limit of a logits model's batches in flight. Generators share it when the model is replaced.
-        cache_budget: budget of key-value caches (--max_cache_bytes), shared in the same way.
+        cache_budget: memory budget of key-value caches (--max_cache_bytes). Generators share it likewise.
     """
 
     model_config: Mapping[str, Any]
@@ -194,25 +195,27 @@ class GeneratorSettings:
 
 
 class Generator(ABC):
-    """One model that continues prompts, on one event loop."""
+    """Interface of a generative model, used on one event loop."""
 
     interface: ClassVar[str]
-    """Interface of the model, as --generation_interface names it."""
+    """Interface of the model: a value of --generation_interface."""
 
     supported_fields: frozenset[str]
-    """Fields of Sampling that the model or this class supports. A request that sets another field is refused.
-    The pipeline itself supports ``stop`` and ``n``."""
+    """Fields of Sampling that the model or this class supports. The pipeline rejects a request that sets other fields.
+
+    The pipeline itself supports ``stop`` and ``n``.
+    """
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises RequestError if one of a request's texts can never be generated. Runs before ``generate``."""
+        """Raises RequestError if the model can't generate one of a request's texts. Called before ``generate``."""
         return
 
     @abstractmethod
     def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """Generates one continuation, step by step. The caller enforces the deadline.
 
-        Sends nothing before the first step is requested. ``aclose`` and cancellation end the predictor's work if
-        possible. ``sampling.max_tokens`` is not None here, and the choices of a prompt have different seeds.
+        Calls the predictor only when the first step is requested. ``aclose`` and cancellation end the predictor's work
+        if possible. ``sampling.max_tokens`` is not None, and the choices of a prompt have different seeds.
 
         Raises:
             RequestError: the predictor failed.
@@ -220,7 +223,7 @@ class Generator(ABC):
         """
 
     async def trial(self, prompt: Prompt) -> None:
-        """Generates one token. Raises RequestError if the model can't."""
+        """Generates one token, as a test of the model. Raises RequestError on failure."""
         sampling = Sampling(max_tokens=1, greedy=True)
         async with aclosing(self.generate(prompt, sampling, Context("trial", {}))) as steps:
             async for _ in steps:

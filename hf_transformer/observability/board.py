@@ -55,7 +55,7 @@ LASTING_GAUGES = ("hf_transformer_last_inference_timestamp_seconds",)  # stay va
 
 
 class WorkerBoard:
-    """Readiness and metrics of ``count`` workers, in an anonymous file that all of them inherit.
+    """Readiness and metrics of ``count`` workers, in an anonymous file that all workers inherit.
 
     The file begins with a byte for each worker: 1 if it is ready. A worker claims its slot by a lock on that byte. The
     kernel releases the lock when the process ends, so a replacement gets the slot of the dead worker. One more byte is

@@ -256,7 +256,7 @@ class LightHistogram(Collector):
         series[-1] += amount
 
     def collect(self) -> Iterator[Metric]:
-        """The current histogram. Bucket counts are cumulative."""
+        """Exports the current histogram, with cumulative bucket counts."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, (*counts, total) in self._series.items():
             family.add_metric(values, list(zip(self._names, accumulate(counts), strict=True)), total)

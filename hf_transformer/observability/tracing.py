@@ -1,4 +1,4 @@
-"""Traces: spans of each predict request, sent to an OpenTelemetry collector.
+"""Tracing: spans of each predict request, sent to an OpenTelemetry collector.
 
     POST /v1/models/{model}:predict        the server's span; its parent is the client's
         tokenize, queue, predict, decode   predict's id is sent to the predictor, as the parent of its spans

@@ -37,7 +37,7 @@ async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
     if not body.get("more_body", False):
         try:
             await task
-        except Exception:  # Starlette answers with 500 and then raises its handler's error
+        except Exception:  # Starlette sends a response with status 500, and then raises its handler's error
             logger.exception("%s %s failed by a fault of the service", request.method[:20], request.path[:200])
         return Response(status, first, headers)
     parts = _parts(call, task, first)

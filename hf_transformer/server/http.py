@@ -1,10 +1,10 @@
-"""HTTP/1.1 for every route and every request: one protocol class over httptools' parser.
+"""HTTP/1.1 for all routes: a protocol class based on httptools' parser.
 
     bytes -> HttpRequest -> one task: application.handle -> Response | Stream -> bytes
 
-A request starts when its head has arrived, and reads its own body, so that it can be refused before an upload.
-Pipelined requests are answered one at a time, in order; reading pauses while one waits. When a client disconnects, the
-task of its request is cancelled.
+The task of a request starts when its head has arrived. The task reads the body, so it can reject a request before the
+upload. Pipelined requests are answered one at a time, in order. Reading pauses while a further request waits. When a
+client disconnects, the task of its request is cancelled.
 
 Requests that are too long, too slow or malformed get an error response (``_refuse``) after the responses to earlier
 requests; then the connection is closed. There is no timer per connection: ``keep_sweeping`` looks for slow clients
@@ -35,8 +35,8 @@ from hf_transformer.types.http import Application, ClientGone, HeaderLines, Requ
 logger = logging.getLogger(__name__)
 
 LINGER = 1.0
-"""Seconds for which a refused client may keep sending. Closing the connection at once would reset it, and lose the
-response."""
+"""Seconds for which a rejected client may continue to send. Immediate closing would reset the connection, and the
+client could lose the response."""
 
 SWEEPS_PER_LIMIT: Final = 10
 """Sweeps over a connection within the time limit of its client."""
@@ -45,11 +45,12 @@ MIN_SWEEP_SECONDS, MAX_SWEEP_SECONDS = 0.05, 5.0
 SWEPT_AT_ONCE: Final = 500  # connections, which take about a millisecond
 
 MOST_REFUSED: Final = 256
-"""Connections over the limit that get an error response; further ones are closed without one."""
+"""Maximum number of connections over the limit that get an error response. Further connections are closed without one.
+"""
 
-UNREAD: Final = 2**16  # unread bytes of a body at which reading from the connection pauses
+UNREAD: Final = 2**16  # unread bytes of a body above which the connection stops reading
 
-JOINED: Final = 2**16  # bodies up to this many bytes are joined with the head into one write
+JOINED: Final = 2**16  # maximum bytes of a body to send in one write with the head
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus} | {
@@ -57,21 +58,25 @@ STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".
 }
 _JOIN_FIELD: Final = b": ".join
 _HOST: Final = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[\w.:~!$&'()*+,;=%-]+\])(?::[0-9]*)?")
-"""A Host header's value: a name, an IPv4 address, an IPv6 address in brackets, or nothing; then perhaps a port.
+"""Pattern of a Host header: an optional host and an optional port.
 
-Source: RFC 3986, 3.2.2 and 3.2.3. A % may also begin the zone of an IPv6 address.
+A host is a name, an IPv4 address, or an IPv6 address in brackets, with an optional zone after %. Source: RFC 3986,
+3.2.2 and 3.2.3.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits for clients. With 0 ``idle_seconds`` each connection closes after its response, and a new one has
-    ``seconds`` for its request."""
+    """Limits for clients.
 
-    connections: int  # open at a time
-    header_bytes: int  # of the longest head of a request
-    seconds: float  # to send a request once it has begun, and to read some of a response
-    idle_seconds: float  # to begin the next request
+    With ``idle_seconds`` 0, each connection closes after one response, and a new connection has ``seconds`` for its
+    request.
+    """
+
+    connections: int  # maximum number of open connections
+    header_bytes: int  # maximum size of the head of a request
+    seconds: float  # time to send a request from its first byte, and to read a part of a response
+    idle_seconds: float  # time until the next request starts
 
 
 class HttpSettings(Protocol):
@@ -85,7 +90,7 @@ class HttpSettings(Protocol):
 
 
 class _Refused(Exception):
-    """Stops the parser after a refusal."""
+    """Exception that stops the parser after a request was rejected."""
 
 
 class HttpRequest(Request):
@@ -93,14 +98,15 @@ class HttpRequest(Request):
 
     Attributes:
         keep_alive: whether the connection stays open after the response.
-        pieces: unread pieces of the body, ``size`` bytes together.
-        waiter: resolved when the body changes; None if nothing waits for it.
+        pieces: unread pieces of the body.
+        size: total bytes of ``pieces``.
+        waiter: future that is resolved when body data arrives; None if no reader waits.
         complete: whether the whole body has arrived.
         expects: whether the client waits for 100 Continue.
-        begun: whether its task has started.
-        answered: whether a response has started.
-        refusal: status and message of the error response that replaces the application's.
-        sent: bytes of the response's body that were written.
+        begun: whether the task has started.
+        answered: whether the response has started.
+        refusal: status and message of an error response that replaces the application's response.
+        sent: number of bytes written of the response's body.
     """
 
     __slots__ = (
@@ -136,7 +142,7 @@ class HttpRequest(Request):
         self.keep_alive = keep_alive
         self.complete = self.expects = self.begun = self.answered = False
         self.refusal: tuple[int, str] | None = None
-        if b"expect" in self.headers and version == "1.1":  # older clients would take 100 for the response
+        if b"expect" in self.headers and version == "1.1":  # HTTP/1.0 clients would treat 100 as the response
             self.expects = self.headers[b"expect"].lower() == b"100-continue"
 
     async def read(self) -> bytes:
@@ -157,7 +163,7 @@ class HttpRequest(Request):
         return body
 
     def wake(self) -> None:
-        """Wakes the reader of the body."""
+        """Wakes the task that reads the body."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -174,8 +180,8 @@ class HttpRequest(Request):
 class HttpConnection(asyncio.Protocol):
     """One connection. uvicorn creates it, and calls ``shutdown`` when the server stops.
 
-    ``config`` is uvicorn's configuration, with our settings (HttpSettings). ``server_state`` has uvicorn's open
-    connections, and the header lines of every response (its Date). ``app_state`` is not used.
+    ``config`` is uvicorn's configuration, extended by HttpSettings. ``server_state`` contains uvicorn's open
+    connections, and header lines for every response (Date). ``app_state`` is not used.
     """
 
     def __init__(
@@ -195,18 +201,19 @@ class HttpConnection(asyncio.Protocol):
         self.scheme = "http"
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[HttpRequest] = deque()
-        """Unanswered requests; the first one has a task."""
+        """Unanswered requests. Only the first request has a task."""
         self._incoming: HttpRequest | None = None  # the request whose body is being received
         self._task: asyncio.Task[None] | None = None
         self._url = b""
         self._fields: HeaderLines | None = None  # the head that is being received, if any
         self._since_progress = 0
-        """Bytes read since the end of a request, or since the last byte of a body."""
+        """Bytes read since the end of a request, or since the last piece of a body."""
         self._behind = False
-        """Whether the current head may have started in a read that was not counted for it."""
+        """Whether ``_since_progress`` may miss the start of the current head, because it arrived with the previous
+        request."""
         self._trailer = 0
         self._deaf = False
-        """Whether input is ignored: the client was refused, or announced that this was its last request."""
+        """Whether to ignore further input, after a rejection or the client's last request."""
         self.is_paused = False
         self._writable: asyncio.Future[None] | None = None
         self._deadline = math.inf
@@ -265,7 +272,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse_head()
 
     def _decline_upgrade(self) -> None:
-        """Parses the head again without Upgrade. Otherwise the parser takes the body for another protocol."""
+        """Parses the head again without Upgrade. With it, the parser would treat the body as another protocol."""
         before, fields = self._parser, self._fields
         if fields is None:  # CONNECT
             return
@@ -275,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
         self.data_received(b"%b%b\r\n" % (start, lines))
 
     def eof_received(self) -> None:
-        """Returns None, so that the transport closes our side too."""
+        """Handles the client's EOF. Returns None, so that the transport closes the connection."""
 
     def pause_writing(self) -> None:
         if self._writable is None:
@@ -287,12 +294,12 @@ class HttpConnection(asyncio.Protocol):
             writable.set_result(None)
 
     def shutdown(self) -> None:
-        """Closes the connection if it is idle. A request that has begun may still be completed."""
+        """Closes the connection if it is idle. A request that has started may still complete."""
         if not self._requests and self._fields is None:
             self.transport.close()
 
     def break_off(self) -> None:
-        """Ends the connection: the grace period is over."""
+        """Ends the connection after the grace period."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -319,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._refuse(408, f"the request was not sent whole within {seconds:g} s (--client_timeout_seconds)")
 
-    # Called by the parser. An exception stops it.
+    # Callbacks of the parser. An exception stops the parser.
 
     def on_message_begin(self) -> None:
         if self._deaf:
@@ -358,7 +365,7 @@ class HttpConnection(asyncio.Protocol):
         path = raw_path.decode("latin-1")
         if "%" in path:
             path = unquote(path)
-        # Bytes after CONNECT belong to a tunnel, which is refused; they are not a request (RFC 9110, 9.3.6).
+        # Bytes after CONNECT belong to a tunnel, which is not supported. They are not a request (RFC 9110, 9.3.6).
         keep_alive = parser.should_keep_alive() and version == "1.1" and method != "CONNECT"
         request = self._incoming = HttpRequest(self, keep_alive, method, path, raw_path, query, fields, version)
         self._requests.append(request)
@@ -400,13 +407,13 @@ class HttpConnection(asyncio.Protocol):
             request.wake()
         if self._requests:
             self._deadline = math.inf
-        else:  # the response came before the end of the body
+        else:  # the response was sent before the end of the body
             self._await_next()
         if not request.keep_alive:
             self._deaf = True  # the client announced that nothing follows
 
     def _absolute(self) -> tuple[bytes, bytes]:
-        """Path and query of a target in absolute form (a URL), or ``*``."""
+        """Path and query of a request target in absolute form (a URL) or asterisk form (``*``)."""
         if self._url == b"*":
             return b"*", b""
         try:
@@ -417,7 +424,8 @@ class HttpConnection(asyncio.Protocol):
         return parsed.path or b"/", parsed.query or b""
 
     def _cancel(self) -> None:
-        """Cancels the task of the first request, unless it has not started: it would never run then."""
+        """Cancels the task of the first request if it has started. Before its start, cancellation would prevent a
+        response."""
         if self._task is not None and self._requests[0].begun:
             self._task.cancel()
 
@@ -480,7 +488,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.writelines((data, body))
 
     async def _send_stream(self, request: HttpRequest, stream: Stream) -> None:
-        """Writes a response part by part, at the pace at which the client reads."""
+        """Writes a response part by part, at the client's reading pace."""
         async with aclosing(stream.parts):
             if self.lost:
                 return
@@ -505,7 +513,7 @@ class HttpConnection(asyncio.Protocol):
             except StopAsyncIteration:
                 pass
             except Exception:
-                # The final chunk stays away, which tells the client that the body is incomplete.
+                # Omit the final chunk, so that the client detects an incomplete body.
                 logger.exception("the stream of request %s failed by a fault of the service", request.id)
                 self.transport.abort()
                 return
@@ -513,7 +521,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(b"0\r\n\r\n")
 
     def _head(self, request: HttpRequest, status: int, headers: HeaderLines) -> bytes:
-        """The head of a response. Marks the request as answered."""
+        """Builds the head of a response, and marks the request as answered."""
         request.answered = True
         is_last = len(self._requests) == 1 and (self._settings.ending or not self._limits.idle_seconds)
         if is_last or (request.expects and not request.complete):
@@ -525,7 +533,7 @@ class HttpConnection(asyncio.Protocol):
         return b"\r\n".join(lines)
 
     def _answered(self, request: HttpRequest) -> None:
-        """Starts the next request, or waits for one."""
+        """Starts the task of the next request, or waits for a request."""
         self._task = None
         if self.lost or self.transport.is_closing():
             return
@@ -542,7 +550,7 @@ class HttpConnection(asyncio.Protocol):
             self._await_next()
 
     def _await_next(self) -> None:
-        """Sets the deadline for the next request, or for the rest of its head."""
+        """Sets the deadline for the next request, or for the remaining head of a request that has started."""
         seconds = self._limits.seconds
         if self._fields is None:
             seconds = self._limits.idle_seconds
@@ -551,7 +559,7 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = self.loop.time() + seconds
 
     def _close(self, *, linger: bool) -> None:
-        """Closes the connection. With ``linger`` the client may keep sending for LINGER seconds; it is ignored."""
+        """Closes the connection. With ``linger`` it closes after LINGER seconds, and ignores further input."""
         self._deaf = True
         if not linger:
             self.transport.close()
@@ -594,8 +602,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resumes reading if no other request waits and the current body has room."""
-        incoming = self._incoming  # whose rest is dropped after the response
+        """Resumes reading if no further request waits and the buffer of the current body is not full."""
+        incoming = self._incoming  # after its response, the rest of its body is dropped
         has_room = incoming is None or incoming.size < UNREAD or incoming.answered
         if self.is_paused and (self._deaf or (has_room and len(self._requests) <= 1)):
             self.is_paused = False
@@ -628,13 +636,13 @@ async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientL
 
 
 def _problem_of_host(fields: HeaderLines, version: str) -> str | None:
-    """Why a request's Host headers can't be accepted; None for valid ones. Source: RFC 9112, 3.2."""
+    """Describes the problem of a request's Host headers; None if they are valid. Source: RFC 9112, 3.2."""
     hosts = [value for name, value in fields if name == b"host"]
     if not hosts:
         return None if version < "1.1" else "the request has no Host header, which HTTP/1.1 requires"
     if len(hosts) > 1:
         return f"the request has {len(hosts)} Host headers, expected one"
-    host = hosts[0].strip(b" \t")  # the parser leaves the white space behind a value
+    host = hosts[0].strip(b" \t")  # the parser does not strip white space after a value
     if _HOST.fullmatch(host):
         return None
     return f"Host: expected a host name or an address, perhaps with a port, got {host.decode('latin-1')[:80]!r}"

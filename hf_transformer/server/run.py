@@ -31,7 +31,7 @@ class ServerConfig(uvicorn.Config):
     """uvicorn's configuration and our own. Can be pickled for worker processes.
 
     Args:
-        make: makes the application.
+        make: application factory.
         limits: limits for clients.
         grace: seconds for requests in flight to finish at shutdown.
         certificate: the PEM files of the certificate and its key, None without TLS.
@@ -54,7 +54,7 @@ class ServerConfig(uvicorn.Config):
         self.certificate_files = certificate
         self.clean_up = clean_up
         self.certificate: ReloadableFile[KeyPair] | None = None
-        self.ending = False  # set by the server, read by connections
+        self.ending = False  # set by the server at shutdown, read by connections
         super().__init__(
             make,
             factory=True,

@@ -86,7 +86,7 @@ class Engine(ABC):
         return Encoding(list(text.ids), [0] * len(text.ids))
 
     def with_max_length(self, length: int) -> Self:
-        """A copy with another limit in tokens."""
+        """Returns a copy with a different limit in tokens."""
         engine = copy(self)
         engine.max_length = length
         return engine

@@ -43,7 +43,7 @@ OFFSET_POSITIONS = frozenset(
 )
 """Model types whose positions begin at padding_idx + 1. The rows before it in the position table stay unused.
 
-Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and its relatives.
+Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and similar models.
 """
 
 MAX_GROWTH = 100

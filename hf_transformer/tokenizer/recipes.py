@@ -319,7 +319,7 @@ _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model
 def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
     """The tokenizer class for a config.json and a tokenizer_config.json, a key of MODEL_TYPES.
 
-    None for an unknown class or custom code, which only transformers can load.
+    Returns None for an unknown class or custom code, which only transformers can load.
     """
     model_type = config.get("model_type") or ""
     name = settings.get("tokenizer_class") or config.get("tokenizer_class")

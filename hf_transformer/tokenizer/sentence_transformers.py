@@ -51,7 +51,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     """Reads the files. None without modules.json, or if it is for reranking or sparse vectors.
 
     Raises:
-        LoadError: a file is broken, or names an unknown pooling mode or default prompt.
+        LoadError: a file is invalid, or names an unknown pooling mode or default prompt.
     """
     path = folder / "modules.json"
     if not path.is_file():
@@ -84,7 +84,7 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     """The settings of a CrossEncoder that version 6 wrote. For any other folder, only the activation function.
 
     Raises:
-        LoadError: the file is broken, or names an unknown default prompt.
+        LoadError: a file is invalid, or names an unknown default prompt.
     """
     settings = read_json(folder / SETTINGS, required=False)
     name = settings.get("activation_fn")

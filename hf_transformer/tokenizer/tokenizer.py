@@ -58,7 +58,7 @@ class Tokenizer:
         cls_id, unk_id: the ids of the classification token and of the token for unknown words.
         vocab_size: the highest id plus one, the least number of columns in a model's logits.
         padding_side: ``left`` or ``right``.
-        marks_subwords: whether a token that continues a word has a prefix (## of WordPiece).
+        marks_subwords: whether tokens that continue a word have a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
 
@@ -110,7 +110,7 @@ class Tokenizer:
     def encode_windows(
         self, texts: Sequence[TextInput], options: Tokenization, stop: threading.Event | None = None
     ) -> list[list[Encoding]]:
-        """The encodings of each text: one, or with ``options.windows`` as many as a long text needs.
+        """Encodes each text into one encoding, or into several windows with ``options.windows``.
 
         ``stop`` ends the work early, between two chunks of texts.
 

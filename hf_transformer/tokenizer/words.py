@@ -19,9 +19,10 @@ the chunks of ``text.split(" ")``. ``chunk_rules`` decides that: U+0020 has to s
 - **The model** sees one pre-token at a time, and must not be random (BPE's dropout; Unigram may sample).
 - **The post-processor** must add constant ids around the text, and only type ids of 0.
 
-Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across its spaces. Other patterns may do
-so, and stages written in Python are unknown. Source: tokenizers 0.23, added_vocabulary.rs, normalizers/,
-pre_tokenizers/, models/ and processors/.
+Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across its spaces. Other patterns may
+also do so. The effects of stages written in Python are unknown.
+
+Source: tokenizers 0.23, added_vocabulary.rs, normalizers/, pre_tokenizers/, models/ and processors/.
 """
 
 from __future__ import annotations
