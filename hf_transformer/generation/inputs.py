@@ -187,7 +187,7 @@ class TensorGenerator(Generator):
     def _interface_problem(self, expected: str, flags: str = "") -> str:
         """Describes the ``expected`` tensors of this interface and the model's actual tensors.
 
-        ``flags`` is advice on flags that rename tensors.
+        ``flags`` is an optional hint about command-line flags for renaming tensors.
         """
         inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
         return (

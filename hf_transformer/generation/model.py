@@ -47,7 +47,7 @@ class GenerativeModel(ServedModel[GenerationPipeline]):
         """Starts a request. Enter the Generation, then iterate over its pieces.
 
         Raises:
-            NotReady: no model fits yet.
+            NotReady: the model is not ready.
             InvalidInput: the request is invalid.
             RequestError: the request can't be started.
         """

@@ -23,7 +23,7 @@ from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
-"""Fields that need no support by the model, since the service enforces them."""
+"""Fields that the service implements itself, without support from the model."""
 
 
 class GenerationPipeline(Pipeline):
@@ -108,7 +108,7 @@ class GenerationPipeline(Pipeline):
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         except InvalidInput:
             ids = []
-        # A tokenizer of another alphabet has no tokens for these words: use its first token.
+        # If the tokenizer's alphabet lacks these words, use its first token.
         prompt = Prompt(TRIAL_TEXT, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 

@@ -18,13 +18,15 @@ from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
-CLIENT_CLOSED = 499  # nginx's status for a client that disconnects before the response
+CLIENT_CLOSED = 499  # status in nginx for a client that disconnects before the response
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
 
 class AccessRecord:
-    """A request and its response for the access log. ``scope`` is an ASGI scope; over gRPC it has method, path,
-    http_version and headers."""
+    """A request and its response, for the access log.
+
+    ``scope`` is an ASGI scope. For gRPC it has only method, path, http_version and headers.
+    """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.scope = scope
@@ -35,17 +37,18 @@ class AccessRecord:
 
     @property
     def client(self) -> str:
-        """Address and port of the client, - if unknown."""
+        """Address and port of the client; ``-`` if unknown."""
         client = self.scope.get("client")
         return f"{client[0]}:{client[1]}" if client else "-"
 
     @property
     def status_phrase(self) -> str:
-        """The phrase of the HTTP status, - if unknown."""
+        """Reason phrase of the HTTP status; ``-`` if unknown."""
         return PHRASES.get(self.status, "-")
 
     def header(self, name: str, sent: bool = False) -> str:
-        """The value of a request header, or with ``sent`` of a response header; - if missing, *** for a secret."""
+        """Value of a request header, or of a response header with ``sent``. Returns ``-`` if missing, ``***`` for a
+        secret."""
         lower_name = name.lower().encode("latin-1", "replace")
         for key, value in self.sent_headers if sent else self.scope["headers"]:
             if key.lower() == lower_name:
@@ -53,7 +56,7 @@ class AccessRecord:
         return "-"
 
     def atoms(self) -> Atoms:
-        """The values for a format. Their time is from the start of the request until now."""
+        """Computes the values of all atoms. Durations end at the time of the call."""
         scope, client, seconds = self.scope, self.client, time.perf_counter() - self.started
         method, protocol = scope["method"], f"HTTP/{scope.get('http_version', '1.1')}"
         path = quote(scope.get("root_path", "") + scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
@@ -101,12 +104,12 @@ class Atoms(dict[str, Any]):
 
 
 def printable(value: bytes) -> str:
-    """A header or a query with control characters escaped."""
+    """Decodes a header or a query, and escapes control characters."""
     return value.decode("latin-1").translate(ESCAPES)
 
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
-    """Raises ConfigError for an invalid format. ``source`` is its flag or variable, for the message."""
+    """Raises ConfigError for an invalid format. ``source`` is the format's flag or environment variable."""
     atoms = AccessRecord({"method": "GET", "path": "/", "headers": []}).atoms()
     expected = f"{source}: expected atoms such as %(h)s, got {format!r}"
     if set(re.findall("%(.?)", format.replace("%%", ""))) != {"("}:

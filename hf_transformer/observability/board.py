@@ -1,8 +1,8 @@
-"""Several workers as one service: they become ready together, and each exposes the metrics of all.
+"""Shared state of all workers: they become ready together, and each worker exports the metrics of all.
 
-The workers share a board in memory. Each writes its readiness and, every PERIOD_SECONDS, a copy of its metrics. The
-worker that answers /metrics merges all copies. No worker waits for another, and a hung or dead one still counts. The
-counters of a dead worker stay as of its last copy; its replacement continues from there.
+The workers share a board in memory. Each worker writes its readiness, and a copy of its metrics every PERIOD_SECONDS.
+The worker that answers /metrics merges all copies, so no worker waits for another. The metrics of hung and dead workers
+are included. The counters of a dead worker keep the values of its last copy, and its replacement continues from them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, process
 HEADER = struct.Struct("<QII")
-"""Header of a copy: its number from 1, its length in bytes, and the CRC-32 of its content and number."""
-COPY_BYTES = 1 << 30  # from one copy to the next; a copy has some 20 KiB, and only written pages take memory
-MAX_READS = 100  # of a copy that its worker keeps replacing; it does so once in PERIOD_SECONDS, and at each scrape
-PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics, their greatest age in other workers
+"""Header of a copy: its number, starting at 1, its length in bytes, and the CRC-32 of its content and number."""
+COPY_BYTES = 1 << 30  # size reserved per copy; a copy has some 20 KiB, and only written pages take memory
+MAX_READS = 100  # attempts to read a copy; one fails if the worker writes then, every PERIOD_SECONDS or at a scrape
+PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics; the maximum age of another worker's metrics
 
 Family = list[Any]
 """A metric in a copy: name, help text, type and samples; a sample is its name, labels and value."""
@@ -48,22 +48,24 @@ MERGES: dict[str, Callable[[float, float], float]] = {
     "process_open_fds": max,  # each worker has its own limit
     "process_start_time_seconds": max,
 }
-"""Functions that merge the values of two workers, where it is not addition: min for conditions of all workers, max for
-conditions of any."""
-CUMULATIVE_TYPES = ("counter", "histogram")  # stay valid after their worker has died
-LASTING_GAUGES = ("hf_transformer_last_inference_timestamp_seconds",)  # stay valid too
+"""Functions that merge the values of two workers, for metrics that are not summed.
+
+``min`` applies to conditions of all workers, ``max`` to conditions of any worker.
+"""
+CUMULATIVE_TYPES = ("counter", "histogram")  # metric types that remain valid after their worker's death
+LASTING_GAUGES = ("hf_transformer_last_inference_timestamp_seconds",)  # gauges that remain valid, too
 
 
 class WorkerBoard:
     """Readiness and metrics of ``count`` workers, in an anonymous file that all workers inherit.
 
     The file begins with a byte for each worker: 1 if it is ready. A worker claims its slot by a lock on that byte. The
-    kernel releases the lock when the process ends, so a replacement gets the slot of the dead worker. One more byte is
-    1 once all have been ready at the same time. From then on the readiness of each worker is its own, and a replacement
-    does not take the others out of service.
+    kernel releases the lock when the process ends, so a replacement gets the slot of the dead worker. Another byte is
+    set once all workers have been ready at the same time. From then on, the readiness of each worker is independent,
+    and a replacement does not make the other workers unready.
 
-    Two copies of each worker's metrics follow, written alternately. If a worker dies while it writes one, the other
-    remains.
+    Two copies of each worker's metrics follow. Writes alternate between them: if a worker dies while writing one copy,
+    the other copy remains valid.
     """
 
     def __init__(self, count: int, inherited: Any = None) -> None:
@@ -77,7 +79,7 @@ class WorkerBoard:
         return WorkerBoard, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
-        """Claims a slot for this process, not ready yet. Raises RuntimeError if none is free."""
+        """Claims a slot for this process, and marks it as not ready. Raises RuntimeError if no slot is free."""
         for slot in range(self.count):
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
@@ -89,7 +91,7 @@ class WorkerBoard:
         raise RuntimeError(f"there are more than {self.count} workers")
 
     def is_alive(self, slot: int) -> bool:
-        """Whether a live worker holds a slot. The bytes of a dead one stay until it is replaced."""
+        """Whether a live worker has this slot. The data of a dead worker persists until its replacement starts."""
         query = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
         lock_type: int = struct.unpack(FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, query))[0]
         return slot == self.index or lock_type != fcntl.F_UNLCK
@@ -106,7 +108,7 @@ class WorkerBoard:
 
     @property
     def waiting_for(self) -> int:
-        """Number of workers that are not ready; 0 for ever once all have been ready."""
+        """Number of workers that are not ready; always 0 once all workers have been ready at the same time."""
         *states, all_have_been = os.pread(self._file, self.count + 1, 0)
         if all_have_been:
             return 0
@@ -116,14 +118,14 @@ class WorkerBoard:
         return missing
 
     def write(self, families: list[Family]) -> None:
-        """Replaces the older copy of this worker's metrics. Raises OSError without enough memory."""
+        """Replaces the older copy of this worker's metrics. Raises OSError if the system is out of memory."""
         number = max(self._header(self.index, half)[0] for half in (0, 1)) + 1
         copy = orjson.dumps(families)
         header = HEADER.pack(number, len(copy), zlib.crc32(copy, number))
         os.pwrite(self._file, header + copy, self._start(self.index, number % 2))
 
     def read(self, slot: int) -> list[Family]:
-        """The last complete copy of a worker's metrics; empty without one.
+        """Returns the last complete copy of a worker's metrics, or an empty list.
 
         Reads again if the checksum is wrong, since the worker may be writing.
         """
@@ -144,18 +146,19 @@ class WorkerBoard:
 
 
 class SharedMetrics(Collector):
-    """The metrics of all workers: this worker's from ``collect_local``, the others' from ``board``."""
+    """Metrics of all workers. ``collect_local`` collects this worker's metrics; ``board`` has copies from all
+    workers."""
 
     def __init__(self, collect_local: Callable[[], Iterable[Metric]], board: WorkerBoard) -> None:
         self._collect_local = collect_local
         self._board = board
         self._inherited = cumulative(board.read(board.index))
-        """Metrics of the dead workers that held this slot."""
+        """Metrics of previous, dead workers with this slot."""
         self._failed = False
 
     @asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
-        """Writes this worker's copy every PERIOD_SECONDS, and at the end."""
+        """Writes this worker's copy every PERIOD_SECONDS, and once more on exit."""
 
         async def keep_writing() -> None:
             while True:
@@ -176,13 +179,16 @@ class SharedMetrics(Collector):
                 for family in self._collect_local()
             ]
             self._board.write(merged(families, self._inherited))
-        except Exception:  # of a gauge's function: without this, no later copy would be written
+        except Exception:  # raised by a gauge's function; an unhandled error would end the periodic writes
             if not self._failed:
                 logger.exception("this worker's metrics can't be collected, or shared with the other workers")
             self._failed = True
 
     def collect(self) -> Iterator[Metric]:
-        """Merges all copies. Writes this worker's first, so that no counter is smaller in another worker's response."""
+        """Merges all copies.
+
+        Writes this worker's copy first, so that counters do not decrease if the next scrape reaches another worker.
+        """
         self._write()
         copies = [(self._board.read(slot), self._board.is_alive(slot)) for slot in range(self._board.count)]
         for name, text, kind, samples in merged(*(copy if alive else cumulative(copy) for copy, alive in copies)):
@@ -192,7 +198,7 @@ class SharedMetrics(Collector):
 
 
 def cumulative(families: list[Family]) -> list[Family]:
-    """The metrics that stay valid after their worker has died."""
+    """Selects the metrics that remain valid after their worker's death."""
     return [family for family in families if family[2] in CUMULATIVE_TYPES or family[0] in LASTING_GAUGES]
 
 

@@ -1,11 +1,11 @@
 """Logging: text or JSON lines on stderr for the service and its libraries, and the latency log.
 
-Each handler writes from its own thread, so that neither a blocked pipe nor a full disk stops the service. It drops and
-counts lines that exceed its backlog, or can't be written.
+Each handler writes from a separate thread, so a blocked pipe or a full disk can't block the service. The handler drops
+and counts lines if its backlog is full or a write fails.
 
-The latency log has a line for each answered request. With the default logging, it makes lines without LogRecords and
-writes several at once: a record costs 40 microseconds, almost as much as the rest of a short request. With the user's
-logging configuration, each line is an ordinary record.
+The latency log has a line for each answered request. With the default configuration, it bypasses LogRecords and writes
+several lines at once. A LogRecord takes 40 microseconds, almost as long as the rest of a short request. With a user's
+logging configuration, each line is an ordinary LogRecord.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from hf_transformer.types.request import Context
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 REQUEST_ID, TRACE_ID, SPAN_ID = NAMES = ("request_id", "trace_id", "span_id")
-"""Attributes of a record (``extra``) that identify its request."""
+"""Attributes of a LogRecord that identify the request, passed as ``extra``."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 ACCESS_LOGGER = "hf_transformer.access"
-"""The logger of --access_log_format. Its lines go to stdout without a prefix, like KServe's, or as JSON."""
+"""Logger of the access log. It writes lines without a prefix to stdout, as KServe does, or JSON lines."""
 LATENCY_LOGGER = "hf_transformer.latency"
-LATENCY_FLUSH_SECONDS = 0.1  # after which waiting lines of the latency log are written
-BACKLOG_CHARACTERS = 2**20  # that wait to be written
-WRITE_CHARACTERS = 65_536  # joined into one write, about
-FLUSH_SECONDS = 1.0  # time limit for the backlog when the process ends
+LATENCY_FLUSH_SECONDS = 0.1  # maximum buffering time of the latency log
+BACKLOG_CHARACTERS = 2**20  # maximum size of the backlog
+WRITE_CHARACTERS = 65_536  # approximate maximum size of one write
+FLUSH_SECONDS = 1.0  # time limit for writing the backlog when the process ends
 CONFIG_ERRORS = (
     OSError,
     ValueError,
@@ -53,14 +53,14 @@ CONFIG_ERRORS = (
     RuntimeError,
     configparser.Error,
 )
-"""Errors of the logging module for an invalid configuration."""
+"""Exceptions that the logging module raises for an invalid configuration."""
 
 
 def configure_logging(level: int, format: Literal["text", "json"] = "text", file: str | None = None) -> None:
     """Configures logging.
 
     Args:
-        level: the logging module's number.
+        level: numeric level of the logging module.
         format: the format of the lines.
         file: the user's configuration, which replaces the default: a dictConfig in .json or .yaml, else a fileConfig.
 
@@ -69,7 +69,7 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
     """
     if file is None:
         logging.config.dictConfig(default_logging(level, format))
-        # Python writes warnings to stderr as text; as records they are JSON.
+        # Redirect Python's warnings to the log, so that all lines on stderr are JSON.
         logging.captureWarnings(format == "json")
         return
     try:
@@ -83,7 +83,7 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 
 
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
-    """The default dictConfig."""
+    """Returns the default dictConfig."""
     as_json = {"()": f"{__name__}.JsonFormatter"}
     as_text = {"()": f"{__name__}.LineFormatter", "fmt": FORMAT, "datefmt": TIME_FORMAT}
     return {
@@ -120,12 +120,13 @@ def _load_file(path: Path) -> None:
             raise ValueError(f"not YAML: {exc}") from exc
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
-    # The default, true, would silence existing loggers that the file does not name, such as most of ours.
+    # The default, true, would disable existing loggers that are missing in the file, such as most loggers of the
+    # service.
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line, with control characters escaped. Tracebacks keep their lines."""
+    """Formats a record as one line, and escapes control characters in its message. Tracebacks take several lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).translate(ESCAPES)
@@ -150,7 +151,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
-    """A record's ``extra`` for a request: its id, and the trace and span ids of its traceparent."""
+    """Builds ``extra`` for a log record: the request id, and the trace and span ids of the traceparent."""
     match = _TRACEPARENT.match(traceparent) if traceparent else None
     if match is None:
         return {REQUEST_ID: request_id}
@@ -158,7 +159,7 @@ def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
 
 
 def json_line(seconds: float, level: str, logger: str, message: str, more: Mapping[str, object]) -> str:
-    """A JSON line without its newline. ``seconds`` since 1970 become local time with the offset from UTC."""
+    """Builds a JSON line without the newline. Converts ``seconds`` since 1970 to local time with the UTC offset."""
     local, offset = local_time(int(seconds))
     moment = f"{local}.{int(seconds % 1 * 1e3):03d}{offset}"
     line = {"time": moment, "level": level, "logger": logger, "message": message, **more}
@@ -171,14 +172,17 @@ def json_line(seconds: float, level: str, logger: str, message: str, more: Mappi
 
 @lru_cache(maxsize=2)
 def local_time(second: int) -> tuple[str, str]:
-    """Local time of a second since 1970, and the offset from UTC as +01:00. Cached, since many lines share a second."""
+    """Converts seconds since 1970 to local time and the UTC offset, such as +01:00.
+
+    Cached, because many lines have the same second.
+    """
     local = time.localtime(second)
     zone = time.strftime("%z", local)
     return time.strftime(TIME_FORMAT, local), f"{zone[:3]}:{zone[3:]}"
 
 
 class Backlog(queue.Queue[str]):
-    """A queue of texts bounded in characters, since a text may hold the lines of thousands of requests."""
+    """Queue with its size measured in characters, because an item may contain the lines of thousands of requests."""
 
     def _init(self, maxsize: int) -> None:
         super()._init(maxsize)
@@ -198,7 +202,7 @@ class Backlog(queue.Queue[str]):
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes records and formatted lines to a stream, from a thread if the stream is a file.
+    """Writes records and formatted lines to a stream. A thread writes them if the stream has a file descriptor.
 
     Attributes:
         lost: the number of dropped lines.
@@ -222,7 +226,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def write(self, lines: str) -> None:
-        """Writes complete lines, or queues them for the thread. Drops lines that exceed the backlog."""
+        """Writes complete lines, or queues them for the thread. Drops lines if the backlog is full."""
         if self._descriptor is None:
             self._write_through(lines)
             return
@@ -277,7 +281,7 @@ def lost_lines() -> int:
 
 
 class LatencyLog:
-    """Latency lines in the format of KServe (python/kserve/kserve/model.py), for tools that parse them."""
+    """Log of request latencies in KServe's format (python/kserve/kserve/model.py), for tools that parse it."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(LATENCY_LOGGER)
@@ -288,7 +292,7 @@ class LatencyLog:
         """Time of the last line in milliseconds since 1970, and its formatted prefix."""
 
     def add(self, context: Context) -> None:
-        """Logs a request that has just been answered."""
+        """Logs the latencies of an answered request."""
         if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
             return
         before, predict, after = context.preprocess * 1e3, context.predict * 1e3, context.postprocess * 1e3
@@ -319,14 +323,14 @@ class LatencyLog:
             self._lines.append(f"{self._prefix}{message}\n")
 
     def flush(self) -> None:
-        """Writes the waiting lines."""
+        """Writes the buffered lines."""
         lines, self._lines = self._lines, []
         if lines and self._handler is not None:
             self._handler.write("".join(lines))
 
 
 def only_handler(logger: logging.Logger) -> LineHandler | None:
-    """The logger's LineHandler, if it is the only handler of INFO records and no filter applies; else None."""
+    """Returns the logger's LineHandler if it is the only handler of INFO records, without filters; else None."""
     handlers: list[logging.Handler] = []
     current: logging.Logger | None = logger
     while current is not None:

@@ -1,7 +1,7 @@
-"""The metrics on /metrics. Each application has its own registry, not prometheus_client's global one.
+"""Metrics of the service, exported at /metrics. Each application has a separate registry, not the global registry.
 
-LightCounter and LightHistogram count requests and batches. prometheus_client's own classes take a lock for each value,
-several microseconds in a short request. Only the event loop may use the light ones.
+LightCounter and LightHistogram count requests and batches. The classes of prometheus_client take a lock for each value,
+which adds several microseconds to a short request. Use the light classes only on the event loop.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from hf_transformer.types.request import Context
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-"""Bucket bounds. prometheus_client's default begins at 5 ms, and most requests here take less."""
+"""Bucket bounds. The defaults of prometheus_client start at 5 ms, and most requests take less time."""
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 ENDINGS = ("stop", "length", "error", "abandoned")
-"""Reasons for the end of a generation: a stop, the maximum length, an error, or a client that disconnected."""
+"""Outcomes of text generation: a stop token or string, the length limit, an error, or a client that disconnected."""
 COMPLETE_ENDINGS = ENDINGS[:2]
-"""Endings of complete texts."""
+"""Outcomes of completely generated texts."""
 
-PREDICT_APIS = ("v1", "v2", "grpc", "openai", "generate")  # their requests call the model
+PREDICT_APIS = ("v1", "v2", "grpc", "openai", "generate")  # APIs with requests that call the model
 
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
-"""Libraries in build_info: their versions may explain a change between two images."""
+"""Libraries with their versions in build_info, for comparing two releases of an image."""
 
 
 class Metrics:
     """Counters, gauges and histograms of one served model.
 
     Callers add to ``refused`` (by limit), ``predictor_errors`` (by kind), ``retries`` and ``generation``, and set the
-    gauges. The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so
-    that its dashboards work here. For them, request_explain_seconds exists too and stays empty.
+    gauges. The histograms of stages have the names, label and meaning of KServe's histograms
+    (python/kserve/kserve/metrics.py), for compatibility with its dashboards. For the same reason
+    request_explain_seconds exists, but is always empty.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -108,7 +109,7 @@ class Metrics:
         self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
 
     def _stage(self, name: str, text: str) -> LightHistogram:
-        """A histogram with KServe's name and label."""
+        """Creates a histogram with KServe's name and label."""
         histogram = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
         histogram.show(self._model_name)
         return histogram
@@ -120,7 +121,7 @@ class Metrics:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
     def observe(self, context: Context) -> None:
-        """Adds the stages of one answered request."""
+        """Records the durations of the stages of one answered request."""
         model = self._model_name
         self._preprocess.observe(context.preprocess, model)
         self._predict.observe(context.predict, model)
@@ -129,31 +130,34 @@ class Metrics:
         self._last_inference = time.time()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
-        """Adds one batch that is being sent to the predictor."""
+        """Records one batch sent to the predictor."""
         self._batches.observe(instances)
         self._tokens.add(tokens, "real")
         if padding:
             self._tokens.add(padding, "padding")
 
     def count_request(self, api: str, status: int, arrived: float = 0.0) -> None:
-        """Adds one finished request, answered or failed.
+        """Counts one finished request, answered or failed.
 
-        ``arrived`` is the time of its last byte (time.perf_counter), 0 if that never arrived.
+        ``arrived`` is the arrival time of its last byte (time.perf_counter); 0 for an incomplete request.
         """
         self._requests.add(1, api, status)
         if arrived:
             self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
 
     def count_truncated(self, instances: int) -> None:
-        """Adds instances whose text was truncated."""
+        """Counts instances with truncated text."""
         self._truncated.add(instances, self._model_name)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
-        """Exposes the result of ``use`` at each scrape."""
+        """Registers a collector that exports the result of ``use`` at each scrape."""
         self._registry.register(_SharedMemoryCollector(use))
 
     def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
-        """Exposes the metrics of all workers from now on. The returned context writes this worker's to the board."""
+        """Switches to exporting the metrics of all workers.
+
+        The returned context manager writes this worker's metrics to the board.
+        """
         shared = SharedMetrics(self._registry.collect, board)
         self._shown = CollectorRegistry()
         self._shown.register(shared)
@@ -162,9 +166,14 @@ class Metrics:
     def totals(self) -> Mapping[str, float]:
         """Totals of all workers since their start, by name.
 
-        ``answered`` and ``failed`` are requests, ``instances`` were sent in ``batches``, ``texts`` were generated. The
-        stages are in seconds over all answered requests; ``predict`` includes ``queue``. ``failing`` is in seconds over
-        failed requests. ``last`` is the time of the last answer in seconds since 1970.
+        Keys:
+            answered, failed: number of requests.
+            failing: total seconds of failed requests.
+            last: time of the last answer, in seconds since 1970.
+            instances, batches: number of instances and batches sent to the predictor.
+            texts: number of completely generated texts.
+            preprocess, queue, predict, postprocess: total seconds of each stage of answered requests. ``predict``
+                includes ``queue``.
         """
         sums: dict[str, float] = defaultdict(float)
         for family in self._shown.collect():
@@ -192,14 +201,14 @@ class Metrics:
         }
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Renders all metrics in the Prometheus text format."""
         return generate_latest(self._shown)
 
 
 class LightCounter(Collector):
-    """A counter with 0.2 microseconds per addition, exposed as ``name`` plus ``_total``.
+    """Counter that takes 0.2 microseconds per addition, exported as ``name`` + ``_total``.
 
-    Without labels it is exposed from the start, with 0.
+    A counter without labels starts at 0. With labels, each series appears with its first value.
     """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
@@ -226,10 +235,10 @@ class LightCounter(Collector):
 
 
 class LightHistogram(Collector):
-    """A histogram with 0.4 microseconds per observation.
+    """Histogram that takes 0.4 microseconds per observation.
 
-    ``bounds`` are the upper bounds of its buckets, ascending, without infinity. Without labels it is exposed from the
-    start, with 0.
+    ``bounds`` are the upper bounds of its buckets in ascending order, without infinity. A histogram without labels
+    starts at 0. With labels, each series appears with its first value.
     """
 
     def __init__(
@@ -238,13 +247,13 @@ class LightHistogram(Collector):
         self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
         self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._series: dict[tuple[str, ...], list[float]] = {}
-        """Counts of all buckets and then the sum of all amounts, by label values."""
+        """Series by label values: a count for each bucket, and the sum of all amounts."""
         if not labels:
             self.show()
         registry.register(self)
 
     def show(self, *values: str) -> None:
-        """Creates the series with these label values, with 0."""
+        """Creates the series with the label values ``values``, with all counts 0."""
         self._series[values] = [*(0 for _ in self._names), 0.0]
 
     def observe(self, amount: float, *values: str) -> None:
@@ -309,7 +318,7 @@ class SharedMemoryUse:
         registered: whether the region is registered with the predictor.
         slots: number of slots by state: in_use, quarantined.
         bytes: bytes by state: in_use, quarantined, free.
-        batches: batches with large outputs since the start, by the transfer of their outputs.
+        batches: number of batches with large outputs since startup, by transport.
     """
 
     registered: bool
@@ -319,7 +328,7 @@ class SharedMemoryUse:
 
 
 class _LogCollector(Collector):
-    """The number of dropped log lines."""
+    """Exports the number of dropped log lines."""
 
     def collect(self) -> Iterator[Metric]:
         text = "Lost lines of the log: its reader is too slow, or writing fails."
@@ -327,7 +336,7 @@ class _LogCollector(Collector):
 
 
 class _SharedMemoryCollector(Collector):
-    """The metrics of a SharedMemoryUse."""
+    """Exports the metrics of SharedMemoryUse."""
 
     def __init__(self, use: Callable[[], SharedMemoryUse]) -> None:
         self._use = use
@@ -346,7 +355,7 @@ class _SharedMemoryCollector(Collector):
 
 
 def _versions() -> dict[str, str]:
-    """Versions of LIBRARIES, empty for a missing one."""
+    """Versions of LIBRARIES; empty for a library that is not installed."""
     versions = dict.fromkeys(LIBRARIES, "")
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -355,7 +364,7 @@ def _versions() -> dict[str, str]:
 
 
 def memory_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """The memory limit of this process's control group (cgroup v2) in bytes; 2**63 without one."""
+    """Memory limit of this process's control group (cgroup v2) in bytes; 2**63 without a limit."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):  # cgroup v1, or "max"

@@ -1,11 +1,11 @@
 """Tracing: spans of each predict request, sent to an OpenTelemetry collector.
 
-    POST /v1/models/{model}:predict        the server's span; its parent is the client's
-        tokenize, queue, predict, decode   predict's id is sent to the predictor, as the parent of its spans
+    POST /v1/models/{model}:predict        the server span; its parent is the client's span
+        tokenize, queue, predict, decode   the predictor receives the id of the predict span, as the parent of its spans
 
-Imported only with --otlp_endpoint: OpenTelemetry is an extra. At the end of a request its timings become spans, which
-the SDK's BatchSpanProcessor exports. They are plain ReadableSpans, since a Tracer doubles the CPU time of a traced
-request. Spans never contain texts.
+Imported only with --otlp_endpoint, because OpenTelemetry is an optional dependency. The timings of a finished request
+become spans, which the SDK's BatchSpanProcessor exports. The spans are plain ReadableSpans, since a Tracer doubles the
+CPU time of a traced request. Spans never contain texts.
 
 Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/
 """
@@ -43,9 +43,9 @@ TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
 SERVER_ERROR_CODES = frozenset((2, 4, 12, 13, 14, 15))
-"""gRPC codes that make a server's span an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
-DATA_LOSS."""
-MAX_ATTRIBUTE_CHARACTERS = 256  # of an attribute with a client's value
+"""gRPC status codes that mark a server span as an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
+UNAVAILABLE and DATA_LOSS."""
+MAX_ATTRIBUTE_CHARACTERS = 256  # maximum length of an attribute from a client
 PATH = "/v1/traces"
 SCOPE = InstrumentationScope("hf_transformer", __version__)
 IDS = RandomIdGenerator()
@@ -60,7 +60,7 @@ LOG_SECONDS = 60.0  # between two log lines about lost spans
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The span context in a traceparent header, None if it is invalid.
+    """Parses a traceparent header into a span context; None if it is invalid.
 
     The SDK's parser takes three times as long, and logs each traceparent that is too long.
     """
@@ -79,10 +79,10 @@ class Trace:
     """A traced request.
 
     Attributes:
-        server, predict: contexts of its spans.
-        parent: the client's context, None without one.
-        began: its start in nanoseconds since 1970.
-        started: its start in seconds of perf_counter.
+        server, predict: contexts of the server span and the predict span.
+        parent: the client's context; None without a client's trace.
+        began: start of the request in nanoseconds since 1970.
+        started: start of the request in seconds of time.perf_counter.
     """
 
     server: SpanContext
@@ -93,10 +93,10 @@ class Trace:
 
 
 class Tracing:
-    """Samples each request at its start, and makes its spans at its end. An async context manager.
+    """Samples requests at their start, and creates their spans at their end. An async context manager.
 
-    If the collector is slow or down, spans are dropped without other effects. OpenTelemetry's variables for exporter
-    and resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except the endpoint's.
+    Drops spans if the collector is slow or down, without affecting requests. OpenTelemetry's environment variables for
+    exporter and resource apply (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except for the endpoint.
 
     Args:
         endpoint: the collector's URL, with or without /v1/traces at its end.
@@ -105,7 +105,7 @@ class Tracing:
         call_attributes: attributes of the spans of calls to the predictor.
 
     Raises:
-        ConfigError: the exporter refuses the value of an OpenTelemetry variable.
+        ConfigError: the exporter rejects the value of an OpenTelemetry variable.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Tracing:
         url = endpoint.rstrip("/")
         try:
             self._exporter = CountingExporter(url if url.endswith(PATH) else url + PATH, timeout=CALL_SECONDS)
-        except Exception as error:  # the exporter has no error of its own for this
+        except Exception as error:  # the exporter has no error class for this
             address, reason = without_userinfo(endpoint), without_userinfo(str(error))
             raise ConfigError(f"--otlp_endpoint={address}: the exporter can't be made: {reason}") from error
         self._processor = BatchSpanProcessor(
@@ -141,7 +141,7 @@ class Tracing:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Exports the waiting spans for up to FLUSH_SECONDS, or drops them if the collector is down."""
+        """Exports the queued spans for up to FLUSH_SECONDS, or drops them if the collector is down."""
         shutdown = threading.Thread(target=self._processor.shutdown, daemon=True)
         shutdown.start()
         if not self._exporter.failing:
@@ -153,9 +153,9 @@ class Tracing:
         EXPORTERS_LOGGER.removeFilter(self._filter)
 
     def begin(self, headers: Mapping[str, str]) -> tuple[dict[str, str], Trace | None]:
-        """The predictor's headers for a request with these headers, and its trace; None if it is not sampled.
+        """Returns the headers to send to the predictor, and the trace; None for a request that is not sampled.
 
-        The client's sampling decision applies. Without one the ratio decides, and the predictor gets the decision.
+        The client's sampling decision applies. Without a decision, the ratio applies. The headers contain the decision.
         """
         sent, parent = dict(headers), parse_traceparent(headers.get(TRACEPARENT, ""))
         if parent is None:
@@ -174,7 +174,7 @@ class Tracing:
         return sent, Trace(server, predict, parent, time.time_ns(), time.perf_counter())
 
     def end_http(self, trace: Trace, request: Request, status: int, context: Context) -> None:
-        """Makes the spans of a finished HTTP request."""
+        """Creates the spans of a finished HTTP request."""
         method = request.method if request.method in _METHODS else "_OTHER"
         attributes = {
             "http.request.method": method,
@@ -186,7 +186,7 @@ class Tracing:
         self._end(trace, f"{method} {request.route}", attributes, str(status) if status >= 500 else "", context)
 
     def end_grpc(self, trace: Trace, service: str, method: str, code: int, context: Context | None) -> None:
-        """Makes the spans of a finished gRPC request. ``context`` is None if the request could not be parsed."""
+        """Creates the spans of a finished gRPC request. ``context`` is None for a request that could not be parsed."""
         attributes = {
             "rpc.system": "grpc",
             "rpc.service": service,
@@ -240,7 +240,8 @@ class Tracing:
     def _add(
         self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **fields: Any
     ) -> None:
-        """Makes a span from ``start`` to ``end`` (perf_counter), with a new context unless one is given."""
+        """Creates a span from ``start`` to ``end`` (perf_counter seconds). Without ``context`` it creates a new
+        context."""
         server = trace.server
         if context is None:
             context = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags)
@@ -253,7 +254,7 @@ class Tracing:
 
 
 class CountingExporter(trace_exporter.OTLPSpanExporter):
-    """An exporter that counts exported spans (``taken``). ``failing``: the last export has failed."""
+    """Exporter that counts exported spans (``taken``), and records whether the last export failed (``failing``)."""
 
     taken, failing = 0, False
 
@@ -265,7 +266,7 @@ class CountingExporter(trace_exporter.OTLPSpanExporter):
 
 
 class RateLimitFilter(logging.Filter):
-    """Passes one record per LOG_SECONDS, and none while ``muted``."""
+    """Logging filter that passes at most one record per LOG_SECONDS, and no record while ``muted``."""
 
     muted, last = False, -LOG_SECONDS
 

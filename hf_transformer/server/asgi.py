@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
-    """The response of an ASGI application: a Response if its body is one message, else a Stream.
+    """Calls an ASGI application. Returns a Response if its body is one message, else a Stream.
 
-    Raises errors of the application before the start of its response; later ones are logged or end the stream.
-    Cancelling this call cancels the application.
+    Raises the application's errors before its response starts. Later errors are logged, or end the stream. Cancellation
+    ends the application.
     """
     call = _Call(request)
     task = asyncio.ensure_future(app(request.scope(), call.receive, call.send))
@@ -83,7 +83,7 @@ class _Call:
         await self._messages.put(message)
 
     async def next(self) -> Message:
-        """The application's next message. Raises the application's error after the last one."""
+        """Returns the application's next message. Raises the application's error after the last message."""
         if self._error is not None and self._messages.empty():
             raise self._error
         message = await self._messages.get()
@@ -92,7 +92,7 @@ class _Call:
         return message
 
     def end(self, task: asyncio.Future[Any]) -> None:
-        """Passes the application's error to the reader of messages. Called when its task is done."""
+        """Passes the application's error to the reader of messages. Called at the end of the application's task."""
         if task.cancelled():
             return
         error = task.exception()
@@ -109,7 +109,7 @@ class _Call:
 
 
 class AsgiApplication:
-    """The service as an ASGI application for any server. Our server uses ``application`` directly.
+    """ASGI application of the service, for any server. The built-in server calls ``application`` directly.
 
     Args:
         application: the handler of requests.
@@ -188,7 +188,7 @@ class _AsgiRequest(Request):
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
 
     async def listen(self, receive: Receive) -> None:
-        """Receives the body, no faster than it is read. Returns when the client disconnects."""
+        """Receives the body at the pace of its reader. Returns when the client disconnects."""
         while (message := await receive())["type"] == "http.request":
             if body := message.get("body", b""):
                 await self._pieces.put(body)

@@ -7,8 +7,8 @@ upload. Pipelined requests are answered one at a time, in order. Reading pauses 
 client disconnects, the task of its request is cancelled.
 
 Requests that are too long, too slow or malformed get an error response (``_refuse``) after the responses to earlier
-requests; then the connection is closed. There is no timer per connection: ``keep_sweeping`` looks for slow clients
-on all of them.
+requests. Then the connection is closed. Connections have no timers: ``keep_sweeping`` periodically checks all
+connections for slow clients.
 
 Sources: RFC 9112 (HTTP/1.1), https://llhttp.org (the parser, in its strict mode).
 """
@@ -39,9 +39,9 @@ LINGER = 1.0
 client could lose the response."""
 
 SWEEPS_PER_LIMIT: Final = 10
-"""Sweeps over a connection within the time limit of its client."""
+"""Number of sweeps of a connection within the time limit of its client."""
 MIN_SWEEP_SECONDS, MAX_SWEEP_SECONDS = 0.05, 5.0
-"""Bounds for the pause between two sweeps."""
+"""Minimum and maximum pause between two sweeps."""
 SWEPT_AT_ONCE: Final = 500  # connections, which take about a millisecond
 
 MOST_REFUSED: Final = 256
@@ -80,7 +80,7 @@ class ClientLimits:
 
 
 class HttpSettings(Protocol):
-    """The server's settings for a connection. ``ending``: each response is now the last one of its connection."""
+    """Settings of a connection. While ``ending`` is true, each connection closes after its response."""
 
     client_limits: ClientLimits
     ending: bool
@@ -613,7 +613,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientLimits) -> None:
-    """Calls ``sweep`` on all connections periodically. Never ends."""
+    """Calls ``sweep`` on all connections periodically, until cancelled."""
     loop, no_descriptors = asyncio.get_running_loop(), False
     shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
     pause = max(MIN_SWEEP_SECONDS, min(MAX_SWEEP_SECONDS, shortest / SWEEPS_PER_LIMIT))
@@ -622,7 +622,7 @@ async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientL
         for number, connection in enumerate(list(connections), 1):
             try:
                 connection.sweep(loop.time())
-            except Exception:  # a fault of our own must not end the sweeps over other connections
+            except Exception:  # a bug in one connection must not end the sweeps of other connections
                 logger.exception("a connection could not be swept")
             if not number % SWEPT_AT_ONCE:
                 await asyncio.sleep(0)

@@ -13,39 +13,43 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 20_000
-"""Generation-0 threshold of the garbage collector. The requests of one batch pass Python's default of 700. Requests
-leave no garbage to find, and a short one of 32 takes a fifteenth fewer instructions with this threshold."""
+"""Threshold of the garbage collector's generation 0.
+
+The requests of one batch exceed Python's default of 700, but create no reference cycles. With this value, a short
+request takes 7 % fewer CPU instructions at 32 concurrent requests.
+"""
 
 MIN_TRIM_PAUSE_SECONDS, MAX_TRIM_PAUSE_SECONDS = 2.0, 60.0
 MIN_TRIM_BYTES = 32 << 20
-"""Growth of the process that is worth a trim."""
+"""Minimum growth of the process before a trim."""
 IDLE_CPU_SHARE = 0.2
-"""CPU time of an idle process, at most, as a share of one core."""
+"""Maximum CPU time of an idle process, as a share of one core."""
 
 
 def freeze_garbage_collector() -> None:
-    """Exempts all current objects, which live as long as the process, from garbage collection."""
+    """Excludes existing objects from garbage collection, since they live as long as the process."""
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def held_memory() -> int:
-    """Private memory of this process in bytes: resident, without files and shared memory (proc_pid_statm(5)).
+    """Private resident memory of this process in bytes, without files and shared memory (proc_pid_statm(5)).
 
-    Raises OSError if the system has no such file.
+    Raises OSError on systems without /proc.
     """
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def keep_trimmed() -> None:
-    """Returns free memory to the system when the process has grown and is idle. Never ends, unless the C library lacks
-    ``malloc_trim``.
+    """Returns free memory to the system when the process has grown and is idle, until cancelled.
 
-    glibc keeps the memory of a burst of requests: it returns a freed block only from the end of a heap, and one small
-    block in use there keeps all of it. ``malloc_trim`` returns all free pages. It takes some 100 ms for 400 MB, in
-    which no thread can allocate, so it runs only in an idle process. Blocks in use at a trim may be freed soon after
-    it, so further trims follow, at growing intervals while they return little.
+    Ends immediately if the C library lacks ``malloc_trim``.
+
+    After a burst of requests, glibc keeps freed memory. It returns memory only from the end of a heap, and a small
+    block in use there prevents that. ``malloc_trim`` returns all free pages. It blocks all allocations for some 100 ms
+    per 400 MB, so it runs only in an idle process. Blocks in use during a trim may be freed soon afterwards, so trims
+    repeat. The interval increases while trims return little memory.
     """
     try:
         trim, least = ctypes.CDLL(None).malloc_trim, held_memory()

@@ -1,4 +1,4 @@
-"""uvicorn with our protocol class: its settings, signals, and a graceful shutdown."""
+"""uvicorn server with the protocol class HttpConnection: settings, signal handling and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hf_transformer.server.memory import freeze_garbage_collector, keep_trimmed
 from hf_transformer.types.http import Application
 
 SAME_SIGNAL_SECONDS = 1.0
-"""Signals within this time count as one: a terminal and the parent process may both send one."""
+"""Seconds within which two signals count as one, since a terminal and a parent process may both send a signal."""
 SIGNAL_EXIT_CODE = 128
-"""Exit code of a process that a signal ended at once, minus the signal's number; the shell's convention."""
+"""Base of the exit code after a signal, as in shells. The exit code adds the signal's number."""
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration and our own. Can be pickled for worker processes.
+    """uvicorn's configuration with the settings of this server. It can be pickled for worker processes.
 
     Args:
         make: application factory.
         limits: limits for clients.
         grace: seconds for requests in flight to finish at shutdown.
         certificate: the PEM files of the certificate and its key, None without TLS.
-        clean_up: removes leftovers of a process that ends abruptly, this one or a worker.
+        clean_up: removes resources of a killed process, such as shared memory.
         options: uvicorn's own options.
     """
 
@@ -66,19 +66,22 @@ class ServerConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            # Only for tasks that ignore the server's own end of connections after the grace period.
+            # The server closes connections after the grace period. This limit applies to tasks that ignore it.
             timeout_graceful_shutdown=int(grace) + 3,
             **options,
         )
 
     @property
     def application(self) -> Application:
-        """The application that answers requests. Call ``load`` first."""
+        """Application that answers requests. Available after ``load``."""
         application: Application = self.loaded_app.application
         return application
 
     def load(self) -> None:
-        """Makes the application, and the TLS context with the current certificate. Raises ConfigError for a bad one."""
+        """Creates the application and the TLS context with the current certificate.
+
+        Raises ConfigError for an invalid certificate.
+        """
         super().load()
         if self.certificate_files is None:
             return
@@ -89,8 +92,10 @@ class ServerConfig(uvicorn.Config):
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. If ``impatient``, a second one ends the process at once. Workers are not: their supervisor
-    kills them."""
+    """Serves until a signal. With ``impatient``, a second signal ends the process immediately.
+
+    Workers are not impatient, because their supervisor handles a second signal.
+    """
 
     config: ServerConfig
 
@@ -104,16 +109,16 @@ class Server(uvicorn.Server):
         self.loop: asyncio.AbstractEventLoop | None = None  # the event loop, once the server has started
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Extends uvicorn's: captures signals until the event loop is closed.
+        """Runs uvicorn. Captures signals until the event loop is closed.
 
-        The handlers outside (signals.py) raise SystemExit, which would interrupt the start or the end of the loop.
+        The default handlers (signals.py) raise SystemExit, which would interrupt the start or the end of the loop.
         """
         with self.capture_signals():
             super().run(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Extends uvicorn's, which calls it again in the coroutine: the second call does nothing."""
+        """Installs the signal handlers in ``run``. A nested call, from uvicorn's ``serve``, has no effect."""
         if self._captures_signals:
             yield
             return
@@ -132,12 +137,12 @@ class Server(uvicorn.Server):
         sweeping = keep_sweeping(self.server_state.connections, self.config.client_limits)  # type: ignore[arg-type]
         self._tasks += [asyncio.create_task(sweeping), asyncio.create_task(keep_trimmed())]
         if self.config.certificate is not None:
-            # A renewed certificate is for new connections only.
+            # A renewed certificate applies only to new connections.
             use = partial(KeyPair.load_into, context=cast(ssl.SSLContext, self.config.ssl))
             self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, use)))
 
     async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
-        """Like uvicorn, but with a limit for the handshake."""
+        """Listens on a socket as uvicorn does, with a time limit for TLS handshakes."""
         return await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self.config, self.server_state, self.lifespan.state),
             sock=listening,
@@ -147,7 +152,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for the requests in flight, and breaks them off after the grace period."""
+        """Waits for the requests in flight, and closes the remaining connections after the grace period."""
         self._start_shutdown()
         self.config.ending = True
         timer = asyncio.get_running_loop().call_later(self.config.grace, self._break_off)
@@ -159,7 +164,7 @@ class Server(uvicorn.Server):
                 task.cancel()
 
     def _start_shutdown(self) -> None:
-        """Notifies the application once, so that its other servers (gRPC) shut down in the same period."""
+        """Starts the application's shutdown once, so that gRPC and streams end within the same grace period."""
         if not self._is_shutting_down and self.config.loaded:
             self._is_shutting_down = True
             self.config.loaded_app.start_shutdown()

@@ -1,4 +1,4 @@
-"""Signal handlers until a server takes over. Imports almost nothing, so that a program can call it first."""
+"""Signal handlers for startup, before a server handles signals. Imports few modules, so that it can run first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import FrameType
 
 
 def handle_signals() -> None:
-    """Makes SIGTERM and SIGINT end the process with 0, and SIGHUP (a closed terminal) act as SIGTERM, also later.
+    """Ends the process with exit code 0 on SIGTERM and SIGINT. SIGHUP, sent when a terminal closes, acts as SIGTERM.
 
-    The kernel ignores a signal without a handler for process 1 of a container. uvicorn shuts down gracefully and then
-    raises the signal again.
+    uvicorn shuts down gracefully and then raises the signal again. Process 1 of a container ignores signals without a
+    handler.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)

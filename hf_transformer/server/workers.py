@@ -1,8 +1,8 @@
-"""Worker processes that share one port: starts them, replaces dead ones, and ends them together.
+"""Worker processes that share one port. A supervisor starts them, replaces dead workers and ends all workers together.
 
-Unlike uvicorn's supervisor, this one passes a signal on at once, has an exit code for workers that can't start, and
-its workers end when it is killed. It has no signals to restart workers or change their number, since workers have no
-configuration to reload.
+Unlike uvicorn's supervisor, it forwards a signal immediately, and exits with an error code if the workers can't start.
+Its workers end if it is killed. It has no signals for restarting workers or changing their number, since workers have
+no configuration to reload.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ from hf_transformer.server.run import SAME_SIGNAL_SECONDS, SIGNAL_EXIT_CODE, Ser
 logger = logging.getLogger(__name__)
 
 SPAWN = multiprocessing.get_context("spawn")
-"""Each worker is a fresh interpreter: gRPC and threads do not survive a fork."""
+"""Multiprocessing context. Each worker is a new interpreter, because gRPC and threads do not survive a fork."""
 CHECK_SECONDS = 0.5  # between two checks of the workers
 HUNG_SECONDS = 30.0
-"""Time without an answer after which a worker is killed. On a busy machine a start alone may take several seconds."""
-KILL_SECONDS = 10.0  # after the grace period; then workers that still run are killed
+"""Seconds without an answer before the supervisor kills a worker. Startup takes several seconds on a busy machine."""
+KILL_SECONDS = 10.0  # after the grace period, before remaining workers are killed
 START_FAILURE = 1  # exit code if the workers can't start
-STABLE_SECONDS = 60.0  # lifetime after which a dead worker is replaced at once
+STABLE_SECONDS = 60.0  # minimum lifetime of a worker for an immediate replacement
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 8.0
-"""Pause before the replacement of a worker that died before STABLE_SECONDS, like its predecessor. Each pause doubles
-the last."""
+"""Minimum and maximum pause before replacing a worker that died early. Consecutive pauses double."""
 
 
 class Supervisor:
-    """Runs ``config.workers`` workers until a signal; a second one kills them.
+    """Runs ``config.workers`` workers until a signal. A second signal kills them.
 
-    Replaces workers that die, or whose event loop blocks for HUNG_SECONDS. Signal handlers only write to a pipe, so
-    that a signal never interrupts the start of a worker.
+    Replaces a worker if it dies, or if its event loop hangs for HUNG_SECONDS. Signal handlers only write to a pipe, so
+    a signal never interrupts the start of a worker.
 
     Args:
         config: the server's configuration.
         sockets: the sockets that all workers listen on; closed at shutdown.
-        prepare: sets up a worker's interpreter.
+        prepare: initializes a worker's interpreter.
     """
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
@@ -60,9 +59,9 @@ class Supervisor:
         self._signals, self._signalled = SPAWN.Pipe(duplex=False)
 
     def run(self) -> int:
-        """Returns the exit code: 0, or START_FAILURE if the workers can't start.
+        """Runs until a signal. Returns the exit code: 0, or START_FAILURE if the workers can't start.
 
-        A second signal ends this process at once, with 128 plus the signal's number.
+        A second signal ends this process with the exit code 128 plus the signal's number.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -82,7 +81,8 @@ class Supervisor:
         return [worker.process for worker in self._workers if worker.process is not None]
 
     def _replace_dead(self) -> int:
-        """Starts missing workers. Returns START_FAILURE if one could not start and none ever served, else 0."""
+        """Starts missing workers. Returns START_FAILURE if a worker could not start and no worker has ever served, else
+        0."""
         for worker in self._workers:
             process = worker.process
             if process is not None and not worker.is_alive():
@@ -103,9 +103,9 @@ class Supervisor:
         return 0
 
     def _shut_down(self) -> None:
-        """Terminates the workers. Kills slow ones, or all of them at a second signal."""
+        """Ends the workers. Kills all remaining workers after the time limit, or at a second signal."""
         for listening in self._sockets:
-            listening.close()  # otherwise it would take connections that no worker accepts
+            listening.close()  # an open socket would queue connections that no worker accepts
         code, first_signal, began = 0, math.inf, time.monotonic()
         for process in self._processes():
             process.terminate()
@@ -136,7 +136,7 @@ def _log_death(process: SpawnProcess, pause: float) -> None:
 
 
 class Worker:
-    """A worker process, and its replacements. The arguments are the Supervisor's."""
+    """Slot of the supervisor for a worker process and its replacements. Arguments are as in Supervisor."""
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], prepare: Callable[[], None]) -> None:
         self._setup = config, sockets, prepare
@@ -144,7 +144,7 @@ class Worker:
         self._started_at = self._answered_at = self._due_at = 0.0
         self._next_pause = 0.0
         self.process: SpawnProcess | None = None
-        """None before the first start, and between a death and the next start."""
+        """Current process. None before the first start, and between a death and the next start."""
         self.has_served = False  # whether one of the processes has served
 
     def start(self) -> None:
@@ -157,11 +157,12 @@ class Worker:
         workers_end.close()
 
     def is_due(self) -> bool:
-        """Whether there is no process, and the pause before the next one is over."""
+        """Whether to start a process: none is running, and the pause is over."""
         return self.process is None and time.monotonic() >= self._due_at
 
     def is_alive(self) -> bool:
-        """Whether the process runs and has answered within HUNG_SECONDS. Sends the next question without waiting."""
+        """Whether the process is running and has answered within HUNG_SECONDS. Requests the next answer without
+        waiting."""
         try:
             while self._pipe.poll():
                 self.has_served = self._pipe.recv() or self.has_served
@@ -172,15 +173,16 @@ class Worker:
         return time.monotonic() - self._answered_at < HUNG_SECONDS
 
     def release(self) -> float:
-        """Releases a dead process. Returns the seconds until the next start."""
+        """Releases the resources of a dead process. Returns the seconds until the next start."""
         self._pipe.close()
         self.process = None
         return self.pause_after(time.monotonic() - self._started_at)
 
     def pause_after(self, lived: float) -> float:
-        """Returns the seconds until the next start, after a process that lived for ``lived`` seconds.
+        """Sets and returns the pause in seconds before the next start, after a process with the lifetime ``lived``.
 
-        Pauses grow while processes die early, since a start takes CPU from the workers that serve.
+        The pause is 0 after a long lifetime. It doubles with each short lifetime, so that restarts don't take CPU time
+        from serving workers.
         """
         pause = self._next_pause if lived < STABLE_SECONDS else 0.0
         self._next_pause = min(MAX_PAUSE_SECONDS, 2 * pause or MIN_PAUSE_SECONDS)
@@ -203,7 +205,7 @@ def work(
 
 
 def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
-    """Answers the supervisor's questions, and ends this process when the supervisor has died."""
+    """Answers the supervisor's liveness checks. Ends this process if the supervisor dies."""
     with suppress(EOFError, OSError):
         while True:
             supervisor.recv()
@@ -212,9 +214,9 @@ def _answer(server: Server, supervisor: Connection[bool, None]) -> None:
 
 
 def is_serving(server: Server) -> bool:
-    """Whether the server has started. If so, waits for a turn of its event loop, without a time limit.
+    """Whether the server has started. Blocks until the event loop runs a callback, so a hung worker does not answer.
 
-    A worker with a blocked event loop gives no answer, and the supervisor replaces it. Loading has no such limit.
+    During loading it returns False immediately, so loading has no time limit.
     """
     if server.loop is None:
         return False

@@ -1,4 +1,4 @@
-"""From texts to encodings: by the Rust tokenizers library, or by a tokenizer written in Python."""
+"""Encoding of texts with the Rust tokenizers library, or with a tokenizer written in Python."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, ch
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
 
 LONG_TEXT_CHARACTERS = 32_768
-"""Only a prefix of a longer text is encoded if its tokens suffice. Long texts are encoded one by one."""
+"""Maximum length of a text to encode whole. The engine encodes longer texts one by one, and only a prefix if
+possible."""
 MIN_PREFIX_CHARACTERS, PREFIX_GROWTH = 16_384, 4
-"""Length of the first prefix of a long text, and the factor from one prefix to the next."""
+"""Length of the first prefix of a long text, and growth factor of the following prefixes."""
 MAX_WORDS_PER_CHARACTER = 32
-"""Limit for the words that one character of an added token becomes. NFKC makes up to 18 characters of one (UAX 15)."""
+"""Upper bound of the number of words per character of an added token. NFKC expands a character to up to 18 (UAX 15)."""
 
 PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
-"""Attributes of an encoding that have one item per token."""
+"""Attributes of an Encoding with one item per token."""
 
 
 def strings(text: TextInput) -> Sequence[str]:
-    """The strings of a text: the text, both texts of a pair, or its words. Empty for token ids."""
+    """Strings of an input: the text itself, both texts of a pair, or the words. Empty for token ids."""
     if isinstance(text, str):
         return (text,)
     if isinstance(text, TokenIds):
@@ -37,14 +38,14 @@ def strings(text: TextInput) -> Sequence[str]:
 
 
 def characters(text: TextInput) -> int:
-    """Characters in all strings of a text. A token id counts as one character."""
+    """Number of characters in all strings of an input. A token id counts as one character."""
     if isinstance(text, str):
         return len(text)
     return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, strings(text)))
 
 
 def too_many_tokens(options: Tokenization) -> TooLarge:
-    """The error for more than ``options.max_tokens``."""
+    """Error for more than ``options.max_tokens`` tokens."""
     return TooLarge(
         "instances",
         f"at most {options.max_tokens} tokens in a request, so that its answer stays within --max_answer_values",
@@ -58,7 +59,7 @@ class Engine(ABC):
     max_length: int
 
     def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text: one unless ``options.windows``. Token ids are not changed.
+        """Encodes each text into windows: one window unless ``options.windows`` is set. Returns token ids unchanged.
 
         Raises:
             InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks an
@@ -73,7 +74,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Implements ``encode`` for texts without token ids."""
+        """Implements ``encode`` for all inputs except token ids."""
 
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         if len(text.ids) > self.max_length and not options.whole:
@@ -95,8 +96,8 @@ class Engine(ABC):
 class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
-    The library encodes each text whole. Truncation and windows remove tokens from that encoding, so ``backend`` never
-    changes.
+    The library encodes each text without truncation. This class then truncates the encoding or splits it into windows,
+    so it never modifies ``backend``.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class RustEngine(Engine):
         self._prefixes = PrefixTruncation.of(backend, rules) if rules and not self._truncates_left else None
 
     def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """See Engine. Raises TooLarge before it makes the windows."""
+        """Encodes as Engine does, using the word cache. Raises TooLarge before building windows."""
         if options is not PLAIN or self._word_cache is None:
             return super().encode(texts, options)
         limit, cached_ids = self.max_length, self._word_cache.ids
@@ -142,7 +143,7 @@ class RustEngine(Engine):
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Implements ``encode`` without the word cache."""
         limit = min(options.max_length or self.max_length, self.max_length)
-        # The library takes up to 450 bytes per character while it encodes, so long texts go one by one.
+        # The library uses up to 450 bytes per character during encoding, so encode one long text at a time.
         is_long = max(map(characters, texts), default=0) > LONG_TEXT_CHARACTERS
         with self._long_text if is_long else nullcontext():
             texts = [self._prefix(text, limit, options) for text in texts]
@@ -171,10 +172,9 @@ class RustEngine(Engine):
         return encodings
 
     def _prefix(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
-        """A long text shortened to a prefix that has more than ``limit`` tokens; other texts unchanged.
+        """Shortens a long text to a prefix with more than ``limit`` tokens. Returns other texts unchanged.
 
-        If the longer text of a pair is truncated first, both lengths count: the other text has to remain the shorter
-        one.
+        If truncation shortens the longer text of a pair first, the prefix must remain the longer text.
         """
         if self._prefixes is None or options.windows or options.whole or characters(text) <= LONG_TEXT_CHARACTERS:
             return text
@@ -190,7 +190,7 @@ class RustEngine(Engine):
         return (long, short) if cuts_first else (short, long)
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
-        """An encoding without some ranges of its tokens, with the offsets that the library gives to a window."""
+        """Returns an encoding without the given ranges of tokens. Adjusts offsets as the library does for a window."""
         window = without(whole, ranges)
         if window.offsets is not None and window.sequence_ids is not None and self._trims_space:
             for index in {window.sequence_ids.index(number) for number in (0, 1) if number in window.sequence_ids}:
@@ -200,7 +200,8 @@ class RustEngine(Engine):
         return window
 
     def _check_room(self, limit: int, stride: int, *, is_pair: bool) -> None:
-        """Raises InvalidInput if windows of ``limit`` tokens hold no text, or no more than ``stride`` tokens of it."""
+        """Raises InvalidInput if windows of ``limit`` tokens have no room for text, or room for at most ``stride``
+        tokens."""
         added = self._added(is_pair)
         room = limit - added
         if room <= 0:
@@ -211,7 +212,7 @@ class RustEngine(Engine):
     def _plan(
         self, whole: tokenizers.Encoding, is_pair: bool, limit: int, stride: int, options: Tokenization
     ) -> WindowPlan:
-        """The windows of an encoding, or its only truncation.
+        """Computes the windows of an encoding, or its truncation.
 
         Source: truncate_encoding in tokenizers/src/tokenizer/encoding.rs.
         """
@@ -245,15 +246,17 @@ class RustEngine(Engine):
         return len(starts), (self._outside(tokens, start, room) for start in starts)
 
     def _outside(self, tokens: range, start: int, room: int) -> Sequence[range]:
-        """The tokens before and after a window of ``room`` tokens. ``start`` counts from the side that truncation
-        keeps."""
+        """Tokens before and after a window of ``room`` tokens.
+
+        ``start`` counts from the beginning of the text, or from its end if truncation drops the beginning.
+        """
         if self._truncates_left:
             end = len(tokens) - start
             return tokens[: max(0, end - room)], tokens[end:]
         return tokens[:start], tokens[start + room :]
 
     def _whole(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Encodes texts without truncation, and notes in ``cut`` the tokens over the model's length."""
+        """Encodes texts without truncation. Sets ``cut`` to the truncation that the model's limit would require."""
         wholes = self._run(texts, replace(options, detail=True))
         if sum(map(len, wholes)) > options.max_tokens:
             raise too_many_tokens(options)
@@ -267,18 +270,19 @@ class RustEngine(Engine):
         return encodings
 
     def _excess(self, whole: tokenizers.Encoding, is_pair: bool, limit: int) -> Sequence[range]:
-        """The tokens of each text over ``limit`` tokens together, if the longer text is truncated first."""
+        """Tokens of each text that longest-first truncation to ``limit`` tokens drops."""
         tokens = [tokens_of(whole, number) for number in range(1 + is_pair)]
         counts = longest_first(len(tokens[0]), len(tokens[-1]) * is_pair, max(0, limit - self._added(is_pair)))
         sides = zip(tokens, counts, strict=False)
         return [side[: len(side) - kept] if self._truncates_left else side[kept:] for side, kept in sides]
 
     def _added(self, is_pair: bool) -> int:
-        """Number of special tokens around a text or a pair."""
+        """Number of special tokens added to a text or a pair of texts."""
         return self._backend.num_special_tokens_to_add(is_pair) if self._special_tokens else 0
 
     def _run(self, texts: Sequence[TextInput], options: Tokenization) -> list[tokenizers.Encoding]:
-        """Encodes plain texts and texts in words, each kind in one call, and restores their order."""
+        """Encodes plain texts and texts in words, with one library call for each kind. Preserves the order of
+        ``texts``."""
         run: Any = self._backend.encode_batch if options.detail else self._backend.encode_batch_fast
         special_tokens = self._special_tokens if options.special_tokens is None else options.special_tokens
         kinds = [isinstance(text, Words) for text in texts]
@@ -299,10 +303,10 @@ class RustEngine(Engine):
 class PrefixTruncation:
     """Shortens a long text to a prefix with the same first tokens.
 
-    A million characters take some 400 MB to encode, and truncation drops most of their tokens. With chunk rules, a word
-    (pre-token) depends on the text before it and on little after it. Cutting the text can change the last word, GPT-2's
-    last but one ('r before e), and words inside a longer added token. The tokens before the last ``uncertain`` words
-    stay the same.
+    Encoding of a million characters takes some 400 MB of memory, and truncation drops most tokens. With chunk rules, a
+    word (pre-token) depends on the preceding text, and hardly on the following text. A cut can change the last word,
+    the second-to-last word with GPT-2's pattern ('r before e), and the words of a split added token. The rest of the
+    text therefore affects at most the last ``uncertain`` words of the prefix.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: ChunkRules) -> None:
@@ -311,7 +315,10 @@ class PrefixTruncation:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, rules: ChunkRules) -> PrefixTruncation | None:
-        """None if unknown words are an error, since one may be after the prefix."""
+        """Creates an instance, or returns None if the model raises errors for unknown words.
+
+        Truncation would hide an unknown word in the dropped part of the text.
+        """
         unknown = backend.model.unk_token
         if unknown is None:
             refuses = not isinstance(backend.model, tokenizers.models.BPE)
@@ -320,8 +327,10 @@ class PrefixTruncation:
         return None if refuses else cls(backend, rules)
 
     def prefix(self, text: str, tokens: int) -> str:
-        """A prefix with more than ``tokens`` certain tokens. The whole text if no shorter prefix has them, or if the
-        text is not Unicode: the library then raises the error."""
+        """Returns a prefix with more than ``tokens`` tokens that equal those of the whole text.
+
+        Returns the whole text if no prefix is short enough. Also returns a text that is not Unicode, since encoding
+        then raises the error."""
         size = max(MIN_PREFIX_CHARACTERS, 4 * tokens)
         try:
             text.encode()
@@ -336,15 +345,15 @@ class PrefixTruncation:
 
 
 WindowPlan = tuple[int, Iterable[Sequence[range]]]
-"""Number of windows of a text, and the ranges of tokens that each window leaves out."""
+"""Number of windows of a text, and the token ranges to drop for each window."""
 
 NOT_TRUNCATED: WindowPlan = (1, ((),))
 
 
 def trims_space(backend: tokenizers.Tokenizer) -> bool:
-    """Whether offsets leave out the space before each token but the first one of a text or window.
+    """Whether offsets exclude the space before each token except the first token of a text or window.
 
-    The library takes one space before the first token for its own. Source: process_offsets in
+    The library assumes that it added the first token's space itself. Source: process_offsets in
     pre_tokenizers/byte_level.rs.
     """
     probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ġa": 0}))
@@ -354,7 +363,7 @@ def trims_space(backend: tokenizers.Tokenizer) -> bool:
 
 
 def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
-    """The contiguous token indices of the first (0) or second text (1)."""
+    """Range of tokens of the first (0) or second (1) text."""
     owners = encoded.sequence_ids
     count = owners.count(number)
     first = owners.index(number) if count else 0
@@ -362,7 +371,8 @@ def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens that remain of each text of a pair in ``room`` tokens. ``second`` is 0 for a single text.
+    """Token counts of both texts after longest-first truncation to ``room`` tokens in total. ``second`` is 0 for one
+    text.
 
     Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
     """
@@ -377,7 +387,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
-    """An encoding without some ranges of its tokens. The ranges are in order and don't overlap."""
+    """Returns an encoding without the given ranges of tokens. The ranges are in order and don't overlap."""
     cuts = [cut for cut in ranges if cut]
     kept = list(map(slice, [0, *(cut.stop for cut in cuts)], [*(cut.start for cut in cuts), len(encoding)]))
     lists = ((name, getattr(encoding, name)) for name in PER_TOKEN_LISTS)
@@ -396,7 +406,7 @@ def _convert(encoded: tokenizers.Encoding, detail: bool, *, truncated: bool = Fa
 
 
 def _encoding_error(texts: Sequence[TextInput], error: Exception) -> InvalidInput:
-    """The error for texts that a tokenizer refused. The library's own message does not mention lone surrogates."""
+    """Error for texts that a tokenizer rejected. It mentions lone surrogates, unlike the library's message."""
     for text in texts:
         try:
             "".join(strings(text)).encode()
@@ -407,7 +417,7 @@ def _encoding_error(texts: Sequence[TextInput], error: Exception) -> InvalidInpu
 
 @dataclass
 class PythonEngine(Engine):
-    """A tokenizer of transformers that is written in Python. It has no offsets, windows or texts in words."""
+    """Tokenizer of transformers written in Python. It does not support offsets, windows and texts in words."""
 
     tokenizer: Any
     max_length: int
@@ -445,7 +455,7 @@ class PythonEngine(Engine):
             whole = self._call(text, truncation=strategy, max_length=self.max_length)
         ids = list(whole["input_ids"])
         if len(ids) > self.max_length:
-            # transformers logs an error in this case, and leaves the pair too long.
+            # In this case transformers logs an error, and does not truncate the pair.
             raise InvalidInput("", f"a pair of texts that fits into {self.max_length} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 

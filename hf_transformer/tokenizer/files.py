@@ -1,4 +1,4 @@
-"""A model's small files: their names, reading them, and the folder that holds them."""
+"""Names, readers and folders of a model's small files, such as config.json and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCABULARY_FILES = tuple(
     "tokenizer.json vocab.txt vocab.json spiece.model spm.model sentencepiece.bpe.model sentencepiece.model"
     " tokenizer.model tiktoken.model tekken.json source.spm bpe.codes prophetnet.tokenizer".split()
 )
-"""Vocabulary files. A folder with one of them has a tokenizer."""
+"""Files that contain a tokenizer's vocabulary. A folder with any of these files has a tokenizer."""
 
 VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})
 """Tokenizers of bytes or characters, without a vocabulary file."""
@@ -23,19 +23,20 @@ MORE_FILES = tuple(
     " chat_template.jinja chat_template.json additional_chat_templates/*.jinja modules.json sentence_*_config.json"
     " config_sentence_transformers.json ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model".split()
 )
-"""Patterns of further files that the service, transformers or sentence-transformers reads. ``?_*/`` are the modules of
-sentence-transformers; its first versions kept the tokenizer in 0_Transformer."""
+"""Patterns of further files required by the service, transformers or sentence-transformers.
+
+``?_*/`` are modules of sentence-transformers. Its first versions stored the tokenizer in 0_Transformer.
+"""
 
 SETTINGS_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Files that are read whenever they exist. A cached snapshot without one of them is incomplete if the repository has
-it."""
+"""Optional settings files. A cached snapshot is complete only if it has all settings files of the repository."""
 
 SMALL_FILES = (*SETTINGS_FILES, *VOCABULARY_FILES, *MORE_FILES)
-"""Patterns of all files that are downloaded and exported: everything but weights and code."""
+"""Patterns of all files to download and export, except weights and code."""
 
 
 def load_json(path: Path) -> Json:
-    """The value in a JSON file. Raises LoadError naming the file."""
+    """Reads the value in a JSON file. Raises LoadError with the file's name."""
     try:
         return orjson.loads(path.read_bytes())
     except FileNotFoundError:
@@ -47,7 +48,7 @@ def load_json(path: Path) -> Json:
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Json]:
-    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError naming the file."""
+    """Reads the JSON object in a file; {} for a missing optional file. Raises LoadError with the file's name."""
     if not required and not path.exists():
         return {}
     value = load_json(path)
@@ -57,10 +58,10 @@ def read_json(path: Path, *, required: bool) -> dict[str, Json]:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder of config.json, the tokenizer and the weights.
+    """Folder with config.json, tokenizer and weights.
 
-    This is the folder itself or, with the first versions of sentence-transformers, the folder of the first module in
-    modules.json, such as 0_Transformer.
+    It is ``folder`` itself, or the folder of the first module in modules.json, such as 0_Transformer, in the format of
+    the first versions of sentence-transformers.
     """
     path = folder / "modules.json"
     if (folder / "config.json").is_file() or not path.is_file():
@@ -72,7 +73,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a file that a tokenizer can be built from."""
+    """Whether a folder contains the files of a tokenizer."""
     if any((folder / name).is_file() for name in VOCABULARY_FILES) or any(folder.glob("*.tiktoken")):
         return True
     settings = read_json(folder / "tokenizer_config.json", required=False)

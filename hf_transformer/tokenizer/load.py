@@ -1,8 +1,8 @@
-"""Loads a folder's tokenizer, and its limit in tokens.
+"""Loads a folder's tokenizer, and determines its limit in tokens.
 
-The result is the same as transformers' AutoTokenizer, without its import of two seconds. The steps are those of
-PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers itself loads
-folders without tokenizer.json, with a rare class, or with custom code (NotMirrored).
+The result equals that of transformers' AutoTokenizer, but without importing transformers, which takes two seconds. The
+steps follow PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers
+itself loads folders without tokenizer.json, with a rare class, or with custom code (NotMirrored).
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ from hf_transformer.types.request import Json
 log = logging.getLogger(__name__)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Keys of the named special tokens in tokenizer_config.json."""
+"""Names of the special tokens in tokenizer_config.json."""
 DEFAULT_MAX_LENGTH = 512
-"""The limit if neither tokenizer nor model has one: that of BERT and most encoders."""
+"""Default limit in tokens if neither tokenizer nor model defines a limit, as for BERT and most encoders."""
 NO_LIMIT = 10**12
-"""Values from here on mean no limit; transformers writes int(1e30)."""
+"""Values from this number on mean no limit: transformers writes int(1e30)."""
 
 LENGTH_KEYS = (
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length max_seq_length"
     " seq_len"
 ).split()
-"""Keys of config.json for the longest sequence; the smallest value counts."""
+"""Keys in config.json for the maximum sequence length. The smallest value applies."""
 
 OFFSET_POSITIONS = frozenset(
     "altclip bridgetower camembert clap data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta"
     " roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
 )
-"""Model types whose positions begin at padding_idx + 1. The rows before it in the position table stay unused.
+"""Model types with positions that begin at padding_idx + 1. They don't use the first padding_idx + 1 position
+embeddings.
 
 Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and similar models.
 """
 
 MAX_GROWTH = 100
-"""Limit for the growth of a text by normalization; without it, 400 characters can take gigabytes. Unicode's own tables
-turn an Arabic ligature into 18 characters, and HTML's escapes have up to six."""
+"""Maximum growth factor of a text by normalization or decoding. Without it, 400 characters can take gigabytes.
+
+Unicode normalization expands an Arabic ligature to 18 characters, and an HTML escape has up to six characters.
+"""
 
 
 class NotMirrored(Exception):
-    """Only transformers can load the folder; the message is the reason."""
+    """Raised if only transformers can load the folder. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,13 @@ class LoadedTokenizer:
     """A tokenizer and its settings.
 
     Attributes:
-        backend: the Rust tokenizer, None if the tokenizer is written in Python.
-        size: the highest id plus one.
-        tokens: the named special tokens (``pad_token`` and so on).
+        backend: the Rust tokenizer; None for a tokenizer written in Python.
+        size: the highest token id plus one.
+        tokens: the special tokens by names such as ``pad_token``.
         padding_side, truncation_side: ``left`` or ``right``.
-        model_max_length: the limit in tokens, None if the settings have none.
+        model_max_length: the limit in tokens; None if unset.
         cleans_up: whether decoding removes spaces before punctuation.
-        slow: transformers' tokenizer, None if it is not needed.
+        slow: transformers' tokenizer; None if the Rust library loaded the tokenizer.
     """
 
     backend: Tokenizer | None
@@ -82,7 +85,7 @@ class LoadedTokenizer:
 def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
 ) -> LoadedTokenizer:
-    """Loads a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    """Loads a folder's tokenizer. Runs custom code only with ``trust_remote_code``. Raises LoadError."""
     reason, loaded = "it has no tokenizer.json", None
     if (folder / "tokenizer.json").is_file():
         try:
@@ -102,9 +105,9 @@ def load_folder(
 
 
 def growth_of(state: Json) -> float:
-    """Upper bound for the growth of a text by the steps of a normalizer or decoder.
+    """Upper bound of the growth factor of a text in the steps of a normalizer or decoder.
 
-    A step multiplies the output of an earlier step only if that output contains the step's pattern.
+    Growth factors of two steps multiply only if the output of the earlier step contains the pattern of the later one.
     """
     steps = [step for step in _steps(state) if step[2]]
     chains: list[float] = []
@@ -115,17 +118,17 @@ def growth_of(state: Json) -> float:
 
 
 def _steps(state: Json) -> list[tuple[str | None, float, str]]:
-    """The steps as (replaced text, growth factor, replacement). The text is None for a regular expression."""
+    """Steps as tuples: replaced text (None for a pattern), growth factor, replacement."""
     kind = state.get("type")
     if kind == "Sequence":
         return [step for inner in state.get("normalizers", state.get("decoders", ())) for step in _steps(inner)]
     if kind == "Replace":
         text, content = state["pattern"].get("String"), state["content"]
         growth = max(1.0, len(content) / max(len(text or ""), 1))
-        return [(text, growth + (text == ""), content)]  # the empty text matches at each character
+        return [(text, growth + (text == ""), content)]  # an empty pattern matches next to each character
     if kind == "Prepend":  # to each piece between added tokens
         return [(None, 1.0 + len(state["prepend"]), state["prepend"])]
-    if kind == "Precompiled":  # SentencePiece's: a trie, then texts with their ends (its normalizer.cc)
+    if kind == "Precompiled":  # SentencePiece's format: a trie, then zero-terminated texts (normalizer.cc)
         blob = base64.b64decode(state["precompiled_charsmap"] or "")
         texts = blob[4 + int.from_bytes(blob[:4], "little") :].decode(errors="replace").split("\0")
         longest = max(texts, key=len)
@@ -134,7 +137,7 @@ def _steps(state: Json) -> list[tuple[str | None, float, str]]:
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
-    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
+    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for invalid JSON."""
     settings = read_json(folder / "tokenizer_config.json", required=False)
     name = tokenizer_class(config, settings)
     if name is None:
@@ -154,7 +157,7 @@ def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> 
 
 
 def without_lower_case(normalizer: Json) -> Json:
-    """A tokenizer.json's normalizer without lower-casing."""
+    """Removes lower-casing from the normalizer of a tokenizer.json."""
     if not isinstance(normalizer, dict) or normalizer.get("type") == "Lowercase":
         return None
     if normalizer.get("type") == "BertNormalizer":
@@ -173,13 +176,13 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
     named = _named_tokens(settings, recipe, {token.content: token for token in added.values()})
     for section, key in (("truncation", "truncation_side"), ("padding", "padding_side")):
         if document.get(section):
-            # Files from before 2021 have no direction for truncation.
+            # Files from before 2021 have no truncation direction.
             settings.setdefault(key, document[section].get("direction", "Right").lower())
     if recipe is None and document.get("padding"):
         named.setdefault("pad_token", document["padding"]["pad_token"])
     vocab = document["model"]["vocab"]
     highest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
-    # Free Python's copy of the vocabulary, megabytes that only the Rust library needs from here on.
+    # Free Python's copy of the vocabulary, which takes megabytes. Only the Rust library uses it below.
     del vocab
     backend = _backend(recipe, settings, document, named)
     extra = settings.get("extra_special_tokens") or []
@@ -215,8 +218,8 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
 
 
 def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], folder: Path) -> dict[int, AddedToken]:
-    """The added tokens by id. Completes ``settings`` in place from special_tokens_map.json, which only old models
-    need."""
+    """Returns the added tokens by id. Adds the settings of the older special_tokens_map.json to ``settings`` in
+    place."""
     if settings.get("additional_special_tokens") is not None and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
     added: dict[int, AddedToken] = {}
@@ -268,7 +271,7 @@ def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None
 def _named_tokens(
     settings: dict[str, Json], recipe: Recipe | None, added: Mapping[str, AddedToken]
 ) -> dict[str, str | AddedToken]:
-    """The special tokens by name. Tokens without an id get one in this order."""
+    """Special tokens by name, in the order of assigning ids to tokens without an id."""
     extra = settings.get("extra_special_tokens") or []
     custom = {key: value for key, value in settings.items() if key.endswith("_token") and key not in NAMED}
     plain = {key: value for key, value in custom.items() if isinstance(value, str)}
@@ -308,7 +311,7 @@ def _backend(
     document: dict[str, Json],
     named: Mapping[str, str | AddedToken],
 ) -> Tokenizer:
-    """The Rust tokenizer: the unchanged file, or its vocabulary with the stages of the class."""
+    """Builds the Rust tokenizer: tokenizer.json unchanged, or its vocabulary with the stages of the recipe."""
     document |= {"truncation": None, "padding": None}
     if recipe is None:
         whole = orjson.dumps(document)
@@ -336,7 +339,8 @@ def _add_tokens(
     named: Mapping[str, str | AddedToken],
     extra: Iterable[str | AddedToken],
 ) -> None:
-    """Adds tokens that the vocabulary lacks: the listed ones by id, then the named, then the extra ones."""
+    """Adds tokens to the vocabulary: first the added tokens by id, then missing named tokens, then missing extra
+    tokens."""
     listed = [added[number] for number in sorted(added)]
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *listed)}
     missing: dict[str, str | AddedToken] = {}
@@ -367,7 +371,7 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
     options |= {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-    except Exception as exc:  # custom code and a dozen libraries can raise any error
+    except Exception as exc:  # custom code and its libraries can raise any exception
         if "trust_remote_code" in str(exc) and not trust_remote_code:
             raise LoadError(f"the tokenizer in {folder} has custom code: allow it with --trust_remote_code") from exc
         detail = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
@@ -386,7 +390,7 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
 
 
 def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
-    """A copy of the Rust tokenizer inside; None if the class overrides encoding."""
+    """Copies the inner Rust tokenizer; None if the class overrides encoding."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -405,9 +409,9 @@ def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
 
 
 def choose_max_length(max_model_len: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:
-    """The length to truncate to: ``max_model_len``, else the smaller of the two limits, else 512.
+    """Maximum length for truncation: ``max_model_len``, else the tokenizer's or the model's limit, else 512.
 
-    Raises LoadError if ``max_model_len`` is over the model's limit.
+    The smaller of the two limits applies. Raises LoadError if ``max_model_len`` exceeds the model's limit.
     """
     limit = model_limit(config)
     if max_model_len is not None:
@@ -418,7 +422,7 @@ def choose_max_length(max_model_len: int | None, tokenizer_limit: int | None, co
 
 
 def model_limit(config: Mapping[str, Json]) -> int | None:
-    """The longest sequence that config.json allows, in tokens, special ones included; None without a limit."""
+    """Maximum sequence length in config.json, including special tokens; None without a limit."""
     text = config.get("text_config")
     lengths = [_length(config.get(key)) for key in LENGTH_KEYS]
     limit = min((length for length in lengths if length), default=None)
@@ -432,14 +436,14 @@ def model_limit(config: Mapping[str, Json]) -> int | None:
 
 
 def _length(value: Json) -> int | None:
-    """A usable limit, or None. Values such as -1 and transformers' very large numbers mean no limit."""
+    """Converts a limit to an int. Returns None for values that mean no limit: negative, zero or at least NO_LIMIT."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NO_LIMIT:
         return None
     return int(value)
 
 
 def _stretched(length: int, scaling: Json) -> int:
-    """A length multiplied by the factor of rope_scaling, if its type is linear, dynamic or yarn."""
+    """Maximum length after scaling of rotary positions by rope_scaling (linear, dynamic, yarn)."""
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     if kind == "yarn":
         length = _length(scaling.get("original_max_position_embeddings")) or length

@@ -1,6 +1,6 @@
-"""Finds config.json and the tokenizer's files: in a local folder, or in a Hugging Face hub.
+"""Finds config.json and the tokenizer's files, in a local folder or in a Hugging Face hub.
 
-Weights are never downloaded: the predictor has them.
+Never downloads weights, since only the predictor needs them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hf_transformer.types.request import Json
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The folders of a model's small files, and its config.json.
+    """Folders of a model's small files, and its config.json.
 
-    ``config`` is {} if a local folder with a tokenizer has no config.json.
+    ``config`` is {} for a local folder with a tokenizer but without config.json.
     """
 
     model_folder: Path
@@ -39,22 +39,22 @@ def find_model_files(
     trust_remote_code: bool = False,
     cache_dir: Path | None = None,
 ) -> ModelFiles:
-    """Finds the files of a model. Makes no request if the cache has all of them.
+    """Finds the files of a model. Sends no request if the cache has all files.
 
     Args:
         model_id: the hub's id or a local path; None for ``model_dir``.
-        model_dir: the folder of the files. They may also lie in its subfolder ``model_name``, as in Triton's model
+        model_dir: the folder of the files. The files may also be in its subfolder ``model_name``, as in Triton's model
             repository.
         model_name: the served model's name.
         model_revision: a branch, tag or commit; None for main.
-        tokenizer_revision: the same for the tokenizer; None for the model's revision.
-        token: the hub's access token. It is never part of a message.
-        trust_remote_code: whether Python files are downloaded too.
+        tokenizer_revision: a branch, tag or commit for the tokenizer; None for the model's revision.
+        token: the hub's access token. Messages never contain it.
+        trust_remote_code: whether to download Python files, too.
         cache_dir: the hub's cache; None for the library's own (HF_HUB_CACHE, HF_HOME).
 
     Raises:
-        LoadError: no such folder, repository or revision, no access, no network, no tokenizer in the folder, or broken
-            JSON. The message is one line.
+        LoadError: a missing folder, repository or revision, denied access, a network error, a folder without a
+            tokenizer, or invalid JSON. The message is one line.
     """
     if model_id is None or Path(model_id).expanduser().is_dir():
         folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
@@ -74,7 +74,7 @@ def find_model_files(
 
 
 def _local_folder(folder: Path, model_name: str | None) -> Path:
-    """The folder itself or, if it has no tokenizer, its subfolder with the model's name."""
+    """Returns the folder itself, or its subfolder with the model's name if only the subfolder has a tokenizer."""
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise LoadError(f"the model folder {folder} {problem} (set --model_dir or --model_id)")
@@ -105,7 +105,7 @@ def _require_tokenizer(folder: Path, where: str) -> None:
 
 
 def _is_tritons(folder: Path) -> bool:
-    """Whether a folder is a model of Triton's model repository: it has a config.pbtxt, or versions with a model."""
+    """Whether a folder is a model in a Triton model repository, with a config.pbtxt or version folders."""
     try:
         return (folder / "config.pbtxt").is_file() or any(folder.glob("[0-9]*/model.*"))
     except OSError:  # not a folder, or an unreadable one, such as a volume's lost+found

@@ -1,9 +1,10 @@
-"""transformers' tokenizer classes: the class of a folder, and a recipe for each class.
+"""Recipes for the tokenizer classes of transformers, which build a pipeline around the vocabulary.
 
-Since version 5 most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
-tokenizer_config.json. A recipe has the vocabulary's model and its options, the default special tokens, and the stages
-of the pipeline. Source: transformers 5.23, models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests
-compare the recipes with the installed version.
+Since version 5, most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
+tokenizer_config.json. A class's recipe defines the model type and its options, the default special tokens, and the
+stages of the pipeline. Tests compare the recipes with the installed version.
+
+Source: transformers 5.23, models/*/tokenization_*.py and models/auto/tokenization_auto.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from hf_transformer.types.request import Json
 
 Settings = Mapping[str, Json]
-"""tokenizer_config.json, merged with the files of older versions."""
+"""Settings in tokenizer_config.json, merged with older settings files."""
 
 SpecialTokens = Mapping[str, str]
 """Texts of special tokens by name (``cls_token``, ...)."""
 
 
 def named(text: str) -> dict[str, str]:
-    """Parses ``cls=[CLS] sep=[SEP]`` into {"cls_token": "[CLS]", ...}."""
+    """Parses special tokens: ``cls=[CLS] sep=[SEP]`` becomes {"cls_token": "[CLS]", "sep_token": "[SEP]"}."""
     return {f"{name}_token": token for name, token in (part.split("=", 1) for part in text.split())}
 
 
@@ -40,15 +41,15 @@ Finish = Callable[[Tokenizer, Settings, SpecialTokens], None]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The steps by which one class builds its tokenizer.
+    """Recipe for building the tokenizer of one class.
 
     Attributes:
-        model: the model's type.
+        model: the model type.
         tokens: the default special tokens.
         stages: sets normalizer, pre-tokenizer and decoder on the tokenizer.
-        finish: sets the post-processor; None keeps the file's.
-        options: the model's options, from the settings, the vocabulary and the special tokens.
-        flags: AddedToken flags of special tokens that the settings give as plain text.
+        finish: sets the post-processor; None keeps the post-processor of tokenizer.json.
+        options: computes the model's options from settings, vocabulary and special tokens.
+        flags: AddedToken flags of special tokens that the settings define as plain strings.
         extra: default extra special tokens.
     """
 
@@ -62,7 +63,7 @@ class Recipe:
 
 
 def charsmap(document: Json) -> bytes | None:
-    """SentencePiece's table of character replacements in a tokenizer.json; None without one."""
+    """SentencePiece's character replacement table (precompiled_charsmap) in a tokenizer.json; None if it is missing."""
     normalizer = document.get("normalizer") or {}
     for step in normalizer.get("normalizers", [normalizer]):
         if step.get("type") == "Precompiled":
@@ -76,7 +77,7 @@ def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
 
 
 def _template(single: str, pair: str) -> Finish:
-    """A post-processor by template, with ``{cls_token}`` and so on for the special tokens."""
+    """Creates a template post-processor. Placeholders such as ``{cls_token}`` stand for the special tokens."""
     names = re.findall("{(.*?)}", single)
 
     def finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
@@ -131,7 +132,7 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's pattern for words, the same in all its tokenizer.json files."""
+"""Pattern of Qwen2's pre-tokenizer, as in all its tokenizer.json files."""
 
 
 def _qwen2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -261,10 +262,10 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
-"""Recipes by class. The generic class needs none."""
+"""Recipes by class name. The generic class has no recipe."""
 
 GENERIC = "TokenizersBackend"
-"""The class that uses tokenizer.json unchanged."""
+"""Generic class, which loads tokenizer.json unchanged."""
 
 GENERIC_NAMES = frozenset({GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"})
 """Names of the generic class in tokenizer_config.json, without a trailing ``Fast``."""
@@ -300,13 +301,13 @@ MODEL_TYPES: Mapping[str, str] = {
     ),
     "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
 }
-"""Values of config.json's model_type, by the tokenizer class registered for them."""
+"""Values of model_type in config.json that transformers registers for each tokenizer class."""
 
 ALIASES: Mapping[str, str] = {
     **{f"{name}Tokenizer": "BertTokenizer" for name in "DistilBert Electra LayoutLM MobileBert SqueezeBert".split()},
     **{f"{name}Tokenizer": "RobertaTokenizer" for name in "Bart LED Longformer".split()},
 }
-"""Classes with the same behaviour as another."""
+"""Aliases of classes with identical behaviour."""
 
 WRONG_CLASS_TYPES = frozenset(
     {"hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2"}
@@ -317,7 +318,7 @@ _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model
 
 
 def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
-    """The tokenizer class for a config.json and a tokenizer_config.json, a key of MODEL_TYPES.
+    """Determines the tokenizer class from config.json and tokenizer_config.json: a key of MODEL_TYPES.
 
     Returns None for an unknown class or custom code, which only transformers can load.
     """
@@ -326,7 +327,7 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
     if "auto_map" in settings or config.get("model_name") is not None or not isinstance(name, str | None):
         return None
     if name is None:
-        # transformers may know a model type without an entry here.
+        # transformers may register a model type that is missing here.
         return _REGISTERED.get(model_type) if model_type else GENERIC
     name = name.removesuffix("Fast")
     name = GENERIC if name in GENERIC_NAMES else ALIASES.get(name, name)
@@ -336,5 +337,5 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
         return GENERIC
     if name not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
         return None
-    # The folder's class overrides the registered one, unless that is the generic class.
+    # The folder's class overrides the registered class, unless the registered class is generic.
     return GENERIC if _REGISTERED.get(model_type) == GENERIC else name

@@ -1,12 +1,12 @@
-"""The sentence-transformers files of a model folder: pooling, normalization, prompts.
+"""Reader of the sentence-transformers files of a model folder: pooling, normalization, prompts.
 
     modules.json                            the modules and their folders, in order
     <folder of Pooling>/config.json         the pooling modes
     sentence_bert_config.json               max_seq_length, do_lower_case
     config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
-The last part of a module's type tells its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
-sentence_transformers.sentence_transformer.modules.pooling.Pooling.
+The last part of a module's type is its kind. Versions 2 to 5 write sentence_transformers.models.Pooling, and version 6
+writes sentence_transformers.sentence_transformer.modules.pooling.Pooling.
 
 Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
 sentence-transformers 6.2.
@@ -31,24 +31,24 @@ POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Flags of Pooling's config.json before version 6, in the order of their results in the vector."""
+"""Flags in Pooling's config.json before version 6, in the order of concatenating their results."""
 
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Files with the first module's settings; the first that is not empty counts."""
+"""Possible files for the settings of the first module. The first non-empty file applies."""
 SETTINGS = "config_sentence_transformers.json"
 TOKEN_NEUTRAL_ARGUMENTS = ("padding", "return_tensors")
-"""Arguments of a tokenizer's call that don't change a text's tokens."""
+"""Tokenizer arguments that don't affect the tokens of a text."""
 EMBEDDING = "sentence_embedding"
-"""The name of a text's vector in module_input_name."""
+"""Key of a text's vector in module_input_name."""
 WEIGHTLESS = ("Transformer", "Pooling", "Normalize", "Dropout")
-"""Modules without weights. Dropout has no effect outside training."""
+"""Modules without weights besides the model itself. Dropout has no effect on inference."""
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Reads the files. None without modules.json, or if it is for reranking or sparse vectors.
+    """Reads the files of a folder. Returns None without modules.json, and for models for reranking or sparse vectors.
 
     Raises:
         LoadError: a file is invalid, or names an unknown pooling mode or default prompt.
@@ -81,7 +81,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """The settings of a CrossEncoder that version 6 wrote. For any other folder, only the activation function.
+    """Reads the settings of a CrossEncoder, in the format of version 6. Other folders have only the activation
+    function.
 
     Raises:
         LoadError: a file is invalid, or names an unknown default prompt.
@@ -97,10 +98,10 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
 
 
 def _transformer(folder: Path) -> Mapping[str, Json]:
-    """The settings of the Transformer module.
+    """Reads the settings of the Transformer module.
 
-    Raises LoadError for two settings of version 6: arguments that change the tokenizer's tokens, and a model that only
-    takes texts as chat messages.
+    Raises LoadError for two settings of version 6: tokenizer arguments that affect tokens, and a model without text
+    input.
     """
     files = ((folder / name, read_json(folder / name, required=False)) for name in TRANSFORMER_FILES)
     path, settings = next((file for file in files if file[1]), (folder, {}))
@@ -117,7 +118,7 @@ def _transformer(folder: Path) -> Mapping[str, Json]:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Kind and folder of each module. Raises LoadError for a folder outside the model's."""
+    """Reads the kind and folder of each module. Raises LoadError for a folder outside the model's folder."""
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise LoadError(f"{path}: expected a list of modules")
@@ -129,7 +130,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
-    """The last module that runs inside the model: one with weights, else pooling if no module pools."""
+    """Last module that the exported model must contain: a module with weights, or pooling without a Pooling module."""
     kinds = [kind for kind, _ in modules]
     weights = [kind for kind in kinds if kind not in WEIGHTLESS]
     if weights:
@@ -138,7 +139,7 @@ def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Normalize module normalizes the text's vector, not its token vectors."""
+    """Whether a Normalize module applies to the text's vector, rather than to token vectors."""
     return any(
         read_json(folder / path / "config.json", required=False).get("module_input_name", EMBEDDING) == EMBEDDING
         for kind, path in modules
@@ -147,7 +148,7 @@ def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
 
 
 def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
-    """The enabled modes, mean by default. Since version 6 pooling_mode names one or more."""
+    """Enabled pooling modes. Since version 6, pooling_mode lists them. The default is mean."""
     named = pooling.get("pooling_mode")
     if isinstance(named, str):
         modes: tuple[str, ...] = (named,)
@@ -163,7 +164,7 @@ def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
-    """The prompts by name. Raises LoadError if they lack the default prompt."""
+    """Reads the prompts by name. Raises LoadError if the default prompt is missing."""
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(text is None or isinstance(text, str) for text in prompts.values()):
         raise LoadError(f"{path}: expected prompts to be texts by name")
@@ -175,7 +176,7 @@ def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
 
 
 def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
-    """The limit in tokens, None without one. Version 6 writes it to tokenizer_config.json instead."""
+    """Limit in tokens, in the format before version 6; None if unset. Version 6 moved it to tokenizer_config.json."""
     for name in ("processor_kwargs", "tokenizer_args"):
         arguments = transformer.get(name)
         if isinstance(arguments, dict) and isinstance(arguments.get("model_max_length"), int):

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as transformers' AutoTokenizer does it, id for id."""
+"""Conversion of texts to token ids and back, with the same results as transformers' AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -20,43 +20,45 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
-"""Texts up to this length together are encoded on the event loop, longer ones in a thread.
+"""Maximum number of characters to encode on the event loop. Longer inputs are encoded in a thread.
 
-Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, so
-about 1 ms at the limit. The hop to a thread and back costs 0.06 to 0.15 ms.
+Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, about
+1 ms at the limit. Switching to a thread and back takes 0.06 to 0.15 ms.
 """
 
 CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 100_000
-"""Texts in one call of the library, and the characters after which a chunk takes no further text. The library keeps all
-encodings of a call, gigabytes for a thousand long texts."""
+"""Maximum number of texts, and approximate number of characters, per call of the library.
+
+The library keeps all encodings of a call in memory, gigabytes for a thousand long texts.
+"""
 
 INLINE_IDS = 2000
-"""Up to this many ids are decoded with the GIL held, in about 1 ms; more by a method that releases it."""
+"""Maximum number of ids to decode while holding the GIL, which takes about 1 ms. Longer decoding releases the GIL."""
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""The replacements of clean_up_tokenization_spaces, in order."""
+"""Replacements of clean_up_tokenization_spaces, in order."""
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-"""Candidates for the mask token if the settings name none."""
+"""Possible mask tokens if the settings define none."""
 
 Result = TypeVar("Result")
 
 
 class Tokenizer:
-    """One model's tokenizer. Thread-safe: no call changes the result of another.
+    """Tokenizer of a model. Thread-safe; calls don't affect each other.
 
     Attributes:
-        max_length: the limit in tokens, special ones included.
-        special_tokens: the named special tokens (``pad_token`` and so on), by name.
+        max_length: the limit in tokens, including special tokens.
+        special_tokens: the special tokens by names such as ``pad_token``.
         pad_token_id: the id of the padding token.
-        pad_id: an id that always exists, for masked positions.
+        pad_id: a valid id for masked positions; never None.
         mask_token, mask_id: the mask token and its id.
         cls_id, unk_id: the ids of the classification token and of the token for unknown words.
-        vocab_size: the highest id plus one, the least number of columns in a model's logits.
+        vocab_size: the highest id plus one. A model's logits need at least this many columns.
         padding_side: ``left`` or ``right``.
         marks_subwords: whether tokens that continue a word have a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
@@ -66,11 +68,11 @@ class Tokenizer:
     """
 
     token_to_id: Callable[[str], int | None]
-    """The id of a token, None for an unknown token."""
+    """Returns the id of a token, or None if it is unknown."""
     id_to_token: Callable[[int], str | None]
-    """The token of an id, None for an unknown id."""
+    """Returns the token of an id, or None if it is unknown."""
     join_tokens: Callable[[list[str]], str]
-    """Joins tokens into text, like AutoTokenizer.convert_tokens_to_string."""
+    """Converts tokens to text, as AutoTokenizer.convert_tokens_to_string does."""
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         self._engine = engine
@@ -101,9 +103,9 @@ class Tokenizer:
         self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
-        """One encoding per text or pair, without padding, truncated to ``max_length``.
+        """Encodes each text or pair, truncated to ``max_length``, without padding.
 
-        ``offsets`` fills in all lists of Encoding. Raises InvalidInput.
+        ``offsets`` adds all optional fields of Encoding. Raises InvalidInput.
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=True) if offsets else PLAIN)]
 
@@ -112,7 +114,7 @@ class Tokenizer:
     ) -> list[list[Encoding]]:
         """Encodes each text into one encoding, or into several windows with ``options.windows``.
 
-        ``stop`` ends the work early, between two chunks of texts.
+        Setting ``stop`` ends the work early, between two chunks of texts.
 
         Raises:
             InvalidInput: a text can't be encoded with these options.
@@ -135,7 +137,7 @@ class Tokenizer:
         return encodings
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text. Whole texts with details also get the names of their tokens."""
+        """Encodes each text into windows. Adds the tokens' strings if ``options`` requests whole texts in detail."""
         encodings = self._engine.encode(texts, options)
         if options.whole and options.detail:
             for [encoding] in encodings:
@@ -146,10 +148,10 @@ class Tokenizer:
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
-        """``encode_windows`` without blocking the event loop: the executor encodes long texts.
+        """Calls ``encode_windows`` without blocking the event loop: the executor encodes long texts.
 
-        Cancelling the caller stops the executor's work after the current chunk. ``length`` is the number of characters
-        in all texts, if known.
+        Cancellation stops the executor's work after the current chunk. ``length`` is the total number of characters, if
+        known.
         """
         if length is None:
             length = sum(map(characters, texts))
@@ -158,7 +160,7 @@ class Tokenizer:
         return await _in_thread(executor, lambda stop: self.encode_windows(texts, options, stop))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of some ids, like AutoTokenizer.decode."""
+        """Decodes ids to text, as AutoTokenizer.decode does."""
         if self._slow is not None:
             return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
         text = self.decode_unclean(ids, skip_special_tokens)
@@ -167,7 +169,7 @@ class Tokenizer:
         return text
 
     def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` without the clean-up of spaces (CLEAN_UP)."""
+        """Decodes ids without the replacements of CLEAN_UP."""
         if self._slow is not None:
             options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
             return str(self._slow.decode(list(ids), **options))
@@ -178,9 +180,10 @@ class Tokenizer:
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
     ) -> list[str]:
-        """``decode`` for each text, in the executor if there are many ids; None is the event loop's own executor.
+        """Decodes each sequence of ids. The executor decodes large inputs; None selects the event loop's default
+        executor.
 
-        Cancelling the caller stops the executor's work after the current text.
+        Cancellation stops the executor's work after the current sequence.
         """
         if sum(map(len, texts)) <= INLINE_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
@@ -189,7 +192,7 @@ class Tokenizer:
         )
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token that is not special; None if it has no tokens or can't be encoded."""
+        """Id of a text's first token, without special tokens. None if the text has no tokens, or can't be encoded."""
         try:
             [[encoding]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
         except InvalidInput:
@@ -197,7 +200,7 @@ class Tokenizer:
         return encoding.ids[0] if encoding.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
-        """A copy with another limit in tokens."""
+        """Returns a tokenizer with a different limit in tokens."""
         if length == self.max_length:
             return self
         tokenizer = copy(self)
@@ -206,7 +209,7 @@ class Tokenizer:
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
-    """Runs ``work`` in the executor, and sets its event when the caller is cancelled."""
+    """Runs ``work`` in the executor, and returns its result. Cancellation sets the event passed to ``work``."""
     stop = threading.Event()
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
@@ -215,7 +218,7 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
-    """Splits texts into chunks of up to CHUNK_TEXTS. A chunk that reaches CHUNK_CHARACTERS takes no further text."""
+    """Splits texts into chunks of at most CHUNK_TEXTS texts. A chunk also ends once it has CHUNK_CHARACTERS."""
     start = size = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == CHUNK_TEXTS or size >= CHUNK_CHARACTERS):
@@ -241,16 +244,16 @@ def load_tokenizer(
 
     Args:
         folder: the folder of tokenizer.json or the vocabulary files.
-        model_config: config.json, for the tokenizer's class and the longest sequence.
-        max_model_len: the limit in tokens; None for the smaller of the tokenizer's and the model's, or 512.
+        model_config: config.json, for the tokenizer's class and the maximum sequence length.
+        max_model_len: the limit in tokens. None for the smaller of the tokenizer's and the model's limit, or 512.
         at_most: an upper bound for the limit, ignored with ``max_model_len``.
-        lower_case: False switches lower-casing off; True keeps the model's setting.
-        special_tokens: whether to add [CLS], [SEP] and the like.
+        lower_case: False disables lower-casing; True keeps the model's setting.
+        special_tokens: whether to add special tokens such as [CLS] and [SEP].
         trust_remote_code: whether the folder's own Python code may run.
         word_cache: whether to cache the ids of words (words.py).
 
     Raises:
-        LoadError: the files are broken or missing, need code that is not allowed, or the limit is too large or small.
+        LoadError: files are invalid or missing, custom code is required but not allowed, or the limit is out of range.
     """
     loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
     backend = loaded.backend

@@ -1,22 +1,23 @@
-"""The word cache: token ids of recent words. Natural text repeats its words.
+"""The word cache: stores the token ids of recent words, since natural text repeats its words.
 
-It saves a third of the CPU of a short request, and half of the encoding of natural text with BERT's vocabulary
-(benchmarks/tokenizing.py). ``--enable_word_cache=false`` switches it off; encodings are the same without it.
+It saves a third of the CPU time of a short request, and half of the time to encode natural text with BERT's vocabulary
+(benchmarks/tokenizing.py). ``--enable_word_cache=false`` disables it. Encodings are the same without it.
 
-A tokenizer can be cached if ``encode(text)``, without special tokens, is the concatenation of ``encode(chunk)`` for
-the chunks of ``text.split(" ")``. ``chunk_rules`` decides that: U+0020 has to separate the text at each stage.
+It requires a separable tokenizer: ``encode(text)``, without special tokens, must equal the concatenation of
+``encode(chunk)`` for the chunks of ``text.split(" ")``. ``chunk_rules`` checks this condition for each stage:
 
-- **Added tokens** are found by leftmost-longest matching, in the text and then in the normalized pieces between the
-  matches. No match crosses a space if no content has whitespace, before and after normalizing. ``single_word`` looks at
-  the neighbouring characters, and treats a space like an end. ``lstrip`` and ``rstrip`` remove only whitespace, which
-  has no ids where words are split at whitespace.
-- **The normalizer** must give ``N(a + " " + b) == N(a) + " " + N(b)``. Those that map or drop single characters do,
-  and so do Unicode's normal forms: a space begins a combining sequence, and no composition has one.
-- **The pre-tokenizer** must split at every space. Those that drop whitespace look at single characters, or at runs
-  without it. GPT-2's pattern has a space only at the beginning of a word, looks ahead only after whitespace, and never
-  looks behind: words between single spaces, each with the space before it, are split as they are alone. Two spaces or
-  other whitespace are not covered (``ChunkRules.spaced``).
-- **The model** sees one pre-token at a time, and must not be random (BPE's dropout; Unigram may sample).
+- **Added tokens** match the text, and then the normalized pieces between the matches (leftmost-longest matching). If no
+  content has whitespace, before and after normalization, no match crosses a space. ``single_word`` depends on the
+  neighbouring characters, and treats a space like the end of the text. ``lstrip`` and ``rstrip`` remove only
+  whitespace, which has no ids if words are split at whitespace.
+- **The normalizer** must satisfy ``N(a + " " + b) == N(a) + " " + N(b)``. Normalizers that map or drop single
+  characters satisfy it. Unicode normal forms satisfy it too: a space begins a combining sequence, and no composition
+  contains one.
+- **The pre-tokenizer** must split at every space. Pre-tokenizers that drop whitespace match single characters, or runs
+  without whitespace. GPT-2's pattern allows a space only at the beginning of a word. It has no lookbehind, and a
+  lookahead only after whitespace. A word with its single preceding space is therefore split independently of the other
+  words. Double spaces and other whitespace are not supported (``ChunkRules.spaced``).
+- **The model** processes one pre-token at a time. It must be deterministic: no dropout of BPE, no sampling of Unigram.
 - **The post-processor** must add constant ids around the text, and only type ids of 0.
 
 Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across its spaces. Other patterns may
@@ -42,21 +43,23 @@ from hf_transformer.types.request import Json
 Ids = tuple[int, ...]
 
 MAX_TEXT_CHARACTERS = 2000
-"""Longer texts skip the cache. The library encodes them in a thread without the GIL; this code would hold it."""
+"""Maximum length of a text in characters. The library encodes longer texts in a thread, where it releases the GIL."""
 MAX_CHUNK_CHARACTERS = 32
-"""Longer chunks are not kept: they rarely occur again."""
+"""Maximum length of a cached chunk in characters. Longer chunks rarely occur again."""
 GENERATION_BYTES = 3 << 20
-"""Bound of each of the two generations: some 9,000 English words. A process grew by 3 MiB with natural text and by
-4 with random words (benchmarks/tokenizing.py)."""
-ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
-"""CPython's memory for an empty chunk with no ids, for each character, and for each id; upper bounds."""
-CHUNKS_PER_UNKNOWN = 4
-"""A text may have one unknown chunk, and one more per this many chunks, to be learned.
+"""Size limit of each of the two generations, enough for some 9,000 English words.
 
-A chunk encoded alone costs about twice as much as within a text, so the library encodes other texts as a whole.
+A process grew by 3 MiB with natural text and 4 MiB with random words (benchmarks/tokenizing.py).
+"""
+ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
+"""Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
+CHUNKS_PER_UNKNOWN = 4
+"""Reciprocal of the largest share of unknown chunks to encode separately. One additional unknown chunk is allowed.
+
+The library encodes texts with more unknown chunks whole, because a separate chunk costs about twice as much.
 """
 LEARN_ALL_EVERY = 32
-"""Among texts with unknown chunks, every 32nd is learned in full."""
+"""Interval of texts for which the cache learns all unknown chunks, regardless of CHUNKS_PER_UNKNOWN."""
 
 PART_PATTERNS = {
     "BertPreTokenizer": r"[A-Za-z0-9]+|[^A-Za-z0-9]",
@@ -64,28 +67,28 @@ PART_PATTERNS = {
     "WhitespaceSplit": r".+",
     "ByteLevel": r"'s|'t|'re|'ve|'m|'ll|'d|Ġ?[A-Za-z]+|Ġ?[0-9]+|Ġ?[^A-Za-z0-9Ġ]+",
 }
-"""Patterns by which pre-tokenizers split printable ASCII. The library's own also cover other letters and whitespace."""
+"""Patterns equivalent to the pre-tokenizers for printable ASCII. The library's patterns cover all of Unicode."""
 WHITESPACE_SPLITTERS = PART_PATTERNS.keys() - {"ByteLevel"}
-"""Pre-tokenizers that split at all whitespace and drop it."""
+"""Pre-tokenizers that split at all whitespace, and drop it."""
 SEPARABLE_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
-"""Normalizers for which a space separates the text."""
+"""Normalizers that process the text on both sides of a space independently."""
 WORD_NORMALIZERS = {"Lowercase", "NFC", "NFD"}
-"""Separable normalizers that also never drop a character or make a space."""
+"""Normalizers in SEPARABLE_NORMALIZERS that neither drop characters nor create spaces."""
 GPT2_SPACE = "Ġ"
-"""The space in GPT-2's byte alphabet. Other printable ASCII maps to itself."""
+"""Character for the space in GPT-2's byte alphabet. Other printable ASCII characters map to themselves."""
 ALPHANUMERIC = re.compile("[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRules:
-    """Rules by which a tokenizer encodes a text chunk by chunk.
+    """Properties of a tokenizer that can encode the chunks between spaces independently.
 
     Attributes:
         splitter: the pre-tokenizer's type.
-        spaced: whether each chunk but the first is encoded with the space before it. Texts with empty chunks or other
-            whitespace are then not covered.
-        prefixed: whether the first chunk, and text after an added token, gets a space too.
-        before, after: ids of the special tokens around a text.
+        spaced: whether each chunk except the first includes the preceding space. Double spaces and other whitespace are
+            then not supported.
+        prefixed: whether the tokenizer adds a space to the first chunk, and to text after an added token.
+        before, after: ids of the special tokens before and after a text.
         added: strings that match added tokens.
     """
 
@@ -98,7 +101,7 @@ class ChunkRules:
 
 
 def chunk_rules(backend: Tokenizer) -> ChunkRules | None:
-    """The rules of a tokenizer; None if its spaces may not separate the text."""
+    """Determines the rules of a separable tokenizer; None if its stages don't guarantee equal ids."""
     stages, model = _stages(backend), backend.model
     if stages is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel):
         return None
@@ -112,8 +115,8 @@ def chunk_rules(backend: Tokenizer) -> ChunkRules | None:
         return None
     tokens = backend.get_added_tokens_decoder().values()
     added = tuple(text for token in tokens for text in _contents(token, backend.normalizer))
-    # If words keep the space before them, lstrip removes it from the token's own chunk, but rstrip would remove the
-    # space of the next chunk.
+    # If words include the preceding space, lstrip removes the space of the token's own chunk, but rstrip would remove
+    # the space of the next chunk.
     strips_next = spaced and any(token.rstrip for token in tokens)
     special_ids = _special_ids(backend)
     if strips_next or special_ids is None or any(text.split() != [text] for text in added):
@@ -122,7 +125,7 @@ def chunk_rules(backend: Tokenizer) -> ChunkRules | None:
 
 
 def _stages(backend: Tokenizer) -> Json:
-    """Normalizer and pre-tokenizer as tokenizer.json has them; None if one is written in Python."""
+    """Normalizer and pre-tokenizer in the format of tokenizer.json; None if either is written in Python."""
     bare = Tokenizer(models.BPE())
     try:
         bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
@@ -132,7 +135,7 @@ def _stages(backend: Tokenizer) -> Json:
 
 
 def _steps(normalizer: Json) -> set[str]:
-    """The types of a normalizer's steps."""
+    """Types of all steps of a normalizer."""
     if normalizer is None:
         return set()
     if normalizer["type"] == "Sequence":
@@ -141,15 +144,17 @@ def _steps(normalizer: Json) -> set[str]:
 
 
 def _contents(token: AddedToken, normalizer: normalizers.Normalizer | None) -> list[str]:
-    """The strings that match an added token."""
+    """Strings that match an added token."""
     if not token.normalized or normalizer is None:
         return [token.content]
     return [token.content, normalizer.normalize_str(token.content)]
 
 
 def _special_ids(backend: Tokenizer) -> tuple[Ids, Ids] | None:
-    """The ids that the post-processor adds before and after a text. None if it drops or repeats the text, or gives it
-    type ids."""
+    """Ids that the post-processor adds before and after a single text.
+
+    None if it drops or repeats the text, or sets type ids.
+    """
     probe = Tokenizer(models.WordLevel({"a": 0}))
     probe.post_processor = backend.post_processor
     encoded = probe.encode("a")
@@ -160,11 +165,11 @@ def _special_ids(backend: Tokenizer) -> tuple[Ids, Ids] | None:
 
 
 class AsciiEncoder:
-    """Encodes chunks of printable ASCII in a quarter of the library's time for a chunk.
+    """Encodes chunks of printable ASCII, four times as fast as the library.
 
-    With chunk rules, the normalizer only lower-cases such characters, the pre-tokenizer splits them by PART_PATTERNS,
-    and the model gives the ids of each part. Chunks that may contain an added token are excluded: for each of these
-    tokens, one of its characters that is neither letter nor digit is forbidden.
+    In a separable tokenizer, the normalizer only lower-cases ASCII characters or leaves them unchanged. The
+    pre-tokenizer splits them by PART_PATTERNS, and the model encodes each part. Chunks must not contain added tokens,
+    so they must not contain the forbidden characters: one non-alphanumeric character of each added token.
     """
 
     def __init__(self, backend: Tokenizer, rules: ChunkRules, forbidden: Sequence[str]) -> None:
@@ -178,14 +183,15 @@ class AsciiEncoder:
 
     @classmethod
     def of(cls, backend: Tokenizer, rules: ChunkRules) -> AsciiEncoder | None:
-        """None if an added token has only letters and digits."""
+        """Creates an encoder, or returns None if an added token consists of only letters and digits."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in rules.added if text.isascii()]
         return cls(backend, rules, marks) if all(marks) else None
 
     def ids(self, chunk: str, is_first: bool) -> Ids | None:
-        """The ids of a chunk, None if it is not plain. ``is_first``: no space precedes it in its text.
+        """Ids of a chunk; None if it has unsupported characters. ``is_first`` means that no space precedes it in the
+        text.
 
-        Raises bare Exception if the model lacks its token for unknown words.
+        Raises a bare Exception if the model has no token for unknown words.
         """
         if self._is_plain(chunk) is None:
             return None
@@ -198,17 +204,17 @@ class AsciiEncoder:
 
 
 class WordCache:
-    """Ids by chunk of text between spaces.
+    """Cache of the ids of chunks, the parts of a text between spaces.
 
-    The cache is bounded in bytes, and so in entries: two generations of GENERATION_BYTES each. A lookup moves its chunk
-    to the young generation. When that is full, it becomes the old generation, and the previous old one is dropped.
+    The cache has two generations of at most GENERATION_BYTES each. A lookup moves a chunk into the young generation. A
+    full young generation becomes the old generation, and the previous old generation is dropped.
 
-    Thread-safe. Readers take no lock: a dict lookup is atomic in CPython. A reader that misses an entry which another
-    thread just moved encodes the chunk again, with the same result. Writers take a lock to keep the byte count right.
+    Thread-safe. Readers take no lock, since a dict lookup is atomic in CPython. A reader may miss an entry that another
+    thread is moving; it then encodes the chunk again, with the same result. Writers take a lock to update the size.
     """
 
     def __init__(self, backend: Tokenizer, rules: ChunkRules, special_tokens: bool) -> None:
-        """``backend`` must not truncate, and must never change."""
+        """Creates an empty cache. ``backend`` must not truncate, and must not change."""
         self._backend = backend
         self._ascii = AsciiEncoder.of(backend, rules)
         self._spaced = rules.spaced
@@ -220,17 +226,17 @@ class WordCache:
         self._incomplete_texts = count()
 
     def ids(self, text: str) -> list[int] | None:
-        """The ids of a text, not truncated, with special tokens if the cache adds them. All type ids are 0.
+        """Ids of a text without truncation, with special tokens if enabled. All type ids are 0.
 
-        None if the library has to encode the text: it is too long, has too many unknown chunks or whitespace that is
-        not covered, or can't be encoded.
+        Returns None if the library has to encode the text: it is too long, has too many unknown chunks or unsupported
+        whitespace, or can't be encoded.
         """
         if len(text) > MAX_TEXT_CHARACTERS:
             return None
         chunks = text.split(" ")
         if self._spaced:
             if chunks[0] or len(chunks) == 1:
-                # Only the first chunk has no space before it, so its key begins with one and no other key does.
+                # Mark the first chunk, which has no preceding space: only its key begins with a space.
                 chunks[0] = f" {chunks[0]}"
             else:  # the text begins with a space, which belongs to its first word
                 del chunks[0]
@@ -272,7 +278,7 @@ class WordCache:
         return [*self._before, *chain.from_iterable([known[chunk] for chunk in chunks]), *self._after]
 
     def _find(self, chunk: str) -> Ids | None:
-        """The ids of a chunk outside the young generation, which then keeps it. None if it has to be learned."""
+        """Ids of a chunk from the old generation or the ASCII encoder; None if unknown. Adds it to the young one."""
         ids = self._old.get(chunk)
         if ids is None and self._ascii is not None:
             is_first = chunk[:1] == " "
@@ -282,11 +288,11 @@ class WordCache:
         return ids
 
     def _learn(self, chunks: Sequence[str]) -> dict[str, Ids]:
-        """Encodes each chunk alone and keeps it. Raises the library's errors."""
+        """Encodes chunks separately, and caches them. Raises the library's errors."""
         words = chunks
         if self._spaced:
             words = [chunk[1:] if chunk[0] == " " else f" {chunk}" for chunk in chunks]
-        # The library encodes each word of a pre-tokenized text like a text of its own, all of them in one call.
+        # The library encodes each word of a pre-tokenized text like a separate text, all in one call.
         encoded = self._backend.encode(words, is_pretokenized=True, add_special_tokens=False)
         word_ids: list[Any] = encoded.word_ids  # None only for special tokens, which this encoding lacks
         ids: list[list[int]] = [[] for _ in chunks]
