@@ -99,7 +99,7 @@ class Rule:
         lengths = [text.length for text in self._queue.take()]
         took = self._model.run(lengths)
         if self._costs is not None:
-            self._costs.sent(0.0).ended(took, len(lengths) * max(lengths))
+            self._costs.stop(self._costs.start(0.0), took, len(lengths) * max(lengths))
         self._add(len(lengths))
         return lengths, took
 

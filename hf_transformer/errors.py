@@ -1,9 +1,9 @@
-"""Every error that the service raises on purpose.
+"""The errors of the service.
 
     TransformerError
     ├── ConfigError             a flag or variable has a bad value: the start ends with exit code 2
     ├── LoadError               the tokenizer or config.json can't be loaded: the start ends with exit code 1
-    └── RequestError            one request fails; carries the HTTP status and the gRPC code it is answered with
+    └── RequestError            one request fails, with this HTTP status and gRPC code
         ├── FieldError
         │   ├── InvalidInput            400 INVALID_ARGUMENT
         │   ├── UnknownModel            404 NOT_FOUND
@@ -12,15 +12,14 @@
         ├── TooManyRequests         429 RESOURCE_EXHAUSTED, Retry-After
         ├── Unavailable             503 UNAVAILABLE, Retry-After
         │   ├── NotReady                the service is still starting, or the model does not fit the tokenizer
-        │   └── PredictorUnavailable    the predictor is down, refuses, or does not have the model
-        ├── PredictorError          502 INTERNAL, the predictor's own message quoted
-        │   └── PredictorDenied         the client's credentials, passed on, do not let it ask the predictor
+        │   └── PredictorUnavailable    the predictor is down, refuses work, or does not have the model
+        ├── PredictorError          502 INTERNAL, quotes the predictor's message
+        │   └── PredictorDenied         the predictor refuses the client's credentials
         ├── PredictorTimeout        504 DEADLINE_EXCEEDED
         └── CallersDeadline         504 DEADLINE_EXCEEDED
 
-Foreign exceptions are mapped where they enter (one context manager per predictor), each API has one handler
-that renders these. Errors about a field are data (FieldError): its path, what was expected and what was sent; an API
-that calls fields by other names changes the path alone.
+Each transport maps foreign exceptions in one context manager, and each API renders these errors in one handler. Errors
+about a field are data, see FieldError; an API with other names for fields changes only the path.
 """
 
 from __future__ import annotations
@@ -29,24 +28,23 @@ import re
 from typing import Any, ClassVar, Self
 
 _FORGING = (*range(32), *range(127, 160), 0x2028, 0x2029)
-"""Control characters (C0, C1), which terminals obey, and all that readers of logs take for the end of a line."""
+"""Control characters (C0, C1), which terminals obey, and all characters that log readers take for a line's end."""
 _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""What changes the direction of a line, so that it reads as another one (UAX 9)."""
+"""Characters that change the direction of text (UAX 9), so that a line reads as another line."""
 ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*_FORGING, *_BIDI)}
-"""For str.translate: foreign text that a log or a message quotes can't forge a line of it."""
-_FIELD = re.compile(r"(\w+(?:\[\d+\])*(?:\.\w+(?:\[\d+\])*)*): ")
+"""A table for str.translate that keeps quoted foreign text from forging lines of a log."""
 _USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 
 
 def without_userinfo(text: str) -> str:
-    """A text that may have addresses in it, for a message: user:password@ becomes ***@."""
+    """Masks the credentials of all addresses in a text: user:password@ becomes ***@."""
     return _USERINFO.sub("***@", text)
 
 
 def describe(value: Any, *, quote: bool = False) -> str:
-    """The JSON type of a value, for FieldError.got. The value itself is left out, since it may be a prompt.
+    """Describes a value by its JSON type, for FieldError.got. The value itself is left out, since it may be a prompt.
 
-    ``quote`` shows booleans, and strings up to 40 characters, where a field has a few allowed values.
+    ``quote`` shows booleans, and the first 40 characters of strings, for a field with few allowed values.
     """
     if value is None:
         return "null"
@@ -65,11 +63,11 @@ def describe(value: Any, *, quote: bool = False) -> str:
 
 
 class TransformerError(Exception):
-    """Base of all errors here."""
+    """The base of all errors of the service."""
 
 
 class ConfigError(TransformerError):
-    """A flag or an environment variable has a value that can't be used."""
+    """A flag or an environment variable has an invalid value."""
 
 
 class LoadError(TransformerError):
@@ -77,14 +75,14 @@ class LoadError(TransformerError):
 
 
 class RequestError(TransformerError):
-    """One request can't be answered; others are not affected."""
+    """One request fails; others are not affected."""
 
     status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
     retry_after: ClassVar[int | None] = None
-    """Seconds after which a client may try again, sent as Retry-After; None sends no such header."""
+    """Seconds until a client may try again, sent as Retry-After; None sends no such header."""
     path: str = ""
-    """The field that the error is about; empty for none. See FieldError."""
+    """The path of the wrong field; empty for none. See FieldError."""
 
 
 class FieldDetails(Exception):
@@ -98,23 +96,17 @@ class FieldDetails(Exception):
         hint: advice to the sender, a clause of its own; may be empty.
     """
 
-    text: str = ""
-
     def __init__(self, path: str, expected: str, got: str = "", hint: str = "") -> None:
         super().__init__(path, expected, got, hint)
         self.path, self.expected, self.got, self.hint = path, expected, got, hint
 
     def __str__(self) -> str:
-        detail = (
-            self.text or f"expected {self.expected}{self.got and f', got {self.got}'}{self.hint and f'; {self.hint}'}"
-        )
+        detail = f"expected {self.expected}{self.got and f', got {self.got}'}{self.hint and f'; {self.hint}'}"
         return f"{self.path}: {detail}" if self.path else detail
 
     def at(self, path: str) -> Self:
         """The same error about the field ``path``."""
-        error = type(self)(path, self.expected, self.got, self.hint)
-        error.text = self.text
-        return error
+        return type(self)(path, self.expected, self.got, self.hint)
 
     def within(self, parent: str) -> Self:
         """The same error with its path below the field ``parent``."""
@@ -124,45 +116,37 @@ class FieldDetails(Exception):
 class FieldError(FieldDetails, RequestError):
     """A field of the request is missing, wrong or over a limit."""
 
-    @classmethod
-    def of(cls, message: str) -> Self:
-        """The error with this message, whose path is the field that it begins with."""
-        found = _FIELD.match(message)
-        error = cls(found[1] if found else "", "")
-        error.text = message[found.end() :] if found else message
-        return error
-
 
 class InvalidInput(FieldError):
-    """The client's request is wrong in itself."""
+    """The request is invalid."""
 
     status = 400
     grpc_code = "INVALID_ARGUMENT"
 
 
 class UnknownModel(FieldError):
-    """The path names a model that is not served here."""
+    """The service does not serve the requested model."""
 
     status = 404
     grpc_code = "NOT_FOUND"
 
 
 class TooLarge(FieldError):
-    """The body, the batch or a text is over its limit."""
+    """The request exceeds a limit."""
 
     status = 413
     grpc_code = "RESOURCE_EXHAUSTED"
 
 
 class UnsupportedEncoding(RequestError):
-    """The body has a Content-Encoding or charset that is not understood."""
+    """The service does not support the body's Content-Encoding or charset."""
 
     status = 415
     grpc_code = "INVALID_ARGUMENT"
 
 
 class TooManyRequests(RequestError):
-    """As many requests are in flight as --max_concurrent_requests allows."""
+    """The service has as many requests, tokens or bytes in flight as its limits allow."""
 
     status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -170,7 +154,7 @@ class TooManyRequests(RequestError):
 
 
 class Unavailable(RequestError):
-    """No answer now, maybe later."""
+    """The service can't answer now, but may later."""
 
     status = 503
     grpc_code = "UNAVAILABLE"
@@ -178,17 +162,16 @@ class Unavailable(RequestError):
 
 
 class NotReady(Unavailable):
-    """The service is alive, but can't predict yet."""
+    """The service is alive, but has no model yet."""
 
 
 class PredictorUnavailable(Unavailable):
-    """The predictor can't be reached, refuses work, or does not have the model."""
+    """The predictor is unreachable, refuses work, or does not have the model."""
 
     kind: str
-    """What happened, as a short word; see predictor/failures.py."""
+    """The kind of failure, a label of metrics; see predictor/failures.py."""
     connection: object = None
-    """The connection whose end is all that happened, where calls share one: the same object for all that it took
-    along."""
+    """The shared connection whose end caused the failure, the same object for all failed calls; None otherwise."""
 
     def __init__(self, message: str, kind: str = "unavailable") -> None:
         super().__init__(message)
@@ -196,14 +179,14 @@ class PredictorUnavailable(Unavailable):
 
 
 class PredictorError(RequestError):
-    """The predictor answered with an error of its own, or with something that breaks the protocol."""
+    """The predictor answered with an error, or broke the protocol."""
 
     status = 502
     grpc_code = "INTERNAL"
 
 
 class PredictorDenied(PredictorError):
-    """The predictor, or what guards it, does not let this client ask; that says nothing of the model."""
+    """The predictor or a guard before it refuses this client; the model may be fine."""
 
 
 class PredictorTimeout(RequestError):
@@ -213,17 +196,17 @@ class PredictorTimeout(RequestError):
     grpc_code = "DEADLINE_EXCEEDED"
 
     def __init__(self, message: str, kind: str = "timeout") -> None:
-        """``kind`` is as for PredictorUnavailable."""
+        """See PredictorUnavailable for ``kind``."""
         super().__init__(message)
         self.kind = kind
 
 
 class CallersDeadline(RequestError):
-    """The caller's own deadline has passed; that says nothing about the predictor."""
+    """The caller's own deadline has passed; the predictor may be fine."""
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
 
 
 PREDICTORS = PredictorError, PredictorTimeout, PredictorUnavailable
-"""The errors that are the predictor's."""
+"""The errors of the predictor."""

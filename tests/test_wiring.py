@@ -1,4 +1,4 @@
-"""What flags and a model's shapes come to once the objects meet."""
+"""Flags and the model's shapes in the wired service."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FLAGS = (f"--model_dir={DEMO_MODEL}", "--model_name=bert")
 
 @pytest.mark.parametrize(("flag", "length"), [(8, 32), (32, 8), (8, -1)])
 async def test_a_text_is_as_long_as_both_the_flag_and_the_model_allow(flag: int, length: int) -> None:
-    parts = load_model(options := config(*FLAGS, f"--max_model_len={flag}"))
+    loaded = load_model(options := config(*FLAGS, f"--max_model_len={flag}"))
     ids = TensorSpec("input_ids", "INT64", (length,))
-    logits = TensorSpec("logits", "FP32", (length, parts.tokenizer.vocab_size))
+    logits = TensorSpec("logits", "FP32", (length, loaded.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(options, parts, ScriptedPredictor(), Metrics("bert"), executor)
+        build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 8))
     assert pipeline.tokenizer.max_length == 8
 
 
-async def test_one_request_has_room_whatever_the_limit_of_all_together() -> None:
+async def test_one_request_is_admitted_under_any_limit_of_bytes_in_flight() -> None:
     app = build_app(config(*FLAGS, "--max_bytes_in_flight=1", "--enable_grpc=false"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         answer = await client.post("/v1/models/bert:predict", json={"instances": ["a [MASK]"]})
-    assert answer.status_code == 503, "and not 429: nothing but the predictor is missing"
+    assert answer.status_code == 503, "not 429: only the predictor is missing"

@@ -1,4 +1,4 @@
-"""The wiring: the only place where the objects meet."""
+"""Construction of the application from one configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from hf_transformer.app.wiring import (
     LoadedModel,
     PipelineBuilder,
     load_model,
-    no_diagnosis,
     predictor_settings,
 )
 from hf_transformer.config.options import Config
@@ -46,25 +45,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READY_SECONDS = 10.0
-"""Longest delay of a worker's start while another worker answers."""
+MAX_START_DELAY_SECONDS = 10.0
+"""The longest delay of a worker's start while another worker is ready."""
 
 
 def build_app(
     config: Config,
     loaded: LoadedModel | None = None,
     board: WorkerBoard | None = None,
-    diagnose: Diagnose = no_diagnosis,
+    diagnose: Diagnose | None = None,
     trusted_proxies: str | None = None,
 ) -> AsgiApplication:
-    """The service for one configuration.
+    """Builds the service.
 
     Args:
-        config: the frozen configuration; a worker process builds its own application from it.
-        loaded: the model's files, loaded here if None.
-        board: where workers find each other, where this process is one of several.
-        diagnose: looks at each model that is bound.
-        trusted_proxies: addresses whose X-Forwarded-For the access log believes; None for those of this machine.
+        config: the frozen configuration; each worker process builds its own application from it.
+        loaded: the loaded model files; None loads them.
+        board: the shared state of all workers; None for a single process.
+        diagnose: examines each binding of a model.
+        trusted_proxies: addresses whose X-Forwarded-For the access log trusts; None for this machine's.
     """
     if board is not None:
         board.claim()
@@ -98,9 +97,9 @@ def build_app(
     shared_metrics = None if board is None else metrics.share(board)
     renewing = None if keys is None else _running(keys.keep_renewing)
     first = None if board is None else _ready_first(model, board)
-    opened = shared_metrics, tracing, predictor, _running(model.run), renewing, first, grpc
-    inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, opened))
-    # Once a signal ends the service, all that answers has the same grace period.
+    resources = shared_metrics, tracing, predictor, _running(model.run), renewing, first, grpc
+    inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
+    # After a signal HTTP, streams and gRPC share the same grace period.
     ends = [model.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
         ends.append(grpc.start_shutdown)
@@ -115,10 +114,10 @@ def _service(
     executor: ThreadPoolExecutor,
     tracing: Tracing | None,
 ) -> Service:
-    most_bytes = max(config.max_bytes_in_flight, config.max_request_bytes)
+    max_bytes = max(config.max_bytes_in_flight, config.max_request_bytes)
     return Service(
         models=Models([model]),
-        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics, most_bytes),
+        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics, max_bytes),
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
@@ -133,39 +132,43 @@ def _service(
 
 
 def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
-    """Tracing where there is a collector, to be entered; None without --otlp_endpoint, and OpenTelemetry is not loaded.
-    Raises ConfigError if OpenTelemetry is not installed, or one of its variables has a wrong value."""
+    """Makes the tracing of --otlp_endpoint, a context manager; None without the flag.
+
+    ``infers`` is false for a generative model. Raises ConfigError if OpenTelemetry is not installed, or one of its
+    variables is invalid.
+    """
     if config.otlp_endpoint is None:
         return None
     try:
         from hf_transformer.observability.tracing import Tracing
     except ImportError as error:
-        shown = without_userinfo(config.otlp_endpoint)
+        endpoint = without_userinfo(config.otlp_endpoint)
         raise ConfigError(
-            f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
+            f"--otlp_endpoint={endpoint}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
         ) from error
-    calls = _attributes_of_calls(config, infers)
+    calls = _call_attributes(config, infers)
     return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, calls)
 
 
-def _attributes_of_calls(config: Config, infers: bool) -> dict[str, str | int]:
-    """Attributes of the spans of calls to the predictor. A model that generates may be asked in several ways.
+def _call_attributes(config: Config, infers: bool) -> dict[str, str | int]:
+    """The attributes of spans of predictor calls. Those of a generative model name no method or URL, since it has
+    several.
 
     Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
     """
     address = parse_address(predictor_settings(config))
-    where: dict[str, str | int] = {"server.address": address.host, "server.port": address.port}
+    server: dict[str, str | int] = {"server.address": address.host, "server.port": address.port}
     if config.predictor_protocol == "grpc-v2":
         method = {"rpc.method": "ModelInfer"} if infers else {}
-        return {**where, "rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", **method}
+        return {**server, "rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", **method}
     url = f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer"
-    return {**where, "http.request.method": "POST", **({"url.full": url} if infers else {})}
+    return {**server, "http.request.method": "POST", **({"url.full": url} if infers else {})}
 
 
 def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
-    """What happens around every request, by the flags."""
+    """The gateway's settings by the flags."""
     open_paths = health.health_paths(config.openai_route_prefix)
-    if config.enable_playground:  # which asks for a key itself
+    if config.enable_playground:  # the page itself asks for a key
         from hf_transformer.api import pages
 
         open_paths += [path for path, _ in pages.PLAYGROUND.files]
@@ -180,7 +183,7 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
-    """What answers requests over HTTP: the endpoints, and the Starlette application for everything else."""
+    """Builds the HTTP entry point: endpoints, with the Starlette application ``inner`` for all other routes."""
     prefix = config.openai_route_prefix
     endpoints = [
         *v1.endpoints(service),
@@ -202,10 +205,10 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
 def starlette_app(
     config: Config, service: Service, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]
 ) -> Starlette:
-    """All routes that are no endpoints."""
+    """Builds the routes that are not endpoints: health, metadata, metrics and pages."""
     prefix = config.openai_route_prefix
     document = openapi.document(service, prefix, keys=config.api_keys_file is not None)
-    told = info.InfoSettings(
+    info_settings = info.InfoSettings(
         limits={name: getattr(config, name) for name in info.LIMITS},
         model_id=config.model_id,
         revision=config.model_revision,
@@ -219,16 +222,16 @@ def starlette_app(
         *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
-        *info.routes(service, told),
+        *info.routes(service, info_settings),
         openapi.route(document),
     ]
     if config.enable_docs_url or config.enable_playground:
-        from hf_transformer.api import pages  # nothing of them is loaded if they are off
+        from hf_transformer.api import pages  # reads its files at import
 
-        wanted = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
-        routes += [route for page, enabled in wanted.items() if enabled for route in page.routes()]
+        switches = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
+        routes += [route for page, enabled in switches.items() if enabled for route in page.routes()]
     app = Starlette(routes=routes, exception_handlers=health.error_handlers(prefix), lifespan=lifespan)
-    # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
+    # An extra slash is a 404: a redirect would send clients to the host of the Host header.
     app.router.redirect_slashes = False
     return app
 
@@ -238,23 +241,23 @@ async def _lifespan(
     service: Service,
     executor: ThreadPoolExecutor,
     latency_log: LatencyLog | None,
-    opened: Sequence[AbstractAsyncContextManager[object] | None],
+    resources: Sequence[AbstractAsyncContextManager[object] | None],
 ) -> AsyncIterator[None]:
-    """Enters all of ``opened`` but None, in order, and leaves them in reverse."""
+    """Enters all ``resources`` but None in order, and exits them in reverse."""
     async with AsyncExitStack() as stack:
         stack.callback(service.streams.close)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         if latency_log is not None:
             stack.callback(latency_log.flush)
-        for one in opened:
-            if one is not None:
-                await stack.enter_async_context(one)
+        for resource in resources:
+            if resource is not None:
+                await stack.enter_async_context(resource)
         yield
 
 
 @asynccontextmanager
 async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Runs ``work`` as a task, which is cancelled at the end."""
+    """Runs ``work`` as a task, and cancels it on exit."""
     task = asyncio.ensure_future(work())
     try:
         yield
@@ -266,28 +269,27 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _ready_first(model: Model, board: WorkerBoard) -> AsyncIterator[None]:
-    """Delay a worker's start until its model is ready while another worker is, so that no request gets a 503 that the
-    other one would have answered."""
+    """Delays a worker's start until its model is ready, as long as another worker is ready. Without it requests to this
+    worker would fail with 503."""
     loop = asyncio.get_running_loop()
-    ends = loop.time() + READY_SECONDS
-    while not model.is_ready and board.another_is_ready and loop.time() < ends:  # noqa: ASYNC110 - of another process
+    deadline = loop.time() + MAX_START_DELAY_SECONDS
+    while not model.is_ready and board.another_is_ready and loop.time() < deadline:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.02)
     yield
 
 
 def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:
-    """The gRPC server, to be opened; None without --enable_grpc, and its libraries are not loaded. Raises ConfigError
-    if the certificate can't be read."""
+    """Builds the gRPC server; None without --enable_grpc. Raises ConfigError if the certificate can't be read."""
     if not config.enable_grpc:
         return None
     from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 
-    longest, certificate, key = config.grpc_max_receive_message_length, config.ssl_certfile, config.ssl_keyfile
+    max_receive, certificate, key = config.grpc_max_receive_message_length, config.ssl_certfile, config.ssl_keyfile
     settings = GrpcSettings(
         config.host,
         config.grpc_port,
         certificate=None if certificate is None or key is None else (certificate, key),
-        max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
+        max_receive=config.max_request_bytes if max_receive == -1 else min(max_receive, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
         compression=config.enable_grpc_compression,
         grace=config.grace_period_seconds,

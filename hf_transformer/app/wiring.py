@@ -1,7 +1,7 @@
-"""The wiring of one model: what its files, the flags and the predictor say becomes a pipeline.
+"""Wiring of one model: its files, the flags and the predictor's description become a pipeline.
 
-``load_model`` reads the model's files before anything is served. A ``PipelineBuilder`` builds the pipeline for the
-model that the predictor describes; it is called again whenever the predictor has another model.
+``load_model`` reads the model's files at the start. ``PipelineBuilder`` builds a pipeline for each model that the
+predictor describes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hf_transformer.core.contract import ContractError, Signature, fit_signature
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
 from hf_transformer.core.scheduler import (
-    OUTPUT_BYTES,
-    SHARED_OUTPUT_BYTES,
-    STEP_OUTPUT_BYTES,
+    MAX_OUTPUT_BYTES,
+    MAX_SHARED_OUTPUT_BYTES,
+    MAX_STEP_OUTPUT_BYTES,
     ConcurrencyLimit,
     Scheduler,
     SchedulerSettings,
@@ -69,8 +69,8 @@ FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
 """Fields of TaskSettings that only tasks with a parameter of that name read."""
 GENERATIVE = ("text_generation", "text2text_generation")
 """The tasks that read GenerationSettings."""
-SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
-"""Of a window in most tokenizers: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
+SPECIAL_TOKENS, PAIR_SPECIAL_TOKENS = 2, 3
+"""Special tokens of a window in most tokenizers: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,10 @@ class LoadedGenerativeModel(LoadedModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelBinding:
-    """A model at the predictor and the service's half of it. ``tokenizer`` truncates where the model's files (or
-    --max_model_len) say, whatever the model's own length."""
+    """A predictor's model with the tokenizer and the task that serve it.
+
+    ``tokenizer`` truncates to the length in the model's files or --max_model_len, not yet to the predictor's.
+    """
 
     config: Config
     tokenizer: Tokenizer
@@ -102,36 +104,37 @@ class ModelBinding:
 
     @property
     def model_config(self) -> Mapping[str, Json]:
-        """config.json."""
+        """The content of config.json."""
         return self.task.settings.model_config
 
 
 @dataclass(frozen=True, slots=True)
 class FittedBinding(ModelBinding):
-    """A model of a predictive task, once it fits."""
+    """The binding of a predictive task to a model that fits."""
 
     task: Task[Any, Any, Any]
     signature: Signature
 
     @property
     def length(self) -> int:
-        """Tokens of the longest text that the service sends, special ones included."""
+        """The longest text that the service sends, in tokens, special tokens included."""
         return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
-Diagnose = Callable[[ModelBinding], None]  # looks at a pair that was just bound
+Diagnose = Callable[[ModelBinding], None]
+"""Examines each new binding, for advice in the log or in the doctor's report."""
 
 
-def no_diagnosis(pair: ModelBinding) -> None:
-    """For callers that look at the pair themselves."""
-
-
-# From the model's files
+# The model's files
 
 
 def load_model(config: Config) -> LoadedModel:
-    """Loads the tokenizer and the task. Raises LoadError with one line that names the missing or wrong file, and
-    ConfigError for a flag that does not fit the task."""
+    """Loads the tokenizer and the task.
+
+    Raises:
+        LoadError: a file is missing or invalid.
+        ConfigError: a flag does not fit the task.
+    """
     files = find_model_files(
         config.model_id,
         config.model_dir,
@@ -144,7 +147,7 @@ def load_model(config: Config) -> LoadedModel:
     sentences = read_sentence_transformers(files.model_folder)
     if sentences is not None and config.disable_lower_case:
         sentences = replace(sentences, lower_case=False)
-    # config.json still names what such a model was before: all-mpnet-base-v2 says MPNetForMaskedLM.
+    # In a sentence-transformers model config.json names the base model: MPNetForMaskedLM in all-mpnet-base-v2.
     task = find_task(config.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS)
     if config.on_overflow == "window" and not task.has_windows:
         raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
@@ -160,20 +163,20 @@ def load_model(config: Config) -> LoadedModel:
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
     check_stride(task, settings)
-    made = task(settings)
+    loaded_task = task(settings)
     if any(settings.cross_encoder.prompts.values()) and task is not Rerank:
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
-    if isinstance(made, TextGeneration):
-        from hf_transformer.generation.chat import load_chat_template  # with Jinja, which no predictive model needs
+    if isinstance(loaded_task, TextGeneration):
+        from hf_transformer.generation.chat import load_chat_template  # imports Jinja
 
         generator = _generator_settings(config, files, tokenizer)
         template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
-        return LoadedGenerativeModel(tokenizer, made, generator, template)
+        return LoadedGenerativeModel(tokenizer, loaded_task, generator, template)
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
-    return LoadedModel(tokenizer, made)
+    return LoadedModel(tokenizer, loaded_task)
 
 
 def _task_settings(
@@ -209,7 +212,7 @@ def _task_settings(
 
 
 def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> GeneratorSettings:
-    """All but the ``scheduling`` of the predictor's own model."""
+    """Reads the generator's settings; PipelineBuilder replaces ``scheduling`` for the predictor's model."""
     return generator_settings(
         files,
         tokenizer,
@@ -217,14 +220,16 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
         input_names=config.tensor_input_names or (),
         output_names=config.tensor_output_names or (),
         pad_to_multiple_of=config.pad_to_multiple_of,
-        scheduling=scheduler_settings(config, 1, STEP_OUTPUT_BYTES),
+        scheduling=scheduler_settings(config, 1, MAX_STEP_OUTPUT_BYTES),
         cache_budget=CacheBudget(config.max_cache_bytes),
     )
 
 
 def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
-    """The format without --output_format. Entities exist in the pipeline format alone, so a strategy for them asks for
-    it, as in KServe's runtime guide."""
+    """The output format without --output_format.
+
+    Only the pipeline format has entities, so --aggregation_strategy implies it, as in KServe's runtime guide.
+    """
     strategy = config.aggregation_strategy
     numbers = config.return_probabilities or config.return_raw_logits
     if strategy == "none" or numbers or "aggregation_strategy" not in task.parameters:
@@ -233,48 +238,40 @@ def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
     return "pipeline"
 
 
-# To the predictor's model
-
-
 def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[str]:
-    """The flags that are set and that the task does not read, as on a command line."""
+    """Returns the flags that are set but not read by the task, as on a command line."""
     default = {field.name: field.default for field in fields(TaskSettings)}
-    given = {name: getattr(settings, name) for name in FLAGS}
-    found = [
-        f"--{name}" if value is True else f"--{name}={value}"
-        for name, value in given.items()
-        if value != default[name] and name not in task.parameters
+    flags = [
+        f"--{name}" if (value := getattr(settings, name)) is True else f"--{name}={value}"
+        for name in FLAGS
+        if getattr(settings, name) != default[name] and name not in task.parameters
     ]
     if task.name not in GENERATIVE:
         for field in fields(GenerationSettings):
             value = getattr(settings.generation, field.name)
             if value != field.default:
                 flag = "generation_max_length" if field.name == "max_length" else field.name
-                found.append(f"--{flag}={str(value).lower()}")
-    return found
+                flags.append(f"--{flag}={str(value).lower()}")
+    return flags
 
 
 def check_stride(task: type[Servable], settings: TaskSettings) -> None:
-    """Checks that windows that share --stride tokens have others too.
-
-    Raises:
-        ConfigError: they have none, so every long text would be refused.
-    """
+    """Raises ConfigError if --stride leaves no new tokens in a window, so that each long text would be refused."""
     if settings.stride is None or "stride" not in task.parameters:
         return
     window, special = settings.max_length, SPECIAL_TOKENS
     if task is QuestionAnswering:
-        window, special = min(window, MAX_SEQ_LEN), SPECIAL_TOKENS_OF_PAIR
+        window, special = min(window, MAX_SEQ_LEN), PAIR_SPECIAL_TOKENS
     room = window - special
     if settings.stride >= room:
         raise ConfigError(
-            f"--stride={settings.stride}: windows of {window} tokens have room for {room} beside the special ones, "
-            "and have to share fewer than these"
+            f"--stride={settings.stride}: expected less than {room}, the tokens in a window of {window} without the "
+            "special ones"
         )
 
 
 def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettings:
-    """Where the predictor is, as the transports want it; ``warns``: this process says what all workers find."""
+    """The transports' settings. With several workers only one of them ``warns``."""
     return PredictorSettings(
         model_name=config.model_name,
         host=config.predictor_host,
@@ -295,7 +292,7 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
 
 @dataclass(frozen=True, slots=True)
 class PipelineBuilder:
-    """Builds the pipeline for a model of the predictor, and calls ``diagnose`` with their binding.
+    """Builds the pipeline for a model of the predictor, and calls ``diagnose`` with the binding.
 
     The pipelines of one builder share the predictor's concurrency limit and budget of caches, since running requests
     keep the pipeline of a replaced model.
@@ -306,7 +303,7 @@ class PipelineBuilder:
     predictor: Predictor
     metrics: Metrics
     executor: ThreadPoolExecutor
-    diagnose: Diagnose = no_diagnosis
+    diagnose: Diagnose | None = None
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
     def __call__(self, spec: ModelSpec) -> PredictivePipeline | GenerationPipeline:
@@ -319,7 +316,8 @@ class PipelineBuilder:
         """Builds the pipeline of a predictive task. Raises ContractError for a model that does not fit."""
         config, tokenizer, task = self.config, self.model.tokenizer, cast(Task[Any, Any, Any], self.model.task)
         fitted, signature = fit_task(config, task, spec)
-        self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
+        if self.diagnose is not None:
+            self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
         if signature.length is not None:
             tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
         settings = scheduler_settings(config, spec.instances)
@@ -340,13 +338,14 @@ class PipelineBuilder:
     def generative(self, model: LoadedGenerativeModel, spec: ModelSpec) -> GenerationPipeline:
         """Builds the pipeline of a generative task. Raises ContractError for a model that does not fit."""
         config, tokenizer = self.config, model.tokenizer
-        settings = replace(model.settings, scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
+        settings = replace(model.settings, scheduling=scheduler_settings(config, spec.instances, MAX_STEP_OUTPUT_BYTES))
         generator = make_generator(
             spec, self.predictor, tokenizer, settings, executor=self.executor, metrics=self.metrics
         )
         if problems := _sampling_problems(config, model.task, generator):
             raise ContractError(spec.name, problems)
-        self.diagnose(ModelBinding(config, tokenizer, model.task, spec))
+        if self.diagnose is not None:
+            self.diagnose(ModelBinding(config, tokenizer, model.task, spec))
         timeout = config.predictor_request_timeout_seconds
         return GenerationPipeline(model.task, tokenizer, generator, settings, self._options, timeout=timeout)
 
@@ -365,9 +364,9 @@ class PipelineBuilder:
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
-    """The task as it reads this model's outputs, and how the model is asked. Raises ContractError."""
+    """Fits a task to the outputs of a model. Returns the fitted task and the signature. Raises ContractError."""
     try:
-        reader = fit_reduced(task, (output.name for output in spec.outputs))
+        fitted = fit_reduced(task, (output.name for output in spec.outputs))
     except ConfigError as error:
         raise ContractError(spec.name, [f"{error}."]) from error
     names = config.tensor_input_names or ()
@@ -375,39 +374,43 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
         names = (*names, "token_type_ids")
     signature = fit_signature(
         spec,
-        reader.outputs,
+        fitted.outputs,
         input_names=names,
         output_names=config.tensor_output_names or (),
-        task=reader.name,
+        task=fitted.name,
     )
     multiple = config.pad_to_multiple_of
     if multiple > 1 and signature.length is None:
-        refused = f"--pad_to_multiple_of={multiple}: the model "
+        flag = f"--pad_to_multiple_of={multiple}"
         if not signature.masked:
-            refused += (
-                "gets no attention_mask, so it would read the padding; expected 1, or a model that gets one (export it "
-                "so, or add attention_mask to --tensor_input_names)."
+            problem = (
+                f"{flag}: the model gets no attention_mask, so it would read the padding; expected 1, or a model that "
+                "gets one (export it so, or add attention_mask to --tensor_input_names)."
             )
-            raise ContractError(spec.name, [refused])
+            raise ContractError(spec.name, [problem])
         if batch_rules(task.settings.model_config, None).equal_lengths:
-            kind = task.settings.model_config.get("model_type")
-            raise ContractError(spec.name, [f"{refused}is of the type {kind}, which reads padding; expected 1."])
-    return reader, signature
+            model_type = task.settings.model_config.get("model_type")
+            problem = f"{flag}: the model is of the type {model_type}, which reads padding; expected 1."
+            raise ContractError(spec.name, [problem])
+    return fitted, signature
 
 
 def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:
-    """A sentence for each default of sampling that this model can't be told. With --do_sample every request without
-    the parameter would be refused, and not by its client's fault. OpenAI's API has defaults of its own."""
+    """Returns a sentence for each default of sampling that the model does not support.
+
+    With --do_sample such a default would make every request fail that does not set the parameter. OpenAI's API has its
+    own defaults.
+    """
     if not config.do_sample:
         return []
-    drawn = task.options({"do_sample": True}).sampling
+    sampling = task.options({"do_sample": True}).sampling
     problems = []
     for flag, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
-        if flag in drawn.names and flag not in generator.supported_fields:
+        if flag in sampling.names and flag not in generator.supported_fields:
             inputs = " or ".join(FIELDS[flag])
             problems.append(
                 f"--do_sample=true with --{flag}={getattr(config, flag):g}: this model is a {generator.interface} model"
-                f" without an input {inputs}, so it can't be told; set --do_sample=false, or --{flag}={neutral}."
+                f" without an input {inputs}; set --do_sample=false, or --{flag}={neutral}."
             )
     return problems
 
@@ -415,13 +418,12 @@ def _sampling_problems(config: Config, task: TextGeneration, generator: Generato
 # Limits and sizes
 
 
-def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPUT_BYTES) -> SchedulerSettings:
-    """How much goes to the predictor at a time.
+def scheduler_settings(config: Config, instances: int, output_bytes: int = MAX_OUTPUT_BYTES) -> SchedulerSettings:
+    """The limits of batches at the predictor.
 
-    Without a flag, one batch for each of the model's ``instances`` and one that is on its way or being decoded. More
-    would only be smaller, and every batch costs some time of its own (benchmarks/, "Batches in flight"). Its outputs
-    then have ``output_bytes``, or what the predictor may respond with where that is less; see
-    ``outputs_in_shared_memory``.
+    By default there is a batch for each of the model's ``instances``, and one more in transfer or decoding. Further
+    batches would only be smaller, with the fixed cost of a batch each (benchmarks/, "Batches in flight"). Outputs are
+    limited to ``output_bytes`` or the largest response, see also ``outputs_in_shared_memory``.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
@@ -432,49 +434,51 @@ def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPU
 
 
 def largest_response(config: Config) -> int:
-    """Bytes of a response of the predictor at most, by the flags."""
-    most, longest = config.max_predictor_response_bytes, config.grpc_max_receive_message_length
-    return most if config.predictor_protocol == "v2" or longest == -1 else min(most, longest)
+    """The flags' limit of a predictor's response in bytes."""
+    response, message = config.max_predictor_response_bytes, config.grpc_max_receive_message_length
+    return response if config.predictor_protocol == "v2" or message == -1 else min(response, message)
 
 
-def most_shared_bytes(config: Config) -> int:
-    """Bytes that a batch's outputs have through shared memory at most; 0 where none travel so, or a flag bounds them
-    whatever their way."""
+def max_shared_bytes(config: Config) -> int:
+    """The limit of a batch's outputs in shared memory in bytes; 0 if shared memory is off or a flag sets the limit."""
     if config.predictor_shared_memory == "off" or config.max_batch_output_bytes is not None:
         return 0
-    # They come inline after all where the region is lost in that moment: never more than a response may have.
-    return min(SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
+    # If the region is lost during a call, its outputs come in the response and must fit there.
+    return min(MAX_SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
 
 
 def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
-    """Whether a batch's outputs may have so many bytes, more than they have inline, because they would travel through
-    shared memory now. None where they may not in any case."""
-    most = most_shared_bytes(config)
-    return (lambda size: size <= most and predictor.shares(size)) if most else None
+    """Returns a function that tells whether outputs of a size may go through shared memory now; None for never."""
+    limit = max_shared_bytes(config)
+    return (lambda size: size <= limit and predictor.shares(size)) if limit else None
 
 
 def padding_policy(
     config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]
 ) -> PaddingPolicy:
-    """Padding that a mask hides goes where the architecture reads nothing, mostly to the right, where it shifts no
-    position; padding that the model sees goes where the tokenizer puts it. No batch is wider than ``tokenizer``
-    truncates texts, whatever --pad_to_multiple_of says: there the model's positions may end."""
+    """The side, the token id and the buckets of padding.
+
+    Masked padding goes to the architecture's side, mostly the right, where it shifts no position. Unmasked padding goes
+    to the tokenizer's side. No bucket of --pad_to_multiple_of exceeds the tokenizer's length, since the model may have
+    no positions beyond.
+    """
     rules = batch_rules(model_config, tokenizer.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
-    equal = rules.equal_lengths and signature.masked
-    free = signature.length is None and not equal
+    equal_lengths = rules.equal_lengths and signature.masked
+    has_buckets = signature.length is None and not equal_lengths
     return PaddingPolicy(
         tokenizer.pad_id if rules.pad_id is None or not signature.masked else rules.pad_id,
         left=rules.left if signature.masked else tokenizer.padding_side == "left",
-        widths=padding_buckets(config.pad_to_multiple_of, tokenizer.max_length) if free else None,
-        equal_lengths=equal,
+        buckets=padding_buckets(config.pad_to_multiple_of, tokenizer.max_length) if has_buckets else None,
+        equal_lengths=equal_lengths,
         counted_id=rules.counted_id,
     )
 
 
-def _log_texts(longest: int | None, texts: Sequence[TextInput], context: Context) -> None:
-    """Logs a request's texts, each truncated to ``longest`` characters; only for --enable_log_requests."""
+def _log_texts(max_length: int | None, texts: Sequence[TextInput], context: Context) -> None:
+    """Logs a request's texts for --enable_log_requests, each truncated to ``max_length`` characters."""
     shown = [
-        text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in strings(text)) for text in texts
+        text[:max_length] if isinstance(text, str) else tuple(part[:max_length] for part in strings(text))
+        for text in texts
     ]
     named = names_of(context.request_id, context.headers.get("traceparent"))
     texts_logger.info("requestId: %s, instances: %s", context.request_id, shown, extra=named)

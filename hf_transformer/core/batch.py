@@ -1,4 +1,4 @@
-"""One batch as tensors: instances become rows of padded inputs, and outputs become each instance's own arrays."""
+"""Conversion of a batch: instances to padded input tensors, and output tensors to arrays per instance."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Packed:
 
     Args:
         inputs: the tensors to send.
-        outputs: the names of the outputs that are wanted.
-        sizes: the bytes of each output whose size is known beforehand.
-        real: tokens of texts.
-        padding: all other tokens.
+        outputs: the names of the outputs to ask for.
+        sizes: bytes by output name, for the outputs whose size is known before the call.
+        real: tokens without padding.
+        padding: tokens of padding.
     """
 
     inputs: list[Tensor]
@@ -40,90 +40,88 @@ class Packed:
 
 
 class BatchBuilder(ABC, Generic[Item]):
-    """How one kind of item becomes batches: which items may share one, and the way to tensors and back.
+    """Makes batches of one kind of item: decides which items may share one, and converts them to tensors and back.
 
-    ``costs`` learn from all batches that are sent; None where the form has no use for them.
+    ``costs`` learns from all sent batches; None if batches don't depend on it.
     """
 
     costs: BatchCosts | None = None
 
     @abstractmethod
     def bucket(self, item: Item) -> tuple[str, int]:
-        """Its group and its length.
+        """Returns an item's group and its length in tokens, at least 1.
 
-        Items of different groups never share a batch. The length is in tokens, at least 1: the limits count it, and
-        items of similar lengths share batches.
+        Items of different groups never share a batch. Items of similar lengths do.
         """
 
     @abstractmethod
     def limits(self, item: Item) -> BatchLimits:
-        """How large a batch of its group may be."""
+        """Returns the size limits of a batch of the item's group."""
 
     @abstractmethod
     def pack(self, items: Sequence[Item]) -> Packed:
-        """The items as one batch."""
+        """Converts items to one batch."""
 
     def pack_cost(self, items: Sequence[Item]) -> int:
-        """How long ``pack`` takes, in the units of the scheduler's INLINE_COST."""
+        """The cost of ``pack``, in units of the scheduler's INLINE_COST."""
         return 0
 
     @abstractmethod
     def unpack(
         self, items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> Iterator[Mapping[str, Array]]:
-        """Each item's own part of the outputs, by role; the arrays are views.
+        """Yields each item's outputs by role, as views without padding.
 
         Raises:
-            PredictorError: before the first item, if the outputs are not what the model has promised.
+            PredictorError: before the first item, if the outputs break the model's contract.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingBuckets:
-    """The widths in tokens that batches may have: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``,
-    the most that the model takes. A runtime that prepares itself for each new shape then meets few shapes."""
+    """The allowed widths of batches in tokens: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``, the
+    model's maximum. Few shapes suit a runtime that compiles each new shape."""
 
     multiple: int
     longest: int
 
     def of(self, tokens: int) -> int:
-        """The width of a batch whose longest text has so many tokens."""
+        """The width of a batch whose longest text has ``tokens`` tokens."""
         width = -(-tokens // self.multiple) * self.multiple
         return width if width <= self.longest else max(tokens, self.longest)
 
 
 def padding_buckets(multiple: int, longest: int) -> PaddingBuckets | None:
-    """None where a batch is as wide as its longest text, so that nothing is rounded."""
+    """The buckets of --pad_to_multiple_of; None for 1, which rounds nothing."""
     return PaddingBuckets(multiple, longest) if multiple > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingPolicy:
-    """How batches are padded.
+    """The padding of batches.
 
     Args:
-        pad_id: the token id of padded positions.
+        pad_id: the token id of padding.
         left: whether padding comes before the text.
-        widths: the widths that batches are padded to; None pads them to their longest text only.
+        buckets: the widths of batches; None pads to the longest text.
         equal_lengths: whether only texts of one length share a batch, although the model gets a mask.
         counted_id: texts with different counts of this token id never share a batch; None for no such token.
     """
 
     pad_id: int
     left: bool
-    widths: PaddingBuckets | None = None
+    buckets: PaddingBuckets | None = None
     equal_lengths: bool = False
     counted_id: int | None = None
 
 
 class EncodingBatchBuilder(BatchBuilder[Encoding]):
-    """Batches of texts, for models that read each text once.
+    """Makes batches of texts, for models that read each text once.
 
     Args:
-        max_tokens, max_output_bytes: bound a batch in addition to the model's configuration.
-        more: says whether outputs may have so many bytes all the same; it is asked only where sizes are known
-            beforehand.
-        costs: bound the padding where texts of different lengths may share a batch and each row costs time.
+        max_tokens, max_output_bytes: limits in addition to the model's own.
+        allow_in_shared_memory: see BatchLimits; used only if the sizes of all outputs are known before the call.
+        costs: limits padding; used only if texts of different lengths may share a batch and each row costs time.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         costs: BatchCosts | None = None,
     ) -> None:
         self._signature = signature
-        self._padding = policy
+        self._policy = policy
         self._output_names = [output.name for output in signature.outputs]
         self._token_axes = [
             [number for number, axis in enumerate(output.axes) if axis.tokens] for output in signature.outputs
@@ -159,28 +157,28 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:
-        """All share one group, unless a token is counted. The length is the width of a batch of this text alone, so
-        that texts which are padded alike count as equally long."""
-        size, widths, counted = len(item.ids), self._padding.widths, self._padding.counted_id
-        group = "" if counted is None else str(item.ids.count(counted))
-        return group, size if widths is None else widths.of(size)
+        """Groups by the count of ``counted_id``, if there is one. The length is the width of a batch of this text
+        alone, so that texts with the same bucket count as equally long."""
+        size, buckets, counted_id = len(item.ids), self._policy.buckets, self._policy.counted_id
+        group = "" if counted_id is None else str(item.ids.count(counted_id))
+        return group, size if buckets is None else buckets.of(size)
 
     def limits(self, item: Encoding) -> BatchLimits:
         return self._limits
 
     def pack(self, items: Sequence[Encoding]) -> Packed:
-        """Inputs of [rows, tokens] each, [tokens] for a model without a batch axis."""
-        signature, widths = self._signature, self._padding.widths
+        """Makes inputs of [rows, tokens] each, [tokens] for a model without a batch axis."""
+        signature, buckets = self._signature, self._policy.buckets
         lengths = [len(item.ids) for item in items]
         width, real = signature.length or max(lengths), sum(lengths)
-        if widths is not None:
-            width = widths.of(width)
+        if buckets is not None:
+            width = buckets.of(width)
         rows = signature.exact_rows or len(items)
         fill = self._rectangle if real == rows * width else self._padded
         inputs = []
-        for one in signature.inputs:
-            data = fill(items, one, rows, width)
-            inputs.append(Tensor(one.name, one.datatype, data if signature.batch_axis else data[0]))
+        for field in signature.inputs:
+            data = fill(items, field, rows, width)
+            inputs.append(Tensor(field.name, field.datatype, data if signature.batch_axis else data[0]))
         sizes = {}
         for output in signature.outputs:
             size = output.row_bytes(width)
@@ -191,57 +189,57 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
     def unpack(
         self, items: Sequence[Encoding], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> Iterator[Mapping[str, Array]]:
-        """Arrays without batch axis and padding."""
+        """Yields arrays without batch axis and padding."""
         signature = self._signature
         shape = packed.inputs[0].data.shape
         rows, width = shape if signature.batch_axis else (1, shape[0])
-        found = [
+        verified = [
             (output.role, _verified(outputs[output.name], output, rows, width, signature.batch_axis), axes)
             for output, axes in zip(signature.outputs, self._token_axes, strict=True)
         ]
         for row, item in enumerate(items):
             yield {
                 role: self._without_padding(data[row], axes, len(item.ids)) if axes else data[row]
-                for role, data, axes in found
+                for role, data, axes in verified
             }
 
     def _without_padding(self, array: Array, axes: Sequence[int], length: int) -> Array:
-        """One instance's output of so many tokens, without the padding along its tokens ``axes``."""
+        """One instance's output of ``length`` tokens, without the padding along its token ``axes``."""
         for axis in axes:
             size = array.shape[axis]
-            place = slice(size - length, size) if self._padding.left else slice(0, length)
-            array = array[(slice(None),) * axis + (place,)]
+            tokens = slice(size - length, size) if self._policy.left else slice(0, length)
+            array = array[(slice(None),) * axis + (tokens,)]
         return array
 
-    def _rectangle(self, items: Sequence[Encoding], one: InputSignature, rows: int, width: int) -> Array:
-        """An input without any padding, as of texts that are equally long."""
-        if one.role == "attention_mask":
-            return np.ones((rows, width), one.dtype)
-        return np.array([item.ids if one.role == "input_ids" else item.type_ids for item in items], one.dtype)
+    def _rectangle(self, items: Sequence[Encoding], field: InputSignature, rows: int, width: int) -> Array:
+        """An input without padding, for texts of equal length."""
+        if field.role == "attention_mask":
+            return np.ones((rows, width), field.dtype)
+        return np.array([item.ids if field.role == "input_ids" else item.type_ids for item in items], field.dtype)
 
-    def _padded(self, items: Sequence[Encoding], one: InputSignature, rows: int, width: int) -> Array:
-        data = np.full((rows, width), self._padding.pad_id if one.role == "input_ids" else 0, one.dtype)
+    def _padded(self, items: Sequence[Encoding], field: InputSignature, rows: int, width: int) -> Array:
+        data = np.full((rows, width), self._policy.pad_id if field.role == "input_ids" else 0, field.dtype)
         for row in range(rows):
-            # Rows that only fill up an exact batch repeat its last instance: always a valid input.
+            # Surplus rows of an exact batch repeat the last instance, which is a valid input.
             item = items[min(row, len(items) - 1)]
-            place = slice(width - len(item), width) if self._padding.left else slice(0, len(item))
-            if one.role == "input_ids":
-                data[row, place] = item.ids
-            elif one.role == "attention_mask":
-                data[row, place] = 1
+            tokens = slice(width - len(item), width) if self._policy.left else slice(0, len(item))
+            if field.role == "input_ids":
+                data[row, tokens] = item.ids
+            elif field.role == "attention_mask":
+                data[row, tokens] = 1
             else:
-                data[row, place] = item.type_ids
+                data[row, tokens] = item.type_ids
         return data
 
 
 def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, batch_axis: bool) -> Array:
-    """Checks an output against the contract; Triton itself does not check what a model returns.
+    """Checks an output against the contract, since Triton does not check the outputs of a model.
 
     Returns:
         The data with a batch axis, [rows, ...].
 
     Raises:
-        PredictorError: the datatype, the rank or an axis is not what the model's configuration promised.
+        PredictorError: the datatype, the rank or an axis differs from the model's configuration.
     """
     if tensor.datatype != output.datatype:
         raise PredictorError(

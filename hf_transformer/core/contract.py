@@ -1,7 +1,7 @@
-"""Whether a predictor's model, the tokenizer and the task fit together, and how their tensors map to each other.
+"""The contract between the predictor's model, the tokenizer and the task: the mapping of their tensors.
 
-Pure functions of what each side says of itself. The service calls ``fit_signature`` when it has reached the predictor;
-every mismatch is reported in one sentence that ends with what to change.
+``fit_signature`` is a pure function of the model's description. It reports each mismatch in one sentence that ends with
+the change to make.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
 
 INPUT_ROLES = ("input_ids", "attention_mask", "token_type_ids")
-"""The tensors that a tokenizer makes."""
+"""The inputs that a tokenizer can fill."""
 
 POSITIONAL = re.compile(r"(.+)__(\d+)$")
-"""Names as Triton's PyTorch backend has them, INPUT__0, INPUT__1: the order alone tells what they are; see ``told``."""
+"""Numbered names of Triton's PyTorch backend, such as INPUT__0, which tell only the order of the tensors."""
 
-DEFAULT_BATCH = 32
-"""Rows per batch for a model with a free batch axis of its own, which has no max_batch_size to go by."""
+DEFAULT_MAX_ROWS = 32
+"""Rows per batch of a model with a free batch axis and without max_batch_size."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSignature:
-    """A model input: its name, which of INPUT_ROLES goes into it, and the datatype to send."""
+    """A model input. ``role`` is one of INPUT_ROLES, ``datatype`` is that of the open inference protocol."""
 
     name: str
     role: str
@@ -36,15 +36,15 @@ class InputSignature:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The same datatype, as numpy has it."""
+        """The numpy dtype of the datatype."""
         return NUMPY_DTYPES[self.datatype]
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSignature:
-    """A model output: its name, the role that reads it, its datatype, and its axes per instance.
+    """A model output. ``role`` names the task's OutputRole.
 
-    ``sizes`` are the sizes of the axes in the model's configuration, -1 for a free one.
+    ``axes`` are the axes per instance, and ``sizes`` their sizes in the model's configuration, -1 for a free one.
     """
 
     name: str
@@ -56,7 +56,7 @@ class OutputSignature:
     def row_bytes(self, width: int, *, guess: bool = False) -> int | None:
         """Bytes of one instance's output in a batch of ``width`` tokens.
 
-        None where a free axis leaves it open, unless ``guess`` takes the least that the axis may have.
+        None if a free axis leaves the size open; ``guess`` assumes the axis's minimum instead.
         """
         total = 2 if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype].itemsize
         for axis, size in zip(self.axes, self.sizes, strict=True):
@@ -72,16 +72,16 @@ class OutputSignature:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How batches are built for one model, and what its outputs must look like.
+    """The inputs and outputs of one model, and the shapes of its batches.
 
     Args:
         inputs: the inputs to send.
         outputs: the outputs to ask for.
-        max_rows: instances in a batch at most.
-        exact_rows: the rows that every batch has, filled up where there are fewer instances; None if any number does.
+        max_rows: the most instances in a batch.
+        exact_rows: the number of rows of each batch, padded with copies; None for any number.
         batch_axis: whether tensors have a batch dimension.
-        length: the only sequence length that the model takes, in tokens; None if it takes any.
-        masked: whether the model gets an attention mask, so that padding can't change its answers.
+        length: the only sequence length that the model takes, in tokens; None for any length.
+        masked: whether the model gets an attention mask, which hides padding.
     """
 
     inputs: tuple[InputSignature, ...]
@@ -93,7 +93,7 @@ class Signature:
     masked: bool
 
     def output_bytes(self, width: int) -> int:
-        """Bytes of all outputs of one instance in a batch of ``width`` tokens, a lower bound where axes are free."""
+        """Bytes of all outputs of one instance in a batch of ``width`` tokens; a lower bound if axes are free."""
         return sum(output.row_bytes(width, guess=True) or 0 for output in self.outputs)
 
 
@@ -101,7 +101,7 @@ class ContractError(NotReady):
     """The predictor's model does not fit the tokenizer, the task or the flags; ``problems`` has a sentence for each."""
 
     def __init__(self, model: str, problems: Sequence[str]) -> None:
-        problems = tuple(dict.fromkeys(problems))  # one output may stand for two roles, and fit neither
+        problems = tuple(dict.fromkeys(problems))  # an output of two roles can fail for both
         super().__init__(f"model {model!r} does not fit the service. " + " ".join(problems))
         self.problems = problems
 
@@ -117,14 +117,14 @@ def fit_signature(
     """Fits a model to a task.
 
     Args:
-        spec: what the predictor says of the model.
+        spec: the predictor's description of the model.
         roles: the outputs that the task reads.
-        input_names: --tensor_input_names; none takes all that the model has.
-        output_names: --tensor_output_names, in the order of ``roles``; none finds them by name and rank.
+        input_names: --tensor_input_names; empty takes all inputs of the model.
+        output_names: --tensor_output_names, in the order of ``roles``; empty finds outputs by name and rank.
         task: the task's name, for messages.
 
     Raises:
-        ContractError: with every mismatch that was found.
+        ContractError: the model does not fit; lists all mismatches.
     """
     problems: list[str] = []
     if spec.decoupled:
@@ -133,7 +133,8 @@ def fit_signature(
             "model_transaction_policy { decoupled: false } in config.pbtxt."
         )
     inputs = _find_inputs(spec, input_names, problems)
-    shapes = [tensor.shape for tensor in spec.inputs if tensor.name in {one.name for one in inputs}]
+    sent = {signature.name for signature in inputs}
+    shapes = [tensor.shape for tensor in spec.inputs if tensor.name in sent]
     layout = _layout(spec, shapes, problems)
     leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
     outputs = _find_outputs(spec, roles, output_names, leading, task, problems)
@@ -142,12 +143,12 @@ def fit_signature(
     if problems or layout is None:
         raise ContractError(spec.name, problems)
     rows, exact, axis, length = layout
-    masked = any(one.role == "attention_mask" for one in inputs)
+    masked = any(signature.role == "attention_mask" for signature in inputs)
     return Signature(inputs, outputs, rows, exact, axis, length, masked)
 
 
 def role_from_numbered_name(name: str, roles: Sequence[str]) -> str:
-    """The role that a numbered name tells, input_ids__0 say; else the name itself."""
+    """The role in a numbered name such as input_ids__0; any other name itself."""
     numbered = POSITIONAL.match(name)
     return numbered[1] if numbered and numbered[1] in roles else name
 
@@ -189,40 +190,40 @@ def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
         name = tensor.name if positional else role_from_numbered_name(tensor.name, INPUT_ROLES)
         role = role_of.get(name) if wanted else name
         if role in INPUT_ROLES:
-            # Masks are zeros and ones, which any numeric type holds; ids need whole numbers beyond 16 bits.
+            # Any numeric type holds the zeros and ones of a mask; ids need integers of more than 16 bits.
             if tensor.datatype not in (NUMPY_DTYPES if role == "attention_mask" else ("INT32", "INT64")):
                 problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
             bound.append(InputSignature(tensor.name, role, tensor.datatype))
         elif not tensor.optional:
             problems.append(_unfilled(tensor.name, wanted, spec))
-    if not problems and not any(one.role == "input_ids" for one in bound):
+    if not problems and not any(signature.role == "input_ids" for signature in bound):
         problems.append(f"No input_ids would be sent (the model's inputs are {names}); see --tensor_input_names.")
     return tuple(bound)
 
 
 def _unfilled(name: str, wanted: Sequence[str], spec: ModelSpec) -> str:
     if name in INPUT_ROLES:
-        given = [one for one in wanted if one in INPUT_ROLES]
-        required = [one.name for one in spec.inputs if one.name in INPUT_ROLES and not one.optional]
+        valid = [role for role in wanted if role in INPUT_ROLES]
+        required = [tensor.name for tensor in spec.inputs if tensor.name in INPUT_ROLES and not tensor.optional]
         return (
             f"It requires the input {name!r}, which --tensor_input_names leaves out; "
-            f"use --tensor_input_names={','.join(dict.fromkeys((*given, *required)))} or drop the flag."
+            f"use --tensor_input_names={','.join(dict.fromkeys((*valid, *required)))} or drop the flag."
         )
     return (
-        f"It requires the input {name!r}, which nothing here fills (the tokenizer makes {', '.join(INPUT_ROLES)}); "
+        f"It requires the input {name!r}, which the service can't fill (the tokenizer makes {', '.join(INPUT_ROLES)}); "
         "export the model without it, mark it optional in config.pbtxt, or name the inputs with --tensor_input_names."
     )
 
 
 Layout = tuple[int, int | None, bool, int | None]
-"""max_rows, exact_rows, batch_axis, length"""
+"""The fields max_rows, exact_rows, batch_axis and length of Signature."""
 
 
 def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[str]) -> Layout | None:
-    """Reads the batch and sequence axes off the input shapes.
+    """Reads the batch and sequence axes from the input shapes. Returns None after a mismatch.
 
-    With max_batch_size > 0 Triton adds the batch axis to the configured dims; with 0 the dims are complete, and
-    [-1, -1] has a batch axis of its own while [-1] has none.
+    With max_batch_size > 0 Triton adds a batch axis to the configured dims. With 0 the dims are complete: [-1, -1]
+    includes a batch axis, and [-1] has none.
     """
     if not shapes:
         return None
@@ -247,7 +248,7 @@ def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[s
     if len(shapes[0]) == 1:
         return 1, None, False, length
     exact = rows.pop() if rows else None
-    return exact or DEFAULT_BATCH, exact, True, length
+    return exact or DEFAULT_MAX_ROWS, exact, True, length
 
 
 def _find_outputs(
@@ -282,7 +283,7 @@ def _find_outputs(
 def _find_output(
     spec: ModelSpec, role: OutputRole, wanted: str | None, leading: int, problems: list[str]
 ) -> TensorSpec | None:
-    """By the flag, else by the role's name, else the only output, else the only one that has the role's rank."""
+    """Finds an output by the flag, else by the role's name, else the only output, else the only one of its rank."""
     tensors = {tensor.name: tensor for tensor in spec.outputs}
     names = (role.name, *role.other_names)
     for tensor in spec.outputs:
@@ -309,7 +310,7 @@ def _find_output(
 def _check_output(
     tensor: TensorSpec, role: OutputRole, leading: int, task: str, problems: list[str]
 ) -> tuple[Axis, ...]:
-    """Adds what is wrong with the output to ``problems``; gives the axes that it has, among those the task can read."""
+    """Adds mismatches of an output to ``problems``. Returns its axes, among those that the task can read."""
     label = f"Its output {tensor.name!r}"
     if tensor.datatype not in role.datatypes:
         problems.append(
@@ -327,16 +328,16 @@ def _check_output(
         )
         return role.axes
     for axis, size in zip(axes, tensor.shape[leading:], strict=True):
-        wrong = size > 0 and not axis.tokens and axis_error(axis, size)
-        if wrong:
+        error = size > 0 and not axis.tokens and axis_error(axis, size)
+        if error:
             problems.append(
-                f"{label} has the dims {list(tensor.shape)}: {wrong}. Serve it with its own tokenizer and config.json."
+                f"{label} has the dims {list(tensor.shape)}: {error}. Serve it with its own tokenizer and config.json."
             )
     return axes
 
 
 def _check_token_axes(outputs: Sequence[OutputSignature], length: int | None, problems: list[str]) -> None:
-    """An output with a value per token has to be as long as the input is."""
+    """Checks that outputs with a value per token are as long as the inputs."""
     for output in outputs:
         for axis, size in zip(output.axes, output.sizes, strict=True):
             if axis.tokens and size > 0 and size != length:
@@ -351,7 +352,7 @@ def _names(tensors: Sequence[TensorSpec]) -> str:
 
 
 def axis_error(axis: Axis, size: int) -> str:
-    """Why ``size`` can't be the size of ``axis``; empty if it can."""
+    """The reason why ``size`` is no valid size of ``axis``; empty if it is valid."""
     if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):
         return ""
     return f"{size} along {axis.name}, but {axis.why or f'expected at least {axis.minimum}'}"

@@ -1,4 +1,4 @@
-"""Admission: how much work may be in the service at a time; and how much one request may ask for."""
+"""Admission of requests, and the size limits of one request."""
 
 from __future__ import annotations
 
@@ -14,37 +14,46 @@ from hf_transformer.tokenizer.engine import characters
 from hf_transformer.types.tokenization import TextInput
 
 BYTES_PER_TOKEN = 4
-"""About how long a token's text is, to guess a request's tokens by the size of its body before it is read."""
-LARGEST_GUESS = 8
-"""A guess is at most this part of the budget: a large body may turn out to be anything."""
-MOST_BYTES: Final = 256 * 2**20
-"""Bytes of all bodies where nobody says how many."""
-COLLECTED_BYTES: Final = 64 * 2**20
+"""Average bytes of a token's text, to estimate the tokens of a request from the size of its body."""
+MAX_ESTIMATE_SHARE = 8
+"""The largest estimate is the token budget divided by this, since a large body may hold few tokens."""
+DEFAULT_MAX_BYTES: Final = 256 * 2**20
+"""Default limit of the bytes of all bodies."""
+COLLECT_AFTER_BYTES: Final = 64 * 2**20
 """Bytes of finished requests per garbage collection. A failed request can leave a reference cycle that holds its body,
-and the collector's own threshold counts objects, however large they are."""
+and the collector's own threshold counts objects, not bytes."""
 
 
 class Admission:
-    """Counts the predict requests in the service, their tokens and the bytes of their bodies, and refuses what is too
-    much.
+    """Counts requests, their tokens and the bytes of their bodies, and refuses requests over a limit.
 
-    A request is admitted while there is any room, however large it is, so that small requests can't keep large ones
-    out for ever. The last one admitted may exceed the budget of tokens. Bytes count from the first that comes: without
-    that, as many clients as there may be connections could each have us hold a body of the largest size.
+    A request of any size is admitted while the token budget is not used up, so that small requests can't starve large
+    ones. The last admitted request may exceed the budget. Bytes count from the first received byte; otherwise each
+    connection could fill the memory with a body of the largest size.
 
     Args:
-        max_requests: how many requests may be there (--max_concurrent_requests).
-        max_tokens: how many tokens they may have together before others are refused (--max_queued_tokens).
-        max_bytes: bytes of all bodies that are there, whole or in part (--max_bytes_in_flight); no fewer than one
-            request may have, or it would never come in.
+        max_requests: limit of requests (--max_concurrent_requests).
+        max_tokens: budget of their tokens (--max_queued_tokens).
+        max_bytes: limit of the bytes of all bodies, also incomplete ones (--max_bytes_in_flight). It must be at least
+            the limit of one request, which would never be admitted otherwise.
+        collect_after: bytes of finished requests per garbage collection.
     """
 
-    def __init__(self, max_requests: int, max_tokens: int, metrics: Metrics, max_bytes: int = MOST_BYTES) -> None:
-        self.largest_guess = max(1, max_tokens // LARGEST_GUESS)
+    def __init__(
+        self,
+        max_requests: int,
+        max_tokens: int,
+        metrics: Metrics,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
+        collect_after: int = COLLECT_AFTER_BYTES,
+    ) -> None:
+        self.max_estimate = max(1, max_tokens // MAX_ESTIMATE_SHARE)
         self.requests = 0
         self.tokens = 0
         self.bytes = 0
         self._finished_bytes = 0  # since the last collection
+        self._collect_after = collect_after
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self.max_bytes = max_bytes
@@ -58,7 +67,7 @@ class Admission:
         return self.requests < self._max_requests and self.tokens < self._max_tokens
 
     def require(self) -> None:
-        """Raises TooManyRequests, and counts it, if the next request would be refused. Nothing is taken."""
+        """Raises TooManyRequests, and counts the refusal, if the next request would not be admitted."""
         if self.requests >= self._max_requests:
             self._refused.add(1, "requests")
             raise TooManyRequests(
@@ -72,27 +81,27 @@ class Admission:
             )
 
     def require_bytes(self, size: int) -> None:
-        """The same for so many bytes more."""
+        """Raises TooManyRequests, and counts the refusal, if ``size`` more bytes exceed the limit."""
         if self.bytes + size > self.max_bytes and size > 0:
             self._refused.add(1, "bytes")
             raise TooManyRequests(
-                f"the requests that are there or on their way have {self.bytes} bytes, --max_bytes_in_flight allows "
-                f"{self.max_bytes}; try again"
+                f"the requests in flight have {self.bytes} bytes, --max_bytes_in_flight allows {self.max_bytes}; "
+                "try again"
             )
 
     def release_bytes(self, size: int) -> None:
-        """Give back the bytes of a request. Collects garbage after COLLECTED_BYTES."""
+        """Releases the bytes of a request, and collects garbage now and then."""
         self.bytes -= size
         self._finished_bytes += size
-        if self._finished_bytes > COLLECTED_BYTES:
+        if self._finished_bytes > self._collect_after:
             self._finished_bytes = 0
             gc.collect(1)
 
 
 class AdmissionTicket:
-    """What one request takes of the service: the bytes of its body, and from ``enter`` on its tokens.
+    """One request's share of the limits: the bytes of its body, and its tokens after ``enter``.
 
-    As a context manager it gives them back at the end.
+    As a context manager it releases them on exit.
     """
 
     __slots__ = ("admission", "bytes", "requests", "tokens")
@@ -102,8 +111,7 @@ class AdmissionTicket:
         self.bytes = self.requests = self.tokens = 0
 
     def hold(self, size: int) -> None:
-        """Counts bytes that have come; fewer than none gives some back. Raises TooManyRequests where there is no room
-        for them."""
+        """Counts received bytes; a negative size releases some. Raises TooManyRequests over the limit."""
         admission = self.admission
         if admission.bytes + size > admission.max_bytes:
             admission.require_bytes(size)
@@ -111,32 +119,32 @@ class AdmissionTicket:
         self.bytes += size
 
     def enter(self) -> None:
-        """Admits the request, whose tokens are guessed from its bytes until they are known.
+        """Admits the request, and estimates its tokens from its bytes.
 
         Raises:
-            TooManyRequests: there is no room.
+            TooManyRequests: the service has too many requests or tokens.
         """
         admission, tokens = self.admission, self.bytes // BYTES_PER_TOKEN + 1
         admission.require()
-        if tokens > admission.largest_guess:
-            tokens = admission.largest_guess
+        if tokens > admission.max_estimate:
+            tokens = admission.max_estimate
         admission.requests += 1
         admission.tokens += tokens
         self.requests, self.tokens = 1, tokens
 
     def charge(self, tokens: int) -> None:
-        """Replaces the guess by the number of tokens that the request really has."""
+        """Replaces the estimate by the request's number of tokens."""
         self.admission.tokens += tokens - self.tokens
         self.tokens = tokens
 
     def expect(self, characters: int) -> None:
-        """Raises the guess where texts count more than once, as a text does that is in several pairs."""
+        """Raises the estimate to that of ``characters``, for texts that the model reads in several pairs."""
         tokens = characters // BYTES_PER_TOKEN
         if tokens > self.tokens:
             self.charge(tokens)
 
     def leave(self) -> None:
-        """Gives everything back; calling it again does nothing."""
+        """Releases the whole share; further calls have no effect."""
         admission = self.admission
         admission.requests -= self.requests
         admission.tokens -= self.tokens
@@ -154,7 +162,7 @@ class AdmissionTicket:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask for: instances, characters of a text and of all, sequences, values in answers."""
+    """The size limits of one request; each field is the flag of its name."""
 
     max_instances: int
     max_text_length: int
@@ -163,7 +171,8 @@ class Limits:
     max_answer_values: int
 
     def check_texts(self, texts: Sequence[TextInput], name: str, *, single: bool = False) -> int:
-        """The number of characters of some texts; ``single`` says that ``name`` is one text's name, not a list's.
+        """Returns the number of characters of all texts. ``name`` is the field of the list, or with ``single`` of its
+        only text.
 
         Raises:
             TooLarge: there are too many texts, or they are too long.
@@ -176,26 +185,26 @@ class Limits:
                 raise self.too_long(length, name if single else f"{name}[{index}]")
             total += length
         if total > self.max_total_length:
-            raise TooLarge.of(
-                f"{name}: {total} characters together, at most {self.max_total_length} are taken (--max_total_length)"
-            )
+            raise self.too_long_together(total, name)
         return total
 
     def check_instances(self, count: int, name: str) -> None:
         """Raises TooLarge for too many instances."""
         if count > self.max_instances:
-            raise TooLarge.of(f"{name}: {count} in a request, at most {self.max_instances} are taken (--max_instances)")
+            raise TooLarge(name, f"at most {self.max_instances} in a request (--max_instances)", str(count))
 
     def check_sequences(self, count: int, name: str) -> None:
         """Raises TooLarge for too many sequences."""
         if count > self.max_sequences:
-            raise TooLarge.of(
-                f"{name}: {count} sequences (texts, pairs and windows) in one request, at most {self.max_sequences} "
-                "are taken (--max_sequences)"
-            )
+            limit = f"at most {self.max_sequences} sequences (texts, pairs and windows) in a request (--max_sequences)"
+            raise TooLarge(name, limit, str(count))
 
-    def too_long(self, length: int, where: str) -> TooLarge:
-        """The error for a text of so many characters."""
-        return TooLarge.of(
-            f"{where}: {length} characters, at most {self.max_text_length} are taken (--max_text_length)"
+    def too_long(self, length: int, path: str) -> TooLarge:
+        """Returns the error for a text of ``length`` characters."""
+        return TooLarge(path, f"at most {self.max_text_length} characters (--max_text_length)", str(length))
+
+    def too_long_together(self, length: int, path: str) -> TooLarge:
+        """Returns the error for texts of ``length`` characters in all."""
+        return TooLarge(
+            path, f"at most {self.max_total_length} characters in all texts (--max_total_length)", str(length)
         )

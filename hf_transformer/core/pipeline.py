@@ -1,9 +1,7 @@
-"""One request from instances to answers. Read this first.
+"""The path of one request from instances to predictions. Read this first.
 
-    instances --task.item, .texts--> texts --tokenizer--> encodings --scheduler--> output rows
-              --task.decode--> parts --task.answer--> predictions
-
-No I/O of its own, and nothing of a request is kept on the pipeline.
+instances --task.item, .texts--> texts --tokenizer--> encodings --scheduler--> output rows
+          --task.decode--> parts --task.answer--> predictions
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 TRIAL_TEXT = "A short text."
 INLINE_VALUES = 20_000
-"""Answers of more values than this are put together in a thread; about 5 ms of work, as long as a thread keeps the
-interpreter before others get their turn (sys.getswitchinterval)."""
+"""The largest number of answer values that are assembled on the event loop, about 5 ms. A thread would keep the
+interpreter as long (sys.getswitchinterval)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,10 @@ class PipelineOptions:
 
 
 class Pipeline(ABC):
-    """Answers the requests of one model; ``tokenizer`` truncates texts to the model's length."""
+    """Answers the requests of one model, and keeps no state of a request.
+
+    ``tokenizer`` truncates texts to the model's length.
+    """
 
     def __init__(self, tokenizer: Tokenizer, options: PipelineOptions) -> None:
         self.tokenizer = tokenizer
@@ -100,175 +101,173 @@ class PredictivePipeline(Pipeline):
         self._scheduler = scheduler
         self._default_options = task.options({})
         # Skips the hooks that a task inherits unchanged, since they run for each text.
-        self._checks = _overrides(task, "check")
+        self._has_check = _overrides(task, "check")
         self._has_decode_cost = _overrides(task, "decode_cost")
         self._has_extra_outputs = _overrides(task, "extra_outputs")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        """Gives one prediction per instance, in their order.
-
-        Raises:
-            RequestError: one error for the whole request; no instance of it is answered then.
-        """
-        began, task, place = perf_counter(), self._task, context.ticket
+        started, task, ticket = perf_counter(), self._task, context.ticket
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
         request = self._read(query, options)
         if self._log_texts is not None:
             self._log_texts(request.texts, context)
-        how = task.tokenization(options)
-        if how.windows:
-            how = replace(how, max_windows=self._limits.max_sequences)
+        tokenization = task.tokenization(options)
+        if tokenization.windows:
+            tokenization = replace(tokenization, max_windows=self._limits.max_sequences)
         read = perf_counter()
-        if place is not None and request.characters > INLINE_CHARACTERS:
-            place.expect(request.characters)  # until they are encoded
-        windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, how, request.characters)
-        entries = self._add_entries(request, windows)
+        if ticket is not None and request.characters > INLINE_CHARACTERS:
+            ticket.expect(request.characters)  # tokenization takes long enough for other requests to be admitted
+        windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, tokenization, request.characters)
+        entries = self._make_entries(request, windows)
         context.instances, context.tokens = len(request.items), request.tokens
-        if place is not None:
-            place.charge(request.tokens)
+        if ticket is not None:
+            ticket.charge(request.tokens)
         encoded = perf_counter()
-        context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
+        context.preprocess, context.parse, context.tokenize = encoded - started, read - context.arrived, encoded - read
         submission = self._scheduler.submit(entries, task.decode, options, context)
         try:
             await submission.future
         finally:
             self._scheduler.leave(submission)
         if request.size <= INLINE_VALUES:
-            answers = self._answers(request)
+            answers = self._assemble(request)
         else:
-            answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._answers, request)
+            answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._assemble, request)
         context.predict = submission.answered - encoded
         context.postprocess = perf_counter() - submission.answered
         return answers
 
     async def trial(self) -> None:
-        """Has the model infer once on a short text; nothing is decoded. Raises RequestError if the answer is wrong."""
         try:
             [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL_TEXT,), self._executor, PLAIN)
-        except InvalidInput:  # the tokenizer has no unknown token, and no words for it
+        except InvalidInput:  # a vocabulary without these words and without an unknown token
             encoding = Encoding([], [])
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
     def _read(self, query: Query, options: Any) -> RequestState:
-        """The items and the texts of a request, within the limits."""
+        """Reads the items and texts of a request. Raises RequestError for an invalid item, or over a limit."""
         task, limits, name, instances = self._task, self._limits, query.name, query.instances
         request = RequestState(query, options)
         items, texts, counts, total = request.items, request.texts, request.counts, 0
         if not instances:
-            raise InvalidInput.of(f"{name}: expected at least one, got none")
+            raise InvalidInput(name, "at least one", "none")
         if len(instances) > limits.max_instances:
             limits.check_instances(len(instances), name)
         for index, instance in enumerate(instances):
-            where = f"{name}[{index}]"
-            item = task.item(instance, where, options)
-            own = task.texts(item, options)
-            for text in own:
+            path = f"{name}[{index}]"
+            item = task.item(instance, path, options)
+            item_texts = task.texts(item, options)
+            for text in item_texts:
                 length = len(text) if type(text) is str else characters(text)
                 if length > limits.max_text_length:
-                    raise limits.too_long(length, task.text_path(where, own.index(text)))
+                    raise limits.too_long(length, task.text_path(path, item_texts.index(text)))
                 total += length
             items.append(item)
-            counts.append(len(own))
-            texts += own
+            counts.append(len(item_texts))
+            texts += item_texts
             if len(texts) > limits.max_sequences:
                 limits.check_sequences(len(texts), name)
             if total > limits.max_total_length:
-                raise TooLarge.of(
-                    f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
-                    "taken of all texts and pairs together (--max_total_length)"
-                )
+                raise limits.too_long_together(total, path)
         request.characters = total
         return request
 
-    def _add_entries(self, request: RequestState, windows: Sequence[Sequence[Encoding]]) -> list[Entry[Encoding]]:
-        """An entry per encoding, within the limits.
+    def _make_entries(self, request: RequestState, windows: Sequence[Sequence[Encoding]]) -> list[Entry[Encoding]]:
+        """Makes an entry per encoding. ``windows`` has the encodings of each text.
 
-        ``windows`` has the encodings of each text.
+        Raises:
+            InvalidInput: a text has no tokens, or the task refuses an encoding.
+            TooLarge: too many encodings, too many values in the answer, or a text that must not be truncated.
         """
-        task, limits, options, has_own_cost = self._task, self._limits, request.options, self._has_decode_cost
+        task, limits, options, has_decode_cost = self._task, self._limits, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
-        tokens, size, texts, is_unusual = 0, 0, iter(windows), self._checks
+        tokens, size, texts, needs_check = 0, 0, iter(windows), self._has_check
         for item, count in zip(request.items, request.counts, strict=True):
-            parts = []
-            for own in islice(texts, count):
-                part = []
-                for one in own:
-                    length, values = len(one.ids), task.answer_size(one, options)
-                    if one.truncated or not length:
-                        is_unusual = True
+            item_entries = []
+            for encodings in islice(texts, count):
+                text_entries = []
+                for encoding in encodings:
+                    length, values = len(encoding.ids), task.answer_size(encoding, options)
+                    if encoding.truncated or not length:
+                        needs_check = True
                     tokens += length
                     size += values
-                    part.append(Entry(one, item, task.decode_cost(one, options) if has_own_cost else values))
-                entries += part
-                parts.append(part)
-            request.parts.append(parts)
+                    cost = task.decode_cost(encoding, options) if has_decode_cost else values
+                    text_entries.append(Entry(encoding, item, cost))
+                entries += text_entries
+                item_entries.append(text_entries)
+            request.entries.append(item_entries)
         if len(entries) > limits.max_sequences:
             limits.check_sequences(len(entries), request.query.name)
-        if is_unusual:
-            self._check_each(request)
+        if needs_check:
+            self._check_encodings(request)
         request.tokens, request.size = tokens, size
         if self._has_extra_outputs or request.query.tensors:
-            request.size = self._whole_size(request)
+            request.size = self._full_size(request)
         if request.size > limits.max_answer_values:
-            raise TooLarge.of(
-                f"{request.query.name}: the answer would hold about {request.size} values, at most "
-                f"{limits.max_answer_values} are given in one (--max_answer_values); send fewer instances or ask for "
-                "less of each"
+            raise TooLarge(
+                request.query.name,
+                f"at most {limits.max_answer_values} values in an answer (--max_answer_values)",
+                f"about {request.size}",
+                "send fewer instances or ask for less about each",
             )
         return entries
 
-    def _whole_size(self, request: RequestState) -> int:
-        """The number of values in all answers, with what stands beside them, or as a tensor."""
+    def _full_size(self, request: RequestState) -> int:
+        """The number of values in an answer with extra outputs, or as a tensor."""
         encodings, options = request.encodings(), request.options
         size = request.size + self._task.extra_size(encodings, options)
         if not request.query.tensors:
             return size
         return max(size, self._task.tensor_size(encodings, options))
 
-    def _check_each(self, request: RequestState) -> None:
-        """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated."""
+    def _check_encodings(self, request: RequestState) -> None:
+        """Counts truncated items. Raises RequestError for an encoding that can't be predicted."""
         task, truncated = self._task, set()
         for index, texts in enumerate(request.encodings()):
-            where = f"{request.query.name}[{index}]"
+            path = f"{request.query.name}[{index}]"
             for number, windows in enumerate(texts):
                 for encoding in windows:
                     if not encoding.ids:
-                        raise InvalidInput.of(f"{task.text_path(where, number)}: the text has no tokens")
+                        raise InvalidInput(task.text_path(path, number), "at least one token", "none")
                     if encoding.truncated:
                         truncated.add(index)
                         if task.overflow(request.options) == "error":
-                            raise TooLarge.of(
-                                f"{task.text_path(where, number)}: the text is longer than the {len(encoding)} tokens "
-                                "that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
+                            raise TooLarge(
+                                task.text_path(path, number),
+                                f"at most {len(encoding)} tokens, since the text must not be truncated "
+                                "(--on_overflow=error, or truncation: false)",
+                                "more",
                             )
-                    task.check(encoding, where)
+                    task.check(encoding, path)
         if truncated:
             self._metrics.count_truncated(len(truncated))
 
-    def _answers(self, request: RequestState) -> Answers:
-        """Gives each item the answers of its own entries; the predictions as a tensor too if the query asks for it."""
+    def _assemble(self, request: RequestState) -> Answers:
+        """Makes the predictions from the answers of all entries."""
         task, options, predictions = self._task, request.options, []
-        for item, parts in zip(request.items, request.parts, strict=True):
-            answers = [[entry.answer for entry in part] for part in parts]
-            predictions.append(task.answer(item, answers, options))
-        beside = task.extra_outputs(request.encodings(), options) if self._has_extra_outputs else ()
+        for item, texts in zip(request.items, request.entries, strict=True):
+            parts = [[entry.answer for entry in windows] for windows in texts]
+            predictions.append(task.answer(item, parts, options))
+        outputs = task.extra_outputs(request.encodings(), options) if self._has_extra_outputs else ()
         tensor = task.tensor(predictions, options) if request.query.tensors else None
-        return Answers(predictions, beside, request.tokens, tensor)
+        return Answers(predictions, outputs, request.tokens, tensor)
 
 
 class RequestState:
-    """One request within the pipeline.
+    """One request in the pipeline.
 
     Attributes:
-        items: what ``task.item`` made of each instance.
-        texts: those of all items, one after the other; ``counts`` has the number of each item's, and ``characters`` is
-            the length of all.
-        parts: the scheduler's entries per item, text and window.
-        tokens, size: tokens, and values in the answers, of all entries.
+        items: the results of ``task.item``, one per instance.
+        texts: the texts of all items; ``counts`` has the number of texts per item.
+        characters: the length of all texts.
+        entries: the scheduler's entries by item, text and window.
+        tokens: the tokens of all entries.
+        size: the number of values in the answer.
     """
 
-    __slots__ = ("characters", "counts", "items", "options", "parts", "query", "size", "texts", "tokens")
+    __slots__ = ("characters", "counts", "entries", "items", "options", "query", "size", "texts", "tokens")
 
     def __init__(self, query: Query, options: Any) -> None:
         self.query = query
@@ -276,14 +275,14 @@ class RequestState:
         self.items: list[Any] = []
         self.texts: list[TextInput] = []
         self.counts: list[int] = []
-        self.parts: list[list[list[Entry[Encoding]]]] = []
+        self.entries: list[list[list[Entry[Encoding]]]] = []
         self.characters = self.tokens = self.size = 0
 
     def encodings(self) -> list[list[list[Encoding]]]:
-        """Per item, text and window."""
-        return [[[entry.item for entry in part] for part in parts] for parts in self.parts]
+        """The encodings by item, text and window."""
+        return [[[entry.item for entry in windows] for windows in texts] for texts in self.entries]
 
 
 def _overrides(task: Task[Any, Any, Any], name: str) -> bool:
-    """Whether a task has a method of its own in place of Task's."""
+    """Whether a task overrides a method of Task."""
     return getattr(type(task), name) is not getattr(Task, name)

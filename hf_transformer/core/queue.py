@@ -1,7 +1,4 @@
-"""The queue of instances that wait for their batch, and batch formation: which of them leave together.
-
-No clock and no I/O: the scheduler says when there is room for a batch.
-"""
+"""The queue of instances, and batch formation. No clock and no I/O: the scheduler decides when a batch is taken."""
 
 from __future__ import annotations
 
@@ -13,12 +10,14 @@ from typing import Generic, Protocol, TypeVar
 from hf_transformer.core.batch_costs import BatchCosts
 
 MAX_PADDING = 0.25
-"""The largest part of a batch that may be padding, unless a form of batches sets another one."""
+"""Default limit of padding, as a part of a batch's tokens."""
 
 
 class Queueable(Protocol):
-    """One instance that can be queued, compared by identity. ``length`` is in tokens, at least 1. Instances with
-    different keys never share a batch."""
+    """An instance in the queue, compared by identity.
+
+    ``length`` is in tokens, at least 1. Instances with different keys never share a batch.
+    """
 
     @property
     def length(self) -> int: ...
@@ -26,25 +25,24 @@ class Queueable(Protocol):
     def key(self) -> str: ...
 
 
-One = TypeVar("One", bound=Queueable)
+Instance = TypeVar("Instance", bound=Queueable)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large a batch may be.
+    """The size limits of a batch. A batch of one instance is always allowed.
 
     Args:
         max_rows: instances.
         max_tokens: tokens, padding included.
-        max_output_bytes: bytes of all outputs together.
-        output_bytes: gives the bytes of one row's outputs by the width of the batch in tokens.
+        max_output_bytes: bytes of all outputs.
+        output_bytes: gives the bytes of one row's outputs for the width of the batch in tokens.
         padding: whether instances of different lengths may share a batch.
-        fixed_length: the only width that the model takes; None if it takes any.
-        max_padding: the largest part of a batch that may be padding.
-        costs: tell whether padding is worth a larger batch; None if that is not learnt.
-        more: tells whether outputs of so many bytes are allowed above ``max_output_bytes``; None if they never are.
-
-    A batch of one instance is always allowed.
+        fixed_length: the only width that the model takes; None for any width.
+        max_padding: limit of padding, as a part of the batch's tokens.
+        costs: the learnt cost of a batch, which limits padding further; None for no such limit.
+        allow_in_shared_memory: whether outputs of a size above ``max_output_bytes`` may travel through shared memory
+            now; None for never.
     """
 
     max_rows: int
@@ -58,9 +56,9 @@ class BatchLimits:
     allow_in_shared_memory: Callable[[int], bool] | None = None
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
-        """Whether a batch may have so many rows, padded to ``width``, of which ``tokens`` are not padding.
+        """Whether a batch may have ``rows`` rows of ``width`` tokens, of which ``tokens`` in all are not padding.
 
-        ``rows`` is at most ``max_rows``; see ``share_of``.
+        The number of rows alone is limited by ``row_limit``.
         """
         padded = rows * width
         if padded > self.max_tokens:
@@ -77,121 +75,120 @@ class BatchLimits:
         return self.costs is None or self.costs.allow(padded, tokens)
 
     def allow_even(self, rows: int, width: int, length: int) -> bool:
-        """Whether ``allow`` certainly says yes to so many rows of one length, and to any fewer of them.
+        """Whether ``allow`` is known to be true for ``rows`` rows of one length, and for any fewer.
 
-        One call then stands for one per row. A no means nothing, since ``more`` may allow a part of the rows.
+        It saves a call per row. False means unknown, since ``allow_in_shared_memory`` may allow fewer rows.
         """
         return rows * self.output_bytes(width) <= self.max_output_bytes and self.allow(rows, width, rows * length)
 
-    def share_of(self, fair: int, width: int) -> int:
-        """The most instances of a batch of this width, if a fair share of all instances is ``fair``; see Queue."""
-        if fair < self.max_rows and self.allow_in_shared_memory is not None and self.costs is not None:
-            if self.costs.outweighed(fair * width) and self.allow_in_shared_memory(self.output_bytes(width)):
-                return fair
+    def row_limit(self, share: int, width: int) -> int:
+        """The most instances in a batch of this width; ``share`` is an equal share of all instances, see Queue."""
+        if share < self.max_rows and self.allow_in_shared_memory is not None and self.costs is not None:
+            if share * width >= self.costs.overhead and self.allow_in_shared_memory(self.output_bytes(width)):
+                return share
         return self.max_rows
 
 
-class Queue(Generic[One]):
+class Queue(Generic[Instance]):
     """Instances in the order of their arrival.
 
-    The oldest instance is always in the next batch, so none waits for ever. Instances of the nearest lengths fill the
-    batch up, the oldest of each length first.
+    The oldest instance is always in the next batch, so none starves. Instances of the nearest lengths fill the batch,
+    the oldest of each length first.
 
-    Where the outputs of one instance already go through shared memory, so that moving them takes long, and a batch
-    costs little beside its tokens, all batches get an equal share of the instances that wait, that are under way, or
-    that were in the last batch (their clients send again). One batch is then with the clients while every other place
-    has one. A batch as large as the limits allow would leave few instances for the next one, and an idle predictor
-    after that.
+    Batches are equal shares of all instances if a single instance's outputs go through shared memory and the tokens of
+    a share cost more than the batch itself. Moving such outputs takes long. With equal shares one batch is in response
+    while the others run; with the largest possible batches the predictor would idle meanwhile. Instances of the last
+    ended batch count too, since their clients usually send again.
 
     Args:
-        limits: gives the limits of the batch that an instance is the oldest of; they are equal for equal keys.
+        limits: gives the limits of a batch by its oldest instance; they are equal for equal keys.
     """
 
-    def __init__(self, limits: Callable[[One], BatchLimits]) -> None:
+    def __init__(self, limits: Callable[[Instance], BatchLimits]) -> None:
         self._limits = limits
-        self._waiting: dict[One, None] = {}  # an ordered set: taking one out costs the same wherever it is
-        self._groups: dict[str, dict[int, dict[One, None]]] = {}  # the same instances by key and length
-        self._under_way = self._answered = 0
+        self._waiting: dict[Instance, None] = {}  # an ordered set, with removal in constant time
+        self._groups: dict[str, dict[int, dict[Instance, None]]] = {}  # the same instances by key and length
+        self._in_flight = self._last_ended = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[One]:
+    def __iter__(self) -> Iterator[Instance]:
         return iter(self._waiting)
 
-    def add(self, entry: One) -> None:
-        """Puts an instance at the end."""
+    def add(self, entry: Instance) -> None:
+        """Appends an instance."""
         self._waiting[entry] = None
         lengths = self._groups.get(entry.key)
         if lengths is None:
             lengths = self._groups[entry.key] = {}
-        alike = lengths.get(entry.length)
-        if alike is None:
-            alike = lengths[entry.length] = {}
-        alike[entry] = None
+        same_length = lengths.get(entry.length)
+        if same_length is None:
+            same_length = lengths[entry.length] = {}
+        same_length[entry] = None
 
-    def discard(self, entry: One) -> None:
-        """Takes an instance out, if it is here."""
+    def discard(self, entry: Instance) -> None:
+        """Removes an instance if it is queued."""
         if entry in self._waiting:
             self._remove(entry.key, entry.length, (entry,))
 
-    def take(self, parts: int = 1) -> list[One]:
-        """The next batch, the oldest instance first; empty if the queue is.
+    def take(self, shares: int = 1) -> list[Instance]:
+        """Removes and returns the next batch, the oldest instance first; empty if the queue is empty.
 
         Args:
-            parts: the number of batches that share all instances.
+            shares: the number of equal shares of all instances, see the class.
         """
         if not self._waiting:
             return []
-        fair = -(-(len(self._waiting) + self._under_way + self._answered) // parts)
+        share = -(-(len(self._waiting) + self._in_flight + self._last_ended) // shares)
         oldest = next(iter(self._waiting))
         batch = [oldest]
         lengths = self._groups[oldest.key]
         self._remove(oldest.key, oldest.length, batch)
         if lengths:
-            self._fill(batch, lengths, fair)
-        self._under_way += len(batch)
+            self._fill(batch, lengths, share)
+        self._in_flight += len(batch)
         return batch
 
     def answered(self, count: int) -> None:
-        """Says that a batch of so many instances has ended."""
-        self._under_way -= count
-        self._answered = count
+        """Notes the end of a batch of ``count`` instances."""
+        self._in_flight -= count
+        self._last_ended = count
 
-    def _remove(self, key: str, length: int, entries: Iterable[One]) -> None:
-        """Takes out instances of one key and one length."""
+    def _remove(self, key: str, length: int, entries: Iterable[Instance]) -> None:
+        """Removes instances of one key and one length."""
         waiting, lengths = self._waiting, self._groups[key]
-        alike = lengths[length]
+        same_length = lengths[length]
         for entry in entries:
             del waiting[entry]
-            del alike[entry]
-        if not alike:
+            del same_length[entry]
+        if not same_length:
             del lengths[length]
             if not lengths:
                 del self._groups[key]
 
-    def _fill(self, batch: list[One], lengths: dict[int, dict[One, None]], fair: int) -> None:
-        """Adds instances of the nearest lengths, which cost the least padding."""
+    def _fill(self, batch: list[Instance], lengths: dict[int, dict[Instance, None]], share: int) -> None:
+        """Adds instances of the nearest lengths, which need the least padding."""
         key, length = batch[0].key, batch[0].length
         limits = self._limits(batch[0])
         width = limits.fixed_length or length
-        most = limits.share_of(fair, width)
+        max_rows = limits.row_limit(share, width)
 
         def add(length: int, count: int) -> None:
-            found = list(islice(lengths[length], count))
-            self._remove(key, length, found)
-            batch.extend(found)
+            entries = list(islice(lengths[length], count))
+            self._remove(key, length, entries)
+            batch.extend(entries)
 
-        rows = min(most, 1 + len(lengths.get(length, ())))
+        rows = min(max_rows, 1 + len(lengths.get(length, ())))
         if rows > 1 and length <= width and limits.allow_even(rows, width, length):
             add(length, rows - 1)
         tokens = len(batch) * length
-        nearest = sorted(lengths, key=lambda other: (abs(other - length), other)) if limits.padding else [length]
-        for other in nearest:
-            wider = max(width, other)
-            while len(batch) < most and other in lengths and limits.allow(len(batch) + 1, wider, tokens + other):
-                add(other, 1)
+        nearest = sorted(lengths, key=lambda size: (abs(size - length), size)) if limits.padding else [length]
+        for size in nearest:
+            wider = max(width, size)
+            while len(batch) < max_rows and size in lengths and limits.allow(len(batch) + 1, wider, tokens + size):
+                add(size, 1)
                 width = wider
-                tokens += other
-            if len(batch) >= most:
+                tokens += size
+            if len(batch) >= max_rows:
                 break

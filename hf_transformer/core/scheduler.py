@@ -1,7 +1,7 @@
-"""Lets instances of all requests share batches, so that no answer depends on the others in its batch.
+"""Batching: instances of all requests share batches. No answer depends on the other instances of its batch.
 
-An instance never waits for others to fill a batch: while the concurrency limit leaves room, all that is queued leaves
-at once. Otherwise instances queue, and leave together as soon as a batch has ended.
+An instance never waits for a batch to fill. While the concurrency limit has a free slot, all queued instances are sent
+at once; otherwise they queue until a batch ends.
 """
 
 from __future__ import annotations
@@ -34,41 +34,45 @@ from hf_transformer.types.tensors import Array, Tensor
 Item = TypeVar("Item")
 
 Decode = Callable[[Any, Any, Mapping[str, Array], Any], Any]
-"""Called with an entry's owner and item, its own part of the outputs by role, and the request's options; what it
-returns is the answer. See Task.decode."""
+"""Makes the answer of an entry from its owner, its item, its outputs by role, and the request's options. See
+Task.decode."""
 
 INLINE_COST = 20_000
-"""A batch that costs more to decode (see Task.decode_cost) is decoded in a thread; about 5 ms of work, as long as a
-thread keeps the interpreter before others get their turn (sys.getswitchinterval)."""
+"""The largest decoding cost of a batch on the event loop (see Task.decode_cost), about 5 ms. A thread would keep the
+interpreter as long (sys.getswitchinterval)."""
 
-OUTPUT_BYTES = 4 * 2**20
-"""Of a batch whose outputs come inline, where no flag says it. Twice as much costs a fifth of the requests there."""
+MAX_OUTPUT_BYTES = 4 * 2**20
+"""Default limit of a batch's outputs without shared memory. Twice as much costs a fifth of the requests per second."""
 
-SHARED_OUTPUT_BYTES = 8 * 2**20
-"""The same through shared memory: a quarter less CPU than with half as much (benchmarks/, "Batches in flight")."""
+MAX_SHARED_OUTPUT_BYTES = 8 * 2**20
+"""Default limit of a batch's outputs in shared memory. It takes a quarter less CPU than half as much (benchmarks/,
+"Batches in flight")."""
 
-STEP_OUTPUT_BYTES = 256 * 2**20
-"""The same for a step of texts that are being generated. It has much to gain, since a model needs about as long for one
-text as for all, until moving its outputs takes longer than that."""
+MAX_STEP_OUTPUT_BYTES = 256 * 2**20
+"""Default limit of a generation step's outputs. A model needs about as long for one text as for many, until moving the
+outputs takes longer."""
 
-MOST_REFUSED = 8
-"""Shared batches that the model refuses in a row before their requests are no longer sent again one by one: then it is
-hardly the instances that break it, and more calls would multiply the trouble."""
+MAX_REFUSED_IN_A_ROW = 8
+"""Consecutive shared batches refused by the model before FailureIsolation stops to send their requests again. By then
+the instances are unlikely to be the cause, and more calls would multiply the load."""
 
-ALONE_AGAIN_SECONDS = 2.0
-"""After that, one shared batch in so many seconds is sent again one by one all the same. One client may send many
-instances that break the model, which must not cost others their answers for longer than this."""
+ISOLATION_INTERVAL_SECONDS = 2.0
+"""Interval of isolated batches after that. It bounds how long a client with many bad instances can fail the requests of
+other clients."""
 
 BAD_ANSWER = "error"
-"""The failure code of a call that has succeeded, but whose answer breaks the contract or can't be decoded."""
+"""The failure code of a successful call whose answer breaks the contract or can't be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """How much goes to the predictor at a time.
+    """Limits of the batches at one predictor.
 
-    ``timeout`` is in seconds and bounds how long a request waits for its answers, its time in the queue included; so
-    does the caller's deadline.
+    Args:
+        max_batches_in_flight: batches sent and not yet answered.
+        max_batch_tokens: tokens of one batch, padding included.
+        max_batch_output_bytes: bytes of all outputs of one batch.
+        timeout: seconds until a request fails, its time in the queue included.
     """
 
     max_batches_in_flight: int
@@ -78,72 +82,75 @@ class SchedulerSettings:
 
 
 class ConcurrencyLimit:
-    """Room for ``count`` batches at one predictor, for one event loop.
+    """A semaphore of ``count`` batches at one predictor, for one event loop.
 
-    Schedulers share it: a model that was replaced has a new scheduler while requests still queue in the old one. Those
-    that find no room get it in the order in which they asked. ``count`` may change at any time.
+    Schedulers share it: a replaced model gets a new scheduler while requests still queue in the old one. They get free
+    slots in the order in which they asked. ``count`` may change at any time.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._taken = 0
-        self._waiting: dict[Callable[[], None], None] = {}
+        self._callbacks: dict[Callable[[], None], None] = {}
 
     @property
-    def has_room(self) -> bool:
-        """Whether another batch may be sent."""
+    def has_slot(self) -> bool:
+        """Whether a slot is free."""
         return self._taken < self.count
 
-    def take(self) -> None:
-        """Counts a batch that is sent."""
+    def acquire(self) -> None:
+        """Takes a slot."""
         self._taken += 1
 
-    def call_when_free(self, pump: Callable[[], None]) -> None:
-        """Has ``pump`` called once when there is room, which it may take or leave to the next. Asking twice does
-        nothing."""
-        self._waiting[pump] = None
+    def call_when_free(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` once when a slot is free. Registering it twice has no effect."""
+        self._callbacks[callback] = None
 
-    def give_back(self) -> None:
-        """Counts a batch that has ended."""
+    def release(self) -> None:
+        """Frees a slot, and calls callbacks while slots are free."""
         self._taken -= 1
-        while self._waiting and self.has_room:
-            pump = next(iter(self._waiting))
-            del self._waiting[pump]
-            pump()
+        while self._callbacks and self.has_slot:
+            callback = next(iter(self._callbacks))
+            del self._callbacks[callback]
+            callback()
 
 
 class FailureIsolation:
-    """Decides whether the requests of a shared batch that the model refused are sent again, each alone.
+    """Decides whether the requests of a refused shared batch are sent again, each alone.
 
-    A single answer, of whatever batch, shows that the model works, and resets the count. A batch of one request is not
-    counted: it says nothing about others.
+    Any answered batch shows that the model works, and resets the count of refused batches. More than ``max_refused`` in
+    a row are isolated only once per ISOLATION_INTERVAL_SECONDS.
     """
 
-    def __init__(self) -> None:
-        self._in_a_row = 0
-        self._alone_again = 0.0
+    def __init__(self, max_refused: int = MAX_REFUSED_IN_A_ROW) -> None:
+        self._max_refused = max_refused
+        self._refused_in_a_row = 0
+        self._next_isolation = 0.0
 
     def answered(self) -> None:
-        """Counts a batch that was answered."""
-        self._in_a_row = 0
+        """Notes an answered batch."""
+        self._refused_in_a_row = 0
 
-    def sends_again(self, now: float) -> bool:
-        """Counts a shared batch that was refused just ``now``, in seconds of any one clock."""
-        self._in_a_row += 1
-        if self._in_a_row > MOST_REFUSED and now < self._alone_again:
+    def retries_alone(self, now: float) -> bool:
+        """Notes a shared batch that the model refused at ``now``, in seconds, and decides about its requests."""
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row > self._max_refused and now < self._next_isolation:
             return False
-        self._alone_again = now + ALONE_AGAIN_SECONDS
+        self._next_isolation = now + ISOLATION_INTERVAL_SECONDS
         return True
 
 
 class Submission:
-    """One request's entries on their way.
+    """The queued and sent entries of one request.
 
-    ``future`` is done once all of them have answers, or the request has failed. ``since`` is when the request came, and
-    ``answered`` when the predictor had answered its last batch, both of time.perf_counter.
+    Attributes:
+        future: done when all entries are answered or the request failed.
+        remaining: entries without an answer.
+        submitted, answered: time.perf_counter when it was submitted, and when the predictor answered its last batch.
+        timer: the caller's deadline; None if the scheduler's timeout comes first.
     """
 
-    __slots__ = ("answered", "context", "decode", "entries", "future", "options", "remaining", "since", "timer")
+    __slots__ = ("answered", "context", "decode", "entries", "future", "options", "remaining", "submitted", "timer")
 
     def __init__(
         self,
@@ -159,11 +166,11 @@ class Submission:
         self.options = options
         self.context = context
         self.future = future
-        self.since = self.answered = perf_counter()
+        self.submitted = self.answered = perf_counter()
         self.timer: asyncio.TimerHandle | None = None
 
     def fail(self, error: Exception) -> None:
-        """Fails the whole request. Each request gets an error of its own, since raising one changes it."""
+        """Fails the request. Each request gets its own copy of the error, since raising an error changes it."""
         if not self.future.done():
             self.future.set_exception(copy(error) if isinstance(error, RequestError) else error)
 
@@ -172,11 +179,12 @@ class Entry(Generic[Item]):
     """One instance of a request.
 
     Attributes:
-        item: what the model gets: one encoding, or one step of a text.
-        owner: what the caller knows it by.
-        cost: how long ``decode`` takes for it, in the units of INLINE_COST.
-        answer: what ``decode`` has made of its outputs, or the error that it has raised.
-        length, key: the scheduler's; entries with different keys never share a batch.
+        item: the input of the model: an encoding, or a step of a text.
+        owner: the caller's own object for the instance, passed to ``decode``.
+        cost: the cost of ``decode``, in units of INLINE_COST.
+        answer: the result of ``decode``, or the error it raised.
+        length, key: set by the scheduler, see queue.Queueable.
+        request: set by the scheduler.
     """
 
     __slots__ = ("answer", "cost", "item", "key", "length", "owner", "request")
@@ -193,24 +201,23 @@ class Entry(Generic[Item]):
 
 
 class Scheduler(Generic[Item]):
-    """Sends instances to one predictor in batches, each of them in a task of its own.
+    """Sends instances to one predictor in batches; each batch is an asyncio task.
 
-    A batch of several requests is sent with the headers of the one that has waited longest. Requests with different
-    ``authorization`` never share a batch. A request that ends early, because its client has left or its time is over,
-    ends only its own waiting: what is queued of it is dropped, and a batch that was sent goes on.
+    A batch carries the headers of its oldest request. Requests with different ``authorization`` never share a batch. A
+    request that ends early, by its client or a timeout, leaves the queue; a sent batch goes on without it.
 
     Args:
-        form: what an instance is, and how instances become batches.
-        executor: has the threads for long packing and decoding.
-        limit: the predictor's concurrency limit; one of its own, ``settings.max_batches_in_flight``, if None.
+        builder: makes batches of items.
+        executor: runs long packing and decoding.
+        limit: the predictor's concurrency limit; None makes one of ``settings.max_batches_in_flight``.
 
-    It is made, and used, on one event loop.
+    Create and use it on one event loop.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        form: BatchBuilder[Item],
+        builder: BatchBuilder[Item],
         settings: SchedulerSettings,
         *,
         executor: Executor,
@@ -219,41 +226,40 @@ class Scheduler(Generic[Item]):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._predictor = predictor
-        self._form = form
-        self._costs = form.costs
+        self._builder = builder
+        self._costs = builder.costs
         self._executor = executor
         self._metrics = metrics
         self._timeout = settings.timeout
         self._limit = ConcurrencyLimit(settings.max_batches_in_flight) if limit is None else limit
-        self._queue: Queue[Entry[Item]] = Queue(lambda entry: form.limits(entry.item))
-        self._batches: set[asyncio.Task[None]] = set()  # the event loop itself holds tasks weakly
-        self._departure: asyncio.Task[None] | None = None
-        """The batch that leaves in the next turn of the event loop."""
-        self._unanswered: dict[Submission, None] = {}  # those without a deadline of their own, the oldest first
-        self._timer: asyncio.TimerHandle | None = None  # one for all of these: a timer costs 3 us
+        self._queue: Queue[Entry[Item]] = Queue(lambda entry: builder.limits(entry.item))
+        self._batches: set[asyncio.Task[None]] = set()  # the event loop references tasks weakly
+        self._next_batch: asyncio.Task[None] | None = None
+        """The batch that starts in the next turn of the event loop."""
+        self._unanswered: dict[Submission, None] = {}  # submissions under the scheduler's timeout, the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # shared by all of them: a timer takes 3 us
         self._isolation = FailureIsolation()
 
     def submit(self, entries: Sequence[Entry[Item]], decode: Decode, options: Any, context: Context) -> Submission:
-        """Queues the entries of a request. The caller awaits the ``future`` of what is returned, and calls ``leave`` in
-        the end, whatever happens.
+        """Queues the entries of a request. Await the ``future`` of the result, and call ``leave`` in a ``finally``.
 
         Args:
-            decode: makes an answer of an entry's outputs while the predictor's buffer is held; in a thread if the
-                batch costs much.
+            decode: makes the answer of an entry while the predictor's buffer is held; in a thread if the batch costs
+                much.
 
         The future raises:
-            PredictorTimeout: not all answers were there in time.
-            CallersDeadline: not all answers were there before ``context.deadline``.
-            RequestError: the first failure of an entry. The others of the request are then dropped.
+            PredictorTimeout: the scheduler's timeout passed.
+            CallersDeadline: ``context.deadline`` passed.
+            RequestError: an entry failed; the other entries of the request are dropped.
         """
-        loop, bucket, queue = self._loop, self._form.bucket, self._queue
+        loop, bucket, queue = self._loop, self._builder.bucket, self._queue
         request = Submission(entries, decode, options, context, loop.create_future())
         if not entries:
             request.future.set_result(None)
-        owner = context.headers.get("authorization", "")
+        authorization = context.headers.get("authorization", "")
         for entry in entries:
             group, entry.length = bucket(entry.item)
-            entry.key = f"{owner} {group}" if group else owner
+            entry.key = f"{authorization} {group}" if group else authorization
             entry.request = request
             queue.add(entry)
         deadline = context.deadline
@@ -264,8 +270,8 @@ class Scheduler(Generic[Item]):
             self._unanswered[request] = None
             if self._timer is None:
                 self._timer = loop.call_later(self._timeout, self._expire)
-        if self._departure is None:
-            self._pump()
+        if self._next_batch is None:
+            self._start_batch()
         return request
 
     def leave(self, request: Submission) -> None:
@@ -278,18 +284,18 @@ class Scheduler(Generic[Item]):
             request.future.cancel()
             for entry in request.entries:
                 self._queue.discard(entry)
-        request.entries = ()  # they refer to the request, which would be left to the garbage collector
+        request.entries = ()  # breaks the reference cycle with the entries
 
     async def trial(self, item: Item) -> None:
-        """Has the model infer once, outside of all batches and limits, and verifies the answer, NaN included.
+        """Runs one inference outside of all batches and limits, and verifies the answer.
 
         Raises:
-            RequestError: the model does not answer, or answers wrongly.
+            RequestError: the model fails, breaks its contract, or answers NaN.
         """
-        packed = self._form.pack((item,))
+        packed = self._builder.pack((item,))
         reply = await self._predictor.infer(ModelCall(packed.inputs, packed.outputs, {}))
         try:
-            for rows in self._form.unpack((item,), packed, reply.tensors):
+            for rows in self._builder.unpack((item,), packed, reply.tensors):
                 for role, data in rows.items():
                     if data.dtype.kind == "f" and np.isnan(data).any():
                         raise PredictorError(f"the model answered {role!r} with NaN")
@@ -297,67 +303,69 @@ class Scheduler(Generic[Item]):
             reply.release()
 
     def _expire(self) -> None:
-        """Fails the requests whose time is over. They are the oldest; the next timer is for the oldest one left."""
+        """Fails all requests whose time is over, and sets the timer for the oldest of the others."""
         self._timer = None
-        since = perf_counter() - self._timeout
+        oldest = perf_counter() - self._timeout
         while self._unanswered:
             request = next(iter(self._unanswered))
-            if request.since > since:
-                self._timer = self._loop.call_later(request.since - since, self._expire)
+            if request.submitted > oldest:
+                self._timer = self._loop.call_later(request.submitted - oldest, self._expire)
                 return
             del self._unanswered[request]
             limit = f"{self._timeout:g} s (--predictor_request_timeout_seconds)"
             request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
 
-    def _pump(self) -> None:
-        """Has a batch leave if there is anything to send, and room for it.
+    def _start_batch(self) -> None:
+        """Starts a batch if entries are queued and a slot is free, else waits for a slot.
 
-        It leaves in the next turn of the event loop, with all that is queued by then.
+        The batch starts in the next turn of the event loop, so that requests of this turn share it.
         """
-        if self._departure is None and self._queue:
-            if self._limit.has_room:
-                self._limit.take()
-                self._departure = self._loop.create_task(self._depart())
-                self._batches.add(self._departure)
-                self._departure.add_done_callback(self._batches.discard)
+        if self._next_batch is None and self._queue:
+            if self._limit.has_slot:
+                self._limit.acquire()
+                self._next_batch = self._loop.create_task(self._run_batch())
+                self._batches.add(self._next_batch)
+                self._next_batch.add_done_callback(self._batches.discard)
             else:
-                self._limit.call_when_free(self._pump)
+                self._limit.call_when_free(self._start_batch)
 
-    async def _depart(self) -> None:
-        """One batch: one call to the predictor, and the answers of its entries."""
-        self._departure = None
-        taken = self._queue.take(self._limit.count + 1)
-        self._pump()
+    async def _run_batch(self) -> None:
+        """Takes one batch from the queue and sends it."""
+        self._next_batch = None
+        entries = self._queue.take(self._limit.count + 1)
+        self._start_batch()
         try:
-            await self._send([entry for entry in taken if not entry.request.future.done()])
+            await self._send([entry for entry in entries if not entry.request.future.done()])
         finally:
-            self._queue.answered(len(taken))
-            # Once those who were answered have run: what they send next can be in the very next batch.
-            self._loop.call_soon(self._limit.give_back)
+            self._queue.answered(len(entries))
+            # Answered callers run first, so that their next instances can join the next batch.
+            self._loop.call_soon(self._limit.release)
 
     async def _send(self, entries: Sequence[Entry[Item]]) -> None:
+        """Packs entries, calls the predictor once, and decodes the outputs."""
         if not entries:
             return
-        timing = reply = None
+        timer = reply = None
         try:
             started = perf_counter()
             items = [entry.item for entry in entries]
-            if self._form.pack_cost(items) <= INLINE_COST:
-                packed = self._form.pack(items)
+            if self._builder.pack_cost(items) <= INLINE_COST:
+                packed = self._builder.pack(items)
             else:
-                packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
-                if not _wanted(entries):
+                packed = await self._loop.run_in_executor(self._executor, self._builder.pack, items)
+                if not _has_waiting(entries):
                     return
-            cost = _note_departure(entries, started)
+            cost = _record_start(entries, started)
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
             if self._costs is not None:
-                timing = self._costs.sent(perf_counter())
-            headers, wanted = entries[0].request.context.headers, partial(_wanted, entries)
+                timer = self._costs.start(perf_counter())
+            headers, wanted = entries[0].request.context.headers, partial(_has_waiting, entries)
             reply = await self._predictor.infer(ModelCall(packed.inputs, packed.outputs, headers, packed.sizes, wanted))
             try:
                 answered = perf_counter()
-                if timing is not None:
-                    timing.ended(answered, packed.real + packed.padding)
+                if self._costs is not None and timer is not None:
+                    self._costs.stop(timer, answered, packed.real + packed.padding)
+                    timer = None
                 if cost <= INLINE_COST:
                     self._decode(entries, items, packed, reply.tensors)
                 else:
@@ -366,24 +374,24 @@ class Scheduler(Generic[Item]):
                     )
             finally:
                 reply.release()
-            self._settle(entries, answered)
+            self._finish(entries, answered)
         except asyncio.CancelledError:
             self._fail(entries, PredictorUnavailable("the call to the predictor was broken off"))
             raise
         except Exception as error:
             if reply is not None and isinstance(error, PredictorError):
                 self._metrics.predictor_errors.add(1, BAD_ANSWER)
-            self._failed(entries, error)
+            self._isolate_or_fail(entries, error)
         finally:
-            if timing is not None and not timing.over:
-                timing.ended(perf_counter())
+            if self._costs is not None and timer is not None:
+                self._costs.stop(timer, perf_counter())
 
     def _decode(
         self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> None:
-        """Verifies a batch's outputs, and decodes each entry's own part. One that can't be decoded keeps its error in
-        place of an answer."""
-        for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
+        """Verifies a batch's outputs and decodes each entry's rows. An entry keeps the error of its decoding as its
+        answer."""
+        for entry, rows in zip(entries, self._builder.unpack(items, packed, outputs), strict=True):
             request = entry.request
             if request.future.done():
                 continue
@@ -392,58 +400,59 @@ class Scheduler(Generic[Item]):
             except Exception as error:
                 entry.answer = error
 
-    def _settle(self, entries: Sequence[Entry[Item]], answered: float) -> None:
-        """Hands the answers over, once the predictor's buffer is given back."""
+    def _finish(self, entries: Sequence[Entry[Item]], answered: float) -> None:
+        """Ends the requests whose last entry is answered. The predictor's buffer is released by now."""
         self._isolation.answered()
-        wrong = False
+        is_bad = False
         for entry in entries:
             request = entry.request
             if request.future.done():
                 continue
             if isinstance(entry.answer, Exception):
-                wrong = wrong or isinstance(entry.answer, PredictorError)
+                is_bad = is_bad or isinstance(entry.answer, PredictorError)
                 request.fail(entry.answer)
                 continue
             request.answered = answered
             request.remaining -= 1
             if not request.remaining:
                 request.future.set_result(None)
-        if wrong:
+        if is_bad:
             self._metrics.predictor_errors.add(1, BAD_ANSWER)
 
-    def _failed(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
-        """Fails the requests of a batch, or sends each again alone: one instance may have broken the model for all."""
+    def _isolate_or_fail(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
+        """Queues the requests of a refused batch again, each alone, since one bad instance may fail the whole batch.
+        Fails them if that can't help."""
         is_about_the_call = isinstance(error, PredictorUnavailable | PredictorTimeout)
         is_shared = any(entry.request is not entries[0].request for entry in entries)
-        if is_about_the_call or not is_shared or not self._isolation.sends_again(self._loop.time()):
+        if is_about_the_call or not is_shared or not self._isolation.retries_alone(self._loop.time()):
             self._fail(entries, error)
             return
         for entry in entries:
             if not entry.request.future.done():
                 entry.key = f"{entry.key} {id(entry.request)}"
                 self._queue.add(entry)
-        self._limit.call_when_free(self._pump)
+        self._limit.call_when_free(self._start_batch)
 
     def _fail(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
         for entry in entries:
             entry.request.fail(error)
 
 
-def _wanted(entries: Sequence[Entry[Any]]) -> bool:
+def _has_waiting(entries: Sequence[Entry[Any]]) -> bool:
     """Whether any request of a batch still waits for its answer."""
     return any(not entry.request.future.done() for entry in entries)
 
 
-def _note_departure(entries: Sequence[Entry[Any]], started: float) -> int:
-    """Notes in all requests of a batch how long they were queued, and with whose trace it is sent. Returns what it
-    costs to decode the batch."""
+def _record_start(entries: Sequence[Entry[Any]], started: float) -> int:
+    """Records the time in the queue, and the trace of the batch, in the contexts of its requests. Returns the batch's
+    decoding cost."""
     first = entries[0].request
     traceparent = first.context.headers.get("traceparent")
     cost = 0
     for entry in entries:
         request = entry.request
         cost += entry.cost
-        waited = started - request.since
+        waited = started - request.submitted
         if waited > request.context.queue:
             request.context.queue = waited
         if traceparent and request is not first:

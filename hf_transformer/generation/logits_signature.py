@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_transformer.core.contract import (
-    DEFAULT_BATCH,
+    DEFAULT_MAX_ROWS,
     POSITIONAL,
     ContractError,
     InputSignature,
@@ -136,7 +136,7 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
         min_vocabulary=min_size,
         caches=_fit_caches(spec, leading, problems),
         encoder_decoder=encoder_decoder,
-        max_rows=spec.max_batch_size or exact or (DEFAULT_BATCH if batch_axis else 1),
+        max_rows=spec.max_batch_size or exact or (DEFAULT_MAX_ROWS if batch_axis else 1),
         exact_rows=exact,
         batch_axis=batch_axis,
         triton_batch=bool(spec.max_batch_size),

@@ -1,4 +1,4 @@
-"""A scheduler over a predictor that answers when it is told to, and requests by their first token."""
+"""A scheduler over a scripted predictor; requests are identified by their first token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def run(
     *,
     cost: int = 1,
 ) -> list[Any]:
-    """The answers of one request; its entries are known by their numbers."""
+    """Returns the answers of one request. The owner of an entry is its number."""
     entries = [Entry(item, number, cost) for number, item in enumerate(items)]
     request = scheduler.submit(entries, decode, None, context or Context("id", {}))
     try:
@@ -55,7 +55,7 @@ async def run(
 
 
 class Bench:
-    """``form`` is one of the signature's unless given."""
+    """A scheduler, with ``builder`` or one of the signature's."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Bench:
         settings: SchedulerSettings = SETTINGS,
         signature: Signature = SIGNATURE,
         *,
-        form: EncodingBatchBuilder | None = None,
+        builder: EncodingBatchBuilder | None = None,
         predictor: ScriptedPredictor | None = None,
         limit: ConcurrencyLimit | None = None,
     ) -> None:
         self.predictor = predictor or ScriptedPredictor()
         self.metrics = Metrics("bert")
-        self.form = form or EncodingBatchBuilder(signature, PaddingPolicy(0, left=False))
+        self.builder = builder or EncodingBatchBuilder(signature, PaddingPolicy(0, left=False))
         self.scheduler = Scheduler(
-            self.predictor, self.form, settings, executor=executor, metrics=self.metrics, limit=limit
+            self.predictor, self.builder, settings, executor=executor, metrics=self.metrics, limit=limit
         )
 
     async def send(self, *first: int, length: int = 3, **options: Any) -> asyncio.Task[list[Any]]:
-        """A request on its way, with an instance per number."""
-        return await self.send_texts(*[text(length, one) for one in first], **options)
+        """Sends a request with an instance per number."""
+        return await self.send_texts(*[text(length, number) for number in first], **options)
 
     async def send_texts(self, *texts: Encoding, **options: Any) -> asyncio.Task[list[Any]]:
         decode = options.pop("decode", first_logit)
@@ -86,7 +86,7 @@ class Bench:
         return task
 
     async def turn(self) -> None:
-        """Lets everything happen that can."""
+        """Runs the event loop until nothing is left to do."""
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -95,7 +95,7 @@ class Bench:
         await self.turn()
 
     async def answer_all(self, *tasks: asyncio.Task[list[Any]]) -> list[list[Any]]:
-        """The answers of these requests, whatever batches they need."""
+        """Answers batches until all these requests are answered."""
         while not all(task.done() for task in tasks):
             await self.answer()
         return [await task for task in tasks]
@@ -115,7 +115,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    signature: Signature = SIGNATURE, form: EncodingBatchBuilder | None = None, **settings: Any
+    signature: Signature = SIGNATURE, builder: EncodingBatchBuilder | None = None, **settings: Any
 ) -> AsyncIterator[Bench]:
     with ThreadPoolExecutor(1) as executor:
-        yield Bench(executor, replace(SETTINGS, **settings), signature, form=form)
+        yield Bench(executor, replace(SETTINGS, **settings), signature, builder=builder)

@@ -48,11 +48,11 @@ XLM = {"model_type": "xlm", "architectures": ["XLMForSequenceClassification"]}
         pytest.param({"architectures": "BartForSequenceClassification"}, BatchRules(), id="no list"),
     ],
 )
-def test_rules(config: dict[str, Any], expected: BatchRules) -> None:
+def test_an_architecture_has_its_rules(config: dict[str, Any], expected: BatchRules) -> None:
     assert batch_rules(config, 7) == expected
 
 
-def form(**options: Any) -> EncodingBatchBuilder:
+def builder(**options: Any) -> EncodingBatchBuilder:
     inputs = [TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask")]
     spec = ModelSpec("m", "1", tuple(inputs), (TensorSpec("logits", "FP32", (3,)),), 8)
     signature = fit_signature(spec, [OutputRole("logits", (Axis(name="labels"),))], task="sequence_classification")
@@ -61,12 +61,12 @@ def form(**options: Any) -> EncodingBatchBuilder:
 
 def test_texts_with_different_counts_never_share_a_batch() -> None:
     texts = [Encoding(ids, [0] * len(ids)) for ids in ([1, 5, 2], [1, 2, 2], [1, 5, 5, 2], [1, 2, 5, 2])]
-    groups = [form(counted_id=2).bucket(text)[0] for text in texts]
+    groups = [builder(counted_id=2).bucket(text)[0] for text in texts]
     assert groups == ["1", "2", "1", "2"]
-    assert {form().bucket(text)[0] for text in texts} == {""}
+    assert {builder().bucket(text)[0] for text in texts} == {""}
 
 
-def test_padding_is_not_allowed_where_lengths_must_be_equal() -> None:
+def test_equal_lengths_allow_no_padding() -> None:
     text = Encoding([1, 2], [0, 0])
-    assert form().limits(text).padding
-    assert not form(equal_lengths=True).limits(text).padding
+    assert builder().limits(text).padding
+    assert not builder(equal_lengths=True).limits(text).padding

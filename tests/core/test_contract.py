@@ -1,4 +1,4 @@
-"""Whether a model fits the tokenizer, the task and the flags, and what a mismatch says."""
+"""The fit of models to the tokenizer, the task and the flags, and the messages of mismatches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, Signature, fit_signature
+from hf_transformer.core.contract import DEFAULT_MAX_ROWS, ContractError, Signature, fit_signature
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 
@@ -55,11 +55,11 @@ def problems(model: ModelSpec, inputs: str = "", outputs: str = "") -> tuple[str
     ],
     ids=["all known", "no mask", "optional", "optional and not named", "unknown optional", "positional", "int32"],
 )
-def test_which_inputs_are_sent(inputs: tuple[TensorSpec, ...], flag: str, roles: list[str]) -> None:
+def test_inputs_are_sent_by_name_role_and_flag(inputs: tuple[TensorSpec, ...], flag: str, roles: list[str]) -> None:
     signature = fit(spec(*inputs), flag)
-    assert [one.role for one in signature.inputs] == roles
-    assert [one.datatype for one in signature.inputs] == [one.datatype for one in inputs][: len(roles)]
-    assert signature.masked == ("attention_mask" in roles), "without a mask nothing may be padded"
+    assert [sent.role for sent in signature.inputs] == roles
+    assert [sent.datatype for sent in signature.inputs] == [tensor.datatype for tensor in inputs][: len(roles)]
+    assert signature.masked == ("attention_mask" in roles), "padding needs a mask"
     assert (signature.max_rows, signature.batch_axis, signature.length) == (8, True, None)
 
 
@@ -67,15 +67,17 @@ def test_which_inputs_are_sent(inputs: tuple[TensorSpec, ...], flag: str, roles:
     ("dims", "outputs", "batch", "expected"),
     [
         pytest.param((-1,), (-1, 100), 0, (1, None, False, None), id="one instance at a time"),
-        pytest.param((-1, -1), (-1, -1, 100), 0, (DEFAULT_BATCH, None, True, None), id="free batch axis"),
+        pytest.param((-1, -1), (-1, -1, 100), 0, (DEFAULT_MAX_ROWS, None, True, None), id="free batch axis"),
         pytest.param((4, -1), (4, -1, 100), 0, (4, 4, True, None), id="fixed batch"),
-        pytest.param((-1, 32), (-1, 32, 100), 0, (DEFAULT_BATCH, None, True, 32), id="fixed length"),
-        pytest.param((-1, -1), (-1, -1, 100), None, (DEFAULT_BATCH, None, True, None), id="metadata alone"),
+        pytest.param((-1, 32), (-1, 32, 100), 0, (DEFAULT_MAX_ROWS, None, True, 32), id="fixed length"),
+        pytest.param((-1, -1), (-1, -1, 100), None, (DEFAULT_MAX_ROWS, None, True, None), id="metadata alone"),
     ],
 )
-def test_models_without_max_batch_size(dims: Any, outputs: Any, batch: int | None, expected: Any) -> None:
-    found = fit(spec(ids("input_ids", *dims), outputs=out(*outputs), batch=batch))
-    assert (found.max_rows, found.exact_rows, found.batch_axis, found.length) == expected
+def test_shapes_tell_the_batch_axis_without_max_batch_size(
+    dims: Any, outputs: Any, batch: int | None, expected: Any
+) -> None:
+    signature = fit(spec(ids("input_ids", *dims), outputs=out(*outputs), batch=batch))
+    assert (signature.max_rows, signature.exact_rows, signature.batch_axis, signature.length) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,8 @@ def test_models_without_max_batch_size(dims: Any, outputs: Any, batch: int | Non
         pytest.param((out(-1, 128, datatype="FP16"),), "logits", id="a vocabulary padded by the runtime"),
     ],
 )
-def test_which_output_is_read(outputs: tuple[TensorSpec, ...], name: str) -> None:
-    assert [one.name for one in fit(spec(outputs=outputs)).outputs] == [name]
+def test_an_output_is_found_by_name_then_by_rank(outputs: tuple[TensorSpec, ...], name: str) -> None:
+    assert [output.name for output in fit(spec(outputs=outputs)).outputs] == [name]
 
 
 FIXED = spec(ids("input_ids", -1, 32), outputs=out(-1, 16, 100), batch=0)

@@ -1,4 +1,4 @@
-"""How much may be in the service at a time."""
+"""Admission of requests by number, tokens and bytes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ import weakref
 
 import pytest
 
-from hf_transformer.core import limits
-from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission, AdmissionTicket
+from hf_transformer.core.limits import BYTES_PER_TOKEN, MAX_ESTIMATE_SHARE, Admission, AdmissionTicket
 from hf_transformer.errors import TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 
 
 def entered(admission: Admission, size: int) -> AdmissionTicket:
-    """The place of a request with so many bytes."""
-    place = AdmissionTicket(admission)
-    place.hold(size)
-    place.enter()
-    return place
+    """Admits a request of ``size`` bytes."""
+    ticket = AdmissionTicket(admission)
+    ticket.hold(size)
+    ticket.enter()
+    return ticket
 
 
-def test_tokens_are_guessed_by_the_bytes_until_they_are_counted() -> None:
+def test_tokens_are_estimated_from_the_bytes_until_they_are_counted() -> None:
     admission = Admission(10, 1000, Metrics("bert"))
-    place = entered(admission, 40)
+    ticket = entered(admission, 40)
     assert admission.tokens == 40 // BYTES_PER_TOKEN + 1
-    for characters in (400, 4):  # texts that count more than once raise the guess
-        place.expect(characters)
+    for characters in (400, 4):  # texts of several pairs raise the estimate
+        ticket.expect(characters)
         assert admission.tokens == 400 // BYTES_PER_TOKEN
-    place.charge(7)
+    ticket.charge(7)
     assert (admission.requests, admission.tokens, admission.bytes) == (1, 7, 40)
     for _ in range(2):
-        place.leave()
+        ticket.leave()
         assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
     large = Admission(10, 1000, Metrics("bert"), max_bytes=2**30)
-    assert entered(large, 2**30).tokens == 1000 // LARGEST_GUESS
+    assert entered(large, 2**30).tokens == 1000 // MAX_ESTIMATE_SHARE
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
@@ -43,7 +42,7 @@ def test_small_and_large_requests_are_refused_alike(size: int) -> None:
     admission = Admission(10, 1000, metrics)
     first = entered(admission, 100)
     first.charge(999)
-    second = entered(admission, size)  # there was room for one token
+    second = entered(admission, size)  # one token was left
     assert not admission.has_room
     with (
         AdmissionTicket(admission) as third,
@@ -77,15 +76,14 @@ def test_requests_and_bytes_are_counted_too() -> None:
 
 
 class Cycle:
-    """Garbage that only the collector finds."""
+    """A reference cycle."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
-def test_garbage_is_collected_by_the_bytes_of_finished_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "COLLECTED_BYTES", 1000)
-    admission = Admission(10, 1000, Metrics("bert"))
+def test_garbage_is_collected_by_the_bytes_of_finished_requests() -> None:
+    admission = Admission(10, 1000, Metrics("bert"), collect_after=1000)
     gc.disable()
     try:
         left = weakref.ref(Cycle())

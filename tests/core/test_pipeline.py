@@ -1,4 +1,4 @@
-"""One request from instances to answers: any number of instances, of texts in each, and of windows of each text."""
+"""One request from instances to predictions, with several texts per instance and windows per text."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.support.scripted_predictor import ScriptedPredictor
 
 LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
 LONG = "word " * 800
-"""As many characters as one text may have."""
+"""The longest text within the limit of characters."""
 IN_TOKENS = TokenIds((101, 7, 8, 102))
 
 
 class Ids(Task[Any, Any, list[int]]):
-    """An item is a text or a list of texts; its answer has the ids that the model has read of each window."""
+    """Answers an item, a text or a list of texts, with the ids that the model has read of each window."""
 
     name = "ids"
 
@@ -49,7 +49,7 @@ class Ids(Task[Any, Any, list[int]]):
 
     def item(self, instance: Any, where: str, options: Mapping[str, Any]) -> Any:
         if instance is None:
-            raise InvalidInput.of(f"{where}: expected a text")
+            raise InvalidInput(where, "a text")
         return instance
 
     def texts(self, item: Any, options: Mapping[str, Any]) -> Sequence[str]:
@@ -63,14 +63,14 @@ class Ids(Task[Any, Any, list[int]]):
 
     def check(self, encoding: Encoding, where: str) -> None:
         if len(encoding) == 3:
-            raise InvalidInput.of(f"{where}: a single token")
+            raise InvalidInput(where, "more than one token")
 
     def answer_size(self, encoding: Encoding, options: Mapping[str, Any]) -> int:
         return len(encoding)
 
     def decode(self, item: Any, encoding: Encoding, outputs: Mapping[str, Array], options: Any) -> list[int]:
         assert outputs["logits"].shape == (len(encoding), 1)
-        return [int(one) for one in outputs["logits"][:, 0]]
+        return [int(logit) for logit in outputs["logits"][:, 0]]
 
     def answer(self, item: Any, parts: Sequence[Sequence[list[int]]], options: Mapping[str, Any]) -> Any:
         return [list(windows) for windows in parts]
@@ -96,10 +96,10 @@ class Bench:
             await self.scheduling.answer()
         return await asking
 
-    def ids(self, *texts: str, **how: Any) -> list[list[list[int]]]:
-        """The answer to an item of these texts."""
-        found = self.tokenizer.encode_windows(texts, Tokenization(**how))
-        return [[encoding.ids for encoding in windows] for windows in found]
+    def ids(self, *texts: str, **options: Any) -> list[list[list[int]]]:
+        """Returns the answer to an item of these texts."""
+        texts_windows = self.tokenizer.encode_windows(texts, Tokenization(**options))
+        return [[encoding.ids for encoding in windows] for windows in texts_windows]
 
 
 @asynccontextmanager
@@ -110,19 +110,19 @@ async def bench() -> AsyncIterator[Bench]:
 
 async def test_each_instance_gets_its_own_answer() -> None:
     async with bench() as b:
-        one = await b.ask("a short text")
-        assert one.predictions == [b.ids("a short text")] and one.tensor is None
-        assert (b.context.instances, b.context.tokens, one.tokens) == (1, one.tokens, len(b.ids("a short text")[0][0]))
+        answers, tokens = await b.ask("a short text"), len(b.ids("a short text")[0][0])
+        assert answers.predictions == [b.ids("a short text")] and answers.tensor is None
+        assert (b.context.instances, b.context.tokens, answers.tokens) == (1, tokens, tokens)
         assert b.context.tokenize > 0 and b.context.predict > 0
         texts: list[Any] = ["one more", LONG, "a short text", ["two texts", "in one item"]]
-        several = await b.ask(*texts)
-        assert several.predictions == [b.ids(*one) if isinstance(one, list) else b.ids(one) for one in texts]
+        answers = await b.ask(*texts)
+        assert answers.predictions == [b.ids(*item) if isinstance(item, list) else b.ids(item) for item in texts]
         assert b.logged == [["a short text"], ["one more", LONG, "a short text", "two texts", "in one item"]]
         assert 'truncated_instances_total{model_name="bert"} 1.0' in b.metrics.render().decode()
 
 
 @pytest.mark.parametrize("inline", [10**6, 1], ids=["on the event loop", "in a thread"])
-async def test_windows_and_tensors(inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_windows_become_parts_of_one_answer_and_a_tensor(inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "INLINE_VALUES", inline)
     async with bench() as b:
         text = "word " * 40
@@ -137,14 +137,29 @@ async def test_windows_and_tensors(inline: int, monkeypatch: pytest.MonkeyPatch)
     [
         ([], {}, InvalidInput, "instances: expected at least one"),
         (["two words", None], {}, InvalidInput, "instances[1]: expected a text"),
-        (["two words", "a"], {}, InvalidInput, "instances[1]: a single token"),
-        (["a b"] * 5, {}, TooLarge, "5 in a request, at most 4 are taken (--max_instances)"),
-        (["a b", "x" * 4001], {}, TooLarge, "instances[1]: 4001 characters, at most 4000 are"),
-        (["x" * 3000] * 3, {}, TooLarge, "instances[2]: with it the request has more than the 8000 characters"),
-        ([["a b"] * 9], {}, TooLarge, "9 sequences (texts, pairs and windows) in one request, at most 8"),
+        (["two words", "a"], {}, InvalidInput, "instances[1]: "),
+        (["a b"] * 5, {}, TooLarge, "expected at most 4 in a request (--max_instances), got 5"),
+        (
+            ["a b", "x" * 4001],
+            {},
+            TooLarge,
+            "instances[1]: expected at most 4000 characters (--max_text_length), got 4001",
+        ),
+        (
+            ["x" * 3000] * 3,
+            {},
+            TooLarge,
+            "instances[2]: expected at most 8000 characters in all texts (--max_total_length), got 9000",
+        ),
+        (
+            [["a b"] * 9],
+            {},
+            TooLarge,
+            "expected at most 8 sequences (texts, pairs and windows) in a request (--max_sequences), got 9",
+        ),
         ([LONG], {"windows": True}, TooLarge, "at most 8 windows in a request"),
-        ([IN_TOKENS, "a " * 240], {"windows": True}, TooLarge, "9 sequences (texts, pairs and windows) in one"),
-        ([LONG], {"overflow": "error"}, TooLarge, "the text is longer than the 32 tokens that the model takes"),
+        ([IN_TOKENS, "a " * 240], {"windows": True}, TooLarge, "(--max_sequences), got 9"),
+        ([LONG], {"overflow": "error"}, TooLarge, "expected at most 32 tokens, since the text must not be truncated"),
     ],
     ids=["none", "item", "check", "instances", "length", "total", "sequences", "windows", "mixed", "overflow"],
 )
@@ -167,8 +182,8 @@ async def test_a_request_just_within_the_limits_is_answered(instances: list[Any]
         assert len((await b.ask(*instances)).predictions) == len(instances)
 
 
-async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
-    """Any token will do for a model whose tokenizer knows few words, as those of genomes do."""
+async def test_a_trial_sends_id_0_if_the_vocabulary_has_no_words_of_its_text(tmp_path: Path) -> None:
+    """Tokenizers of genomes have such vocabularies."""
     folder = without_unknown(tmp_path / "model")
     labels = {
         "id2label": {"0": "a", "1": "b"},
@@ -180,10 +195,10 @@ async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
     spec = ModelSpec("genes", "1", (TensorSpec("input_ids", "INT64", (-1,)),), (TensorSpec("logits", "FP32", (2,)),), 8)
     predictor = ScriptedPredictor()
     with ThreadPoolExecutor(1) as executor:
-        made = PipelineBuilder(options, load_model(options), predictor, Metrics("genes"), executor)(spec)
-        trial = asyncio.create_task(made.trial())
+        built = PipelineBuilder(options, load_model(options), predictor, Metrics("genes"), executor)(spec)
+        trial = asyncio.create_task(built.trial())
         async with asyncio.timeout(20):
-            while not predictor.calls:  # noqa: ASYNC110 - nothing tells of it
+            while not predictor.calls:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
         assert predictor.calls[0].ids.tolist() == [[0]]
         trial.cancel()
@@ -192,14 +207,14 @@ async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
 
 async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit() -> None:
     options = config(f"--model_dir={MODEL_FOLDER}", "--model_name=bert")
-    parts = load_model(options)
+    loaded = load_model(options)
     ids = TensorSpec("input_ids", "INT64", (-1,))
-    logits = TensorSpec("logits", "FP32", (-1, parts.tokenizer.vocab_size))
+    logits = TensorSpec("logits", "FP32", (-1, loaded.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(options, parts, ScriptedPredictor(), Metrics("bert"), executor)
+        build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics("bert"), executor)
         pipelines = [
             build(ModelSpec("bert", "1", (ids,), (logits,), rows, instances=instances))
             for rows, instances in ((8, 1), (16, 3))
         ]
-    old, new = (made._scheduler._limit for made in pipelines if isinstance(made, PredictivePipeline))
+    old, new = (built._scheduler._limit for built in pipelines if isinstance(built, PredictivePipeline))
     assert old is new and new.count == 4, "one more than the model has instances now"

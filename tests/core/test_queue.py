@@ -1,4 +1,4 @@
-"""Which instances leave together: every one once, within the limits, none overtaken for ever."""
+"""Batch formation: each instance leaves once, within the limits, and none starves."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def batches(within: BatchLimits, *lengths: int) -> list[list[int]]:
 
 
 class OneByOne(BatchLimits):
-    """Limits that are asked about each row."""
+    """Limits that are checked for each row."""
 
     def allow_even(self, rows: int, width: int, length: int) -> bool:
         return False
 
 
 class Known(BatchCosts):
-    """A batch costs as much as so many tokens, beside its own."""
+    """Costs with a known overhead."""
 
     def __init__(self, overhead: float) -> None:
         super().__init__(1)
-        self.overhead = self._learnt = overhead
+        self.overhead = overhead
 
 
-LEARNT = st.none() | st.builds(lambda overhead: Known(overhead), st.floats(4.0, 50.0))
-MORE = st.none() | st.builds(lambda least, most: lambda size: least <= size <= most, *[st.integers(0, 4000)] * 2)
+COSTS = st.none() | st.builds(lambda overhead: Known(overhead), st.floats(4.0, 50.0))
+SHARED = st.none() | st.builds(lambda least, most: lambda size: least <= size <= most, *[st.integers(0, 4000)] * 2)
 
 
 @given(
@@ -74,27 +74,27 @@ MORE = st.none() | st.builds(lambda least, most: lambda size: least <= size <= m
             "padding": st.booleans(),
             "fixed_length": st.none() | st.integers(6, 12),
             "max_padding": st.sampled_from([0.0, 0.25, 1.0]),
-            "costs": LEARNT,
-            "allow_in_shared_memory": MORE,
+            "costs": COSTS,
+            "allow_in_shared_memory": SHARED,
         }
     ),
     st.integers(1, 3),
 )
-def test_asking_for_many_at_once_changes_no_batch(
-    texts: list[tuple[int, str]], gone: set[int], sizes: tuple[Any, ...], rest: dict[str, Any], parts: int
+def test_checking_many_rows_at_once_changes_no_batch(
+    texts: list[tuple[int, str]], gone: set[int], sizes: tuple[Any, ...], rest: dict[str, Any], shares: int
 ) -> None:
-    def left(within: BatchLimits) -> list[list[int]]:
+    def numbers(within: BatchLimits) -> list[list[int]]:
         queue = queue_of(within)
-        everyone = [Entry(length, key, number) for number, (length, key) in enumerate(texts)]
-        for entry in everyone:
+        entries = [Entry(length, key, number) for number, (length, key) in enumerate(texts)]
+        for entry in entries:
             queue.add(entry)
-        batches = [queue.take(parts)]
+        batches = [queue.take(shares)]
         for number in gone & set(range(len(texts))):
-            queue.discard(everyone[number])
-        batches += iter(lambda: queue.take(parts), [])
+            queue.discard(entries[number])
+        batches += iter(lambda: queue.take(shares), [])
         return [[entry.number for entry in batch] for batch in batches]
 
-    assert left(BatchLimits(*sizes, **rest)) == left(OneByOne(*sizes, **rest))
+    assert numbers(BatchLimits(*sizes, **rest)) == numbers(OneByOne(*sizes, **rest))
 
 
 def evenly(overhead: float, room: int, output_bytes: int = 50) -> BatchLimits:
@@ -116,35 +116,35 @@ any_limits = st.builds(limits, st.integers(1, 9), st.integers(20, 300), st.integ
 
 
 @given(st.lists(steps, max_size=80), any_limits | st.just(evenly(20, UNLIMITED)))
-def test_it_does_what_a_plain_list_would(sequence: list[tuple[Any, ...]], within: BatchLimits) -> None:
-    """The one that waited longest is in the next batch, with others that fit, until all have left."""
+def test_the_queue_behaves_like_a_plain_list(sequence: list[tuple[Any, ...]], within: BatchLimits) -> None:
+    """The oldest instance is in the next batch, with others that fit, until the queue is empty."""
     queue = queue_of(within)
-    everyone: list[Entry] = []
+    entries: list[Entry] = []
     plain: list[Entry] = []
-    under_way: list[list[Entry]] = []
+    in_flight: list[list[Entry]] = []
     last = 0
     for step in [*sequence, *[("take", 1)] * 80]:
         match step:
             case "add", length, key:
-                everyone.append(Entry(length, key))
-                plain.append(everyone[-1])
-                queue.add(everyone[-1])
+                entries.append(Entry(length, key))
+                plain.append(entries[-1])
+                queue.add(entries[-1])
             case "discard", which:
-                for entry in everyone[which % (len(everyone) or 1) :: 3]:
+                for entry in entries[which % (len(entries) or 1) :: 3]:
                     queue.discard(entry)
-                    plain = [one for one in plain if one is not entry]
-            case "take", parts:
-                fair = -(-(len(plain) + sum(map(len, under_way)) + last) // parts)
-                batch = queue.take(parts)
+                    plain = [left for left in plain if left is not entry]
+            case "take", shares:
+                share = -(-(len(plain) + sum(map(len, in_flight)) + last) // shares)
+                batch = queue.take(shares)
                 assert bool(batch) is bool(plain)
                 if batch:
                     assert batch[0] is plain[0] and all(entry in plain for entry in batch)
-                    assert len(batch) <= within.share_of(fair, batch[0].length)
+                    assert len(batch) <= within.row_limit(share, batch[0].length)
                     check_limits(batch, within)
                     plain = [entry for entry in plain if entry not in batch]
-                    under_way.append(batch)
-            case "answered", which if under_way:
-                ended = under_way.pop(which % len(under_way))
+                    in_flight.append(batch)
+            case "answered", which if in_flight:
+                ended = in_flight.pop(which % len(in_flight))
                 queue.answered(len(ended))
                 last = len(ended)
         assert list(queue) == plain and len(queue) == len(plain)
@@ -163,7 +163,7 @@ def check_limits(batch: list[Entry], within: BatchLimits) -> None:
 
 def test_the_nearest_lengths_fill_a_batch_up() -> None:
     assert batches(limits(rows=4), 20, 10, 21, 30, 19, 20, 11) == [[20, 20, 19, 21], [10, 11], [30]]
-    queue = queue_of(limits(rows=3), 5, 5, 5, 5, 5)  # those of one length leave in the order of their arrival
+    queue = queue_of(limits(rows=3), 5, 5, 5, 5, 5)  # of equal length, so first in, first out
     assert [entry.number for entry in queue.take()] == [0, 1, 2]
     queue.add(Entry(5, number=9))
     queue.discard(next(iter(queue)))
@@ -190,7 +190,7 @@ def test_each_limit_closes_a_batch(within: BatchLimits, lengths: list[int], expe
     assert [*map(len, batches(within, *lengths))] == expected
 
 
-def test_more_bytes_are_allowed_for_as_long_as_they_are_said_to_be() -> None:
+def test_shared_memory_is_asked_anew_for_each_batch() -> None:
     room = 600
     queue = queue_of(
         replace(limits(rows=9, output_bytes=200), allow_in_shared_memory=lambda size: size <= room), *[10] * 20
@@ -202,10 +202,10 @@ def test_more_bytes_are_allowed_for_as_long_as_they_are_said_to_be() -> None:
     assert len(queue.take()) == 4
 
 
-def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
+def test_batches_with_large_outputs_are_equal_shares() -> None:
     queue = queue_of(evenly(20, UNLIMITED), *[10] * 16)
     sizes = [len(queue.take(3)), len(queue.take(3))]
-    for _ in range(9):  # one comes back, and its clients ask again; one of each batch does so at once
+    for _ in range(9):  # a batch ends, and its clients send again: the first at once, the others later
         ended = sizes[-2]
         queue.add(Entry(10))
         queue.answered(ended)
@@ -214,11 +214,11 @@ def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
             queue.add(Entry(10))
     assert all(5 <= size <= 7 for size in sizes), sizes
     queue = queue_of(evenly(20, UNLIMITED), *[10] * 100)
-    everyone = list(queue)
-    for gone, expected in ((everyone[:40], 9), (everyone[49:88], 7)):  # of 60; of 12 and the 9 before them
+    entries = list(queue)
+    for gone, expected in ((entries[:40], 9), (entries[49:88], 7)):  # of 60; of 12 and the 9 before them
         for entry in gone:
             queue.discard(entry)
-        assert len(queue.take(3)) == expected, "those that have left have no share"
+        assert len(queue.take(3)) == expected, "discarded instances have no share"
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,14 @@ def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
     [
         pytest.param(evenly(20, UNLIMITED), 12, 4, id="moving outputs takes longest"),
         pytest.param(evenly(20, 150, 10**6), 12, 4, id="one row would not come inline"),
-        pytest.param(evenly(20, 150, 10**6), 8, 3, id="a batch might take all"),
+        pytest.param(evenly(20, 150, 10**6), 8, 3, id="a batch could take all"),
         pytest.param(evenly(41, UNLIMITED), 12, 9, id="a batch costs more than its tokens"),
         pytest.param(evenly(20, 99, 10**6), 12, 9, id="one row comes inline"),
-        pytest.param(replace(evenly(20, UNLIMITED, 10**6), allow_in_shared_memory=None), 12, 9, id="a flag says it"),
+        pytest.param(
+            replace(evenly(20, UNLIMITED, 10**6), allow_in_shared_memory=None), 12, 9, id="a flag sets the limit"
+        ),
         pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=None), 12, 9, id="no costs"),
-        pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=BatchCosts(1)), 12, 9, id="not known yet"),
     ],
 )
-def test_when_batches_are_shared_out(within: BatchLimits, count: int, expected: int) -> None:
+def test_when_batches_are_equal_shares(within: BatchLimits, count: int, expected: int) -> None:
     assert len(queue_of(within, *[10] * count).take(3)) == expected

@@ -1,4 +1,4 @@
-"""Batches across requests, on a predictor that answers when told to."""
+"""Batching across requests, with a scripted predictor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.core import scheduler
-from hf_transformer.core.scheduler import INLINE_COST, MOST_REFUSED, ConcurrencyLimit, FailureIsolation
+from hf_transformer.core.scheduler import INLINE_COST, MAX_REFUSED_IN_A_ROW, ConcurrencyLimit, FailureIsolation
 from hf_transformer.errors import (
     CallersDeadline,
     PredictorError,
@@ -46,7 +45,7 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
         await b.answer(1)
         assert [await task for task in tasks] == [[1], [2], [3, 4], [5]]
         assert all(call.released for call in b.predictor.calls)
-        together = asyncio.gather(*[run(b.scheduler, [text(1, one)]) for one in (1, 2, 3)])
+        together = asyncio.gather(*[run(b.scheduler, [text(1, number)]) for number in (1, 2, 3)])
         await b.turn()
         assert b.sent[2:] == [[1, 2, 3]], "what arrives in one turn leaves together"
         await b.answer()
@@ -80,8 +79,8 @@ async def test_a_large_request_is_split_over_the_concurrency_limit() -> None:
 
 async def test_requests_with_different_authorization_never_share_a_batch() -> None:
     async with bench() as b:
-        headers = [{"authorization": one, "x-request-id": str(number)} for number, one in enumerate("aabb")]
-        tasks = [await b.send(number, headers=one) for number, one in enumerate(headers)]
+        headers = [{"authorization": key, "x-request-id": str(number)} for number, key in enumerate("aabb")]
+        tasks = [await b.send(number, headers=sent) for number, sent in enumerate(headers)]
         assert await b.answer_all(*tasks) == [[0], [1], [2], [3]]
         assert b.sent == [[0], [1], [2, 3]]
         assert [call.headers for call in b.predictor.calls] == headers[:3]
@@ -98,12 +97,12 @@ async def test_long_decoding_is_done_in_a_thread(cost: int, on_the_loop: bool) -
         assert await task == [on_the_loop]
 
 
-async def test_who_was_answered_can_be_in_the_very_next_batch() -> None:
+async def test_an_answered_caller_can_join_the_next_batch() -> None:
     async with bench() as b:
         context = Context("id", {})
 
         async def steps() -> list[Any]:
-            return [(await run(b.scheduler, [text(1, one)], context=context))[0] for one in (1, 3)]
+            return [(await run(b.scheduler, [text(1, number)], context=context))[0] for number in (1, 3)]
 
         stepping = asyncio.create_task(steps())
         await b.turn()
@@ -129,11 +128,11 @@ async def test_a_cancelled_request_leaves_the_queue_and_takes_no_rows_of_a_batch
 
 async def test_a_request_leaves_the_queue_and_a_batch_goes_on_without_its_clients() -> None:
     async with bench() as b:
-        one, gone, two, three = await b.send(1), await b.send(7, 8, 9), await b.send(2), await b.send(3)
+        sent, gone, two, three = await b.send(1), await b.send(7, 8, 9), await b.send(2), await b.send(3)
         gone.cancel()
         wanted = b.predictor.calls[0].wanted
         assert wanted is not None and wanted()
-        one.cancel()
+        sent.cancel()
         await b.turn()
         assert not wanted() and not b.predictor.calls[0].cancelled and b.sent == [[1]]
         await b.answer(0)
@@ -143,7 +142,7 @@ async def test_a_request_leaves_the_queue_and_a_batch_goes_on_without_its_client
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_batch_is_not_sent_if_all_its_clients_have_left_before(turns: int) -> None:
-    """Whether the request leaves before or after the batch is formed."""
+    """The request leaves before or after the batch is formed."""
     async with bench() as b:
         task = asyncio.create_task(run(b.scheduler, [TEXT]))
         for _ in range(turns):
@@ -158,21 +157,21 @@ async def test_a_batch_is_not_sent_if_all_its_clients_have_left_before(turns: in
 
 async def test_a_batch_is_not_sent_if_all_its_clients_leave_while_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench() as b:
-        packing, go, pack = threading.Event(), threading.Event(), b.form.pack
+        packing, go, pack = threading.Event(), threading.Event(), b.builder.pack
 
         def slowly(items: Any) -> Any:
             packing.set()
             go.wait(10)
             return pack(items)
 
-        monkeypatch.setattr(b.form, "pack", slowly)
-        monkeypatch.setattr(b.form, "pack_cost", lambda items: INLINE_COST + 1)
+        monkeypatch.setattr(b.builder, "pack", slowly)
+        monkeypatch.setattr(b.builder, "pack_cost", lambda items: INLINE_COST + 1)
         left, other = await b.send(1), await b.send(2)
         await asyncio.to_thread(packing.wait, 10)
         left.cancel()
         go.set()
         async with asyncio.timeout(20):
-            while not b.sent:  # noqa: ASYNC110 - nothing tells of it
+            while not b.sent:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
         assert b.sent == [[2]]
         assert await b.answer_all(other) == [[2]]
@@ -208,7 +207,7 @@ async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
             await b.answer()
             assert await task == [1, 2]
             del decode, task
-            b.predictor.calls.clear()  # they know by ``wanted`` for whom they were made
+            b.predictor.calls.clear()  # ``wanted`` references the entries
             await b.turn()
             assert gone() is None
     finally:
@@ -255,10 +254,10 @@ async def test_a_batch_that_the_model_refuses_is_sent_again_by_request() -> None
 )
 async def test_an_outage_is_not_multiplied(error: RequestError) -> None:
     async with bench() as b:
-        blocker, one, two = await b.send(1), await b.send(2), await b.send(3)
+        blocker, *shared = await b.send(1), await b.send(2), await b.send(3)
         await b.answer(0)
         b.predictor.fail(1, error)
-        for task in (one, two):
+        for task in shared:
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(task, 20)
         assert await blocker == [1] and len(b.sent) == 2
@@ -266,7 +265,7 @@ async def test_an_outage_is_not_multiplied(error: RequestError) -> None:
 
 async def test_a_model_that_refuses_everything_is_not_called_one_by_one_for_ever() -> None:
     async with bench() as b:
-        for number in range(MOST_REFUSED + 2):
+        for number in range(MAX_REFUSED_IN_A_ROW + 2):
             before = len(b.sent)
             tasks = [await b.send(1), await b.send(2), await b.send(3)]
             calls = 0
@@ -274,18 +273,23 @@ async def test_a_model_that_refuses_everything_is_not_called_one_by_one_for_ever
                 await b.fail(before + calls, PredictorError("sick"))
                 calls += 1
             assert all(isinstance(task.exception(), PredictorError) for task in tasks)
-            assert calls == (4 if number < MOST_REFUSED else 2), number
-    isolation = FailureIsolation()  # time and good answers bring it back
-    assert [isolation.sends_again(10.0) for _ in range(MOST_REFUSED + 2)] == [True] * MOST_REFUSED + [False, False]
-    assert [isolation.sends_again(now) for now in (12.0, 12.1, 14.0)] == [True, False, True]
+            assert calls == (4 if number < MAX_REFUSED_IN_A_ROW else 2), number
+    isolation = FailureIsolation()  # time and good answers reset it
+    assert [isolation.retries_alone(10.0) for _ in range(MAX_REFUSED_IN_A_ROW + 2)] == [True] * MAX_REFUSED_IN_A_ROW + [
+        False,
+        False,
+    ]
+    assert [isolation.retries_alone(now) for now in (12.0, 12.1, 14.0)] == [True, False, True]
     isolation.answered()
-    assert [isolation.sends_again(14.1) for _ in range(MOST_REFUSED + 1)] == [True] * MOST_REFUSED + [False]
+    assert [isolation.retries_alone(14.1) for _ in range(MAX_REFUSED_IN_A_ROW + 1)] == [True] * MAX_REFUSED_IN_A_ROW + [
+        False
+    ]
 
 
 async def test_a_good_neighbour_is_answered_while_every_batch_has_a_bad_instance() -> None:
     async with bench() as b:
-        for _ in range(2 * MOST_REFUSED):
-            tasks = [await b.send(one) for one in (0, 666, 1, 666)]
+        for _ in range(2 * MAX_REFUSED_IN_A_ROW):
+            tasks = [await b.send(first) for first in (0, 666, 1, 666)]
             while not all(task.done() for task in tasks):
                 for number, call in enumerate(b.predictor.calls):
                     if 666 in b.sent[number] and not call.end.done():
@@ -320,31 +324,31 @@ async def test_two_schedulers_of_one_predictor_share_its_limit_in_turn(count: in
             assert [first for first, *_ in old.sent] == [0, 4, 100, 8, 104, 108]
         assert await asyncio.gather(*tasks) == [[*range(12)], [*range(100, 112)]]
         # Requests of a refused batch leave though the other scheduler sends nothing.
-        blocker, one, two = await new.send(0), await old.send(1), await old.send(2)
+        blocker, *refused = await new.send(0), await old.send(1), await old.send(2)
         await old.answer()
         if count == 1:
             await old.fail(len(old.sent) - 1, PredictorError("bad"))
-        assert await old.answer_all(blocker, one, two) == [[0], [1], [2]]
+        assert await old.answer_all(blocker, *refused) == [[0], [1], [2]]
 
 
-def test_a_limit_that_is_lowered_below_what_is_taken() -> None:
+def test_a_limit_lowered_below_the_taken_slots_frees_none() -> None:
     limit = ConcurrencyLimit(2)
     called: list[int] = []
 
-    def pump(number: int) -> None:
+    def start(number: int) -> None:
         called.append(number)
-        limit.take()
+        limit.acquire()
 
-    limit.take()
-    limit.take()
+    limit.acquire()
+    limit.acquire()
     limit.count = 1
     for number in range(2):
-        limit.call_when_free(partial(pump, number))
-    limit.give_back()
-    assert not limit.has_room and called == []
-    limit.give_back()
+        limit.call_when_free(partial(start, number))
+    limit.release()
+    assert not limit.has_slot and called == []
+    limit.release()
     assert called == [0]
-    limit.give_back()
+    limit.release()
     assert called == [0, 1]
 
 
@@ -367,7 +371,7 @@ TRIALS: dict[str, tuple[Any, Any, int | None, str]] = {
 
 
 @pytest.mark.parametrize(("signature", "ids", "nan_at", "message"), TRIALS.values(), ids=TRIALS)
-async def test_a_trial_is_sent_as_a_batch_would_be_and_waits_for_none(
+async def test_a_trial_is_packed_like_a_batch_and_waits_for_no_slot(
     signature: Any, ids: Any, nan_at: int | None, message: str
 ) -> None:
     async with bench(signature) as b:
@@ -378,14 +382,14 @@ async def test_a_trial_is_sent_as_a_batch_would_be_and_waits_for_none(
         b.predictor.nan_at = nan_at
         b.predictor.answer(1)
         await asyncio.wait([trial])
-        said = "" if trial.exception() is None else str(trial.exception())
-        assert message in said and bool(message) == isinstance(trial.exception(), PredictorError)
+        error = "" if trial.exception() is None else str(trial.exception())
+        assert message in error and bool(message) == isinstance(trial.exception(), PredictorError)
         assert b.predictor.calls[-1].released and not busy.done()
         busy.cancel()
         await b.answer()
 
 
-# Whatever becomes of requests and batches
+# All sequences of events
 
 numbers = st.integers(0, 50)
 steps = st.one_of(
@@ -417,8 +421,9 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
             await b.turn()
 
 
-async def work_off(sequence: list[tuple[Any, ...]]) -> None:
+async def run_sequence(sequence: list[tuple[Any, ...]]) -> None:
     async with bench(max_batches_in_flight=2) as b:
+        b.scheduler._isolation = FailureIsolation(3)
         requests: list[asyncio.Task[Any]] = []
         for step in sequence:
             await perform(b, step, requests)
@@ -427,15 +432,13 @@ async def work_off(sequence: list[tuple[Any, ...]]) -> None:
         while any(not call.end.done() for call in b.predictor.calls):
             await b.answer()
         results = await asyncio.gather(*requests, return_exceptions=True)
-        assert all(isinstance(one, list | RequestError | asyncio.CancelledError) for one in results)
+        assert all(isinstance(result, list | RequestError | asyncio.CancelledError) for result in results)
         queue = b.scheduler._queue
-        assert not queue and not queue._groups and queue._under_way == 0
+        assert not queue and not queue._groups and queue._in_flight == 0
         assert b.scheduler._limit._taken == 0 and not b.scheduler._batches
         assert await b.answer_all(await b.send(*range(8))) == [[*range(8)]]
 
 
 @given(sequence=st.lists(steps, max_size=40))
-def test_nothing_is_left_when_all_have_gone(sequence: list[tuple[Any, ...]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "MOST_REFUSED", 3)
-        asyncio.run(work_off(sequence))
+def test_any_sequence_of_events_ends_with_an_empty_scheduler(sequence: list[tuple[Any, ...]]) -> None:
+    asyncio.run(run_sequence(sequence))

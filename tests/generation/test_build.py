@@ -14,7 +14,7 @@ import pytest
 from hf_transformer.app.wiring import LoadedGenerativeModel, PipelineBuilder, load_model, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
-from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
+from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.build import choose_interface, generator_settings, make_generator
 from hf_transformer.generation.logits import LogitsGenerator, LogitsSequence, StepBatchBuilder
@@ -165,7 +165,7 @@ def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpe
     if sequence.cache is not None:
         sequence.cache.length = width
     for flags in ([], [f"--max_batch_output_bytes={2**24}"], [f"--max_predictor_response_bytes={2**24}"]):
-        form = StepBatchBuilder(signature, 0, scheduler_settings(options(*flags), 1, STEP_OUTPUT_BYTES))
+        form = StepBatchBuilder(signature, 0, scheduler_settings(options(*flags), 1, MAX_STEP_OUTPUT_BYTES))
         assert form.limits(sequence).allow(16, width, 16 * width) is (not flags)
 
 
@@ -199,7 +199,7 @@ async def test_a_replacement_model_shares_concurrency_limit_and_cache_budget() -
 
 TOP_K = (
     "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k or "
-    "sampling_param_top_k, so it can't be told; set --do_sample=false, or --top_k=0."
+    "sampling_param_top_k; set --do_sample=false, or --top_k=0."
 )
 
 

@@ -128,12 +128,12 @@ def test_a_stride_without_room_is_refused_at_the_start(task: str, room: int) -> 
     windows = ["--on_overflow=window", "--max_model_len=32"]
     assert load(task, *windows, f"--stride={room - 1}").task.settings.stride == room - 1
     for stride in (room, 1000):
-        with pytest.raises(ConfigError, match=f"^--stride={stride}: .*32 tokens.* {room} "):
+        with pytest.raises(ConfigError, match=f"^--stride={stride}: expected less than {room}, .*window of 32"):
             load(task, *windows, f"--stride={stride}")
 
 
 def test_the_windows_of_question_answering_may_be_shorter_than_the_model() -> None:
-    with pytest.raises(ConfigError, match=r"384 tokens.* 381"):
+    with pytest.raises(ConfigError, match=r"less than 381, .* window of 384"):
         check_stride(QuestionAnswering, settings(max_length=512, stride=381))
     check_stride(QuestionAnswering, settings(max_length=512, stride=380))
     check_stride(TokenClassification, settings(max_length=512, stride=381))

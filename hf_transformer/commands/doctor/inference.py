@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 
-from hf_transformer.app.wiring import FittedBinding, ModelBinding, most_shared_bytes, padding_policy, scheduler_settings
+from hf_transformer.app.wiring import FittedBinding, ModelBinding, max_shared_bytes, padding_policy, scheduler_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import EncodingBatchBuilder, Packed
@@ -307,7 +307,7 @@ def with_labels(answer: Json, labels: Sequence[str]) -> Json:
 def batch_builder(binding: FittedBinding) -> EncodingBatchBuilder:
     """The service's builder of batches for this model, with its limits."""
     settings = scheduler_settings(binding.config, binding.spec.instances)
-    shared_bytes = most_shared_bytes(binding.config)
+    shared_bytes = max_shared_bytes(binding.config)
     return EncodingBatchBuilder(
         binding.signature,
         padding_policy(binding.config, binding.tokenizer, binding.signature, binding.model_config),
