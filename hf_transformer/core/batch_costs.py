@@ -4,7 +4,8 @@ A batch takes rate * (overhead + tokens) seconds. The overhead, in tokens, is sm
 long per token, as on a CPU, and large for a model that takes long per call, as on a GPU. No configuration tells it.
 
 Seconds per token are a line, y = rate + slope * x, with x = batches / tokens and overhead = slope / rate. The fit is
-least squares with fading weights, and a prior that pulls the overhead to INITIAL_OVERHEAD.
+least squares with fading weights, and a prior that pulls the overhead to INITIAL_OVERHEAD. Batches of other clients of
+the model delay ours, and so raise the overhead.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-
-logger = logging.getLogger(__name__)
 
 INITIAL_OVERHEAD = 128.0
 """The overhead in tokens before any batch is timed; all-MiniLM-L6-v2 has about 95 on one CPU."""
@@ -35,10 +34,7 @@ class BatchTimer:
 
 
 class BatchCosts:
-    """Learns the ``overhead`` of a model that runs ``instances`` batches at a time, in the order of their arrival.
-
-    Batches of other clients of the model delay ours, and so raise the overhead.
-    """
+    """Learns the ``overhead`` of a model that runs ``instances`` batches at a time, in the order of their arrival."""
 
     def __init__(self, instances: int) -> None:
         self.overhead = INITIAL_OVERHEAD
@@ -62,11 +58,10 @@ class BatchCosts:
     def stop(self, timer: BatchTimer, now: float, tokens: int = 0) -> None:
         """Notes the end of a batch. ``tokens`` includes padding; 0 is a batch without an answer."""
         self._unanswered.remove(timer)
-        for next_timer in self._unanswered[self._instances - 1 : self._instances]:
-            next_timer.started = next_timer.started or now
-        if timer.started is None or not tokens:
-            return
-        self._group.append((now - timer.started, tokens))
+        if len(self._unanswered) >= self._instances and self._unanswered[self._instances - 1].started is None:
+            self._unanswered[self._instances - 1].started = now
+        if timer.started is not None and tokens:
+            self._group.append((now - timer.started, tokens))
         if len(self._group) == GROUP:
             seconds, tokens = (sum(column) for column in zip(*self._group, strict=True))
             self._group.clear()
@@ -91,4 +86,6 @@ class BatchCosts:
         self._rate = max(0.0, y - self._slope * x)
         self.overhead = self._slope / self._rate if self._rate > 0 else math.inf
         if self._groups == MEMORY:
-            logger.info("one more batch takes the model as long as %.0f more tokens", self.overhead)
+            logging.getLogger(__name__).info(
+                "one more batch takes the model as long as %.0f more tokens", self.overhead
+            )

@@ -90,7 +90,7 @@ class Admission:
             )
 
     def release_bytes(self, size: int) -> None:
-        """Releases the bytes of a request, and collects garbage now and then."""
+        """Releases the bytes of a request, and collects garbage after ``collect_after`` bytes."""
         self.bytes -= size
         self._finished_bytes += size
         if self._finished_bytes > self._collect_after:

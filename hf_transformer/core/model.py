@@ -1,4 +1,4 @@
-"""The life of the served model: search, readiness, failure and replacement.
+"""The lifecycle of the served model: search, readiness, failure and replacement.
 
     SEARCHING --a check finds a model that fits--> READY --requests fail in a row--> SUSPECT
     SUSPECT --a trial inference or a request succeeds--> READY
@@ -290,7 +290,7 @@ class ServedModel(Generic[PipelineT_co]):
                 raise
             problem = "a question to the predictor was broken off"  # by the transport
         except Exception as error:
-            # A fault of the service: without this the model would never become ready, and no log would say why.
+            # A bug of the service. Without this the model would never become ready, and no log would say why.
             logger.exception("the predictor's model %r can't be served", self.name)
             problem = f"internal error: {type(error).__name__}"
         self._report(problem)

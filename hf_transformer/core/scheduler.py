@@ -53,7 +53,7 @@ MAX_STEP_OUTPUT_BYTES = 256 * 2**20
 outputs takes longer."""
 
 MAX_REFUSED_IN_A_ROW = 8
-"""Consecutive shared batches refused by the model before FailureIsolation stops to send their requests again. By then
+"""Consecutive shared batches refused by the model before FailureIsolation stops sending their requests again. By then
 the instances are unlikely to be the cause, and more calls would multiply the load."""
 
 ISOLATION_INTERVAL_SECONDS = 2.0

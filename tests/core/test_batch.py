@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.app.wiring import (
+    FittedBinding,
     PipelineBuilder,
     fit_task,
     load_model,
@@ -155,19 +156,18 @@ def test_texts_of_one_bucket_are_equally_long_for_the_queue_and_its_limits() -> 
 FLAGS = ("--model_name=bert", "--pad_to_multiple_of=16")
 
 
+def policy_of(binding: FittedBinding) -> PaddingPolicy:
+    return padding_policy(binding.config, binding.tokenizer, binding.signature, binding.model_config)
+
+
 def test_the_longest_bucket_is_the_length_of_truncation() -> None:
     for flag, buckets in ((), PaddingBuckets(16, 128)), (("--max_model_len=100",), PaddingBuckets(16, 100)):
-        binding = binding_of(GOOD, *FLAGS, *flag)
-        assert (
-            padding_policy(binding.config, binding.tokenizer, binding.signature, binding.model_config).buckets
-            == buckets
-        )
-    binding = binding_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")
-    assert padding_policy(binding.config, binding.tokenizer, binding.signature, binding.model_config).buckets is None
+        assert policy_of(binding_of(GOOD, *FLAGS, *flag)).buckets == buckets
+    assert policy_of(binding_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")).buckets is None
     inputs = tuple(replace(tensor, shape=(24,)) for tensor in GOOD.inputs)
     outputs = tuple(replace(tensor, shape=(24, *tensor.shape[1:])) for tensor in GOOD.outputs)
     fixed = binding_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
-    policy = padding_policy(fixed.config, fixed.tokenizer, fixed.signature, fixed.model_config)
+    policy = policy_of(fixed)
     assert (fixed.signature.length, policy.buckets) == (24, None), "a fixed length needs no buckets"
     assert EncodingBatchBuilder(fixed.signature, policy).pack([encoding(5)]).inputs[0].shape == (1, 24)
 

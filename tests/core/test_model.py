@@ -1,4 +1,4 @@
-"""When a model is ready, and when another one takes its place, whatever its predictor does."""
+"""Readiness, trial inferences and replacement of the served model."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ DEAD = PredictorError("Stub process is not healthy")
 
 
 class Described(ScriptedPredictor):
-    """A predictor that describes its model as a test says; ``asked`` counts how often.
+    """A predictor with a description set by the test.
 
-    ``ready`` is what it says or raises; None hangs until ``release``.
+    ``ready`` is returned or raised; None hangs until ``release``. ``questions`` counts calls of model_ready, ``asked``
+    those of model_spec.
     """
 
     def __init__(self) -> None:
@@ -139,19 +140,19 @@ class Bench:
 
 @asynccontextmanager
 async def bench(*, check_health: bool = True, interval: float = 1000.0, limit: float = 5.0) -> AsyncIterator[Bench]:
-    made = Bench(check_health=check_health, interval=interval, timeout=limit)
-    assert made.model.state is State.SEARCHING
+    served = Bench(check_health=check_health, interval=interval, timeout=limit)
+    assert served.model.state is State.SEARCHING
     with pytest.raises(NotReady, match="the predictor has not been reached yet"):
-        await made.ask()
-    running = asyncio.create_task(made.model.run())
-    await until(lambda: made.model.state is State.READY)
+        await served.ask()
+    running = asyncio.create_task(served.model.run())
+    await until(lambda: served.model.state is State.READY)
     try:
-        yield made
+        yield served
         assert not running.done()
     finally:
         running.cancel()
         await asyncio.wait([running])
-        assert len(asyncio.all_tasks()) == 1, "it leaves no task behind"
+        assert len(asyncio.all_tasks()) == 1, "no task is left"
 
 
 # Readiness
@@ -172,7 +173,7 @@ async def test_ready_asks_the_predictor_with_the_health_check_alone() -> None:
             assert served.shown_ready()
 
 
-async def test_those_who_ask_at_one_time_share_a_look() -> None:
+async def test_concurrent_checks_share_one() -> None:
     async with bench() as served:
         await until(lambda: served.predictor.asked >= 1)
         served.predictor.ready = None
@@ -181,14 +182,14 @@ async def test_those_who_ask_at_one_time_share_a_look() -> None:
         await until(lambda: served.predictor.questions == questions + 1)
         asked[0].cancel()
         served.predictor.ready = True
-        served.predictor.release.set()  # and says that it is not ready
+        served.predictor.release.set()  # the running check gets False
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(results[0], asyncio.CancelledError)
         assert all(isinstance(result, NotReady) for result in results[1:])
 
 
 @pytest.mark.parametrize(
-    ("trouble", "says"),
+    ("failure", "reason"),
     [
         (ValueError("a fault of ours"), "internal error: ValueError"),
         (asyncio.CancelledError(), "broken off"),
@@ -196,11 +197,11 @@ async def test_those_who_ask_at_one_time_share_a_look() -> None:
     ],
     ids=["a fault of ours", "broken off", "hangs"],
 )
-async def test_whatever_a_look_meets_it_is_not_the_last(trouble: BaseException | None, says: str) -> None:
+async def test_checks_go_on_after_any_failure(failure: BaseException | None, reason: str) -> None:
     async with bench(interval=0.002, limit=0.01) as served:
-        served.predictor.ready = trouble
+        served.predictor.ready = failure
         await until(lambda: not served.shown_ready())
-        assert says in await served.unready()
+        assert reason in await served.unready()
         served.predictor.ready = True
         await until(served.shown_ready)
         await served.fail(DEAD, 3)
@@ -211,7 +212,7 @@ async def test_whatever_a_look_meets_it_is_not_the_last(trouble: BaseException |
         await served.model.require_ready()
 
 
-async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
+async def test_a_shutdown_makes_the_model_not_ready_for_good() -> None:
     async with bench(interval=0.002) as served:
         served.model.start_shutdown()
         asked = served.predictor.asked
@@ -220,7 +221,7 @@ async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
         assert await served.ask() == "1"
 
 
-async def test_a_model_that_does_not_fit_any_longer_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replacement_that_does_not_fit_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
     async with bench(check_health=False, interval=0.002) as served:
         served.misfit = True
         served.predictor.spec = OTHER
@@ -247,7 +248,7 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
         reason = await served.unready()
         assert "model 'm' is not ready: the last 3 requests failed, and so does a trial: Stub process is not" in reason
         assert served.trials >= 1 and not served.shown_ready()
-        served.predictor.spec = OTHER  # is tried out as well
+        served.predictor.spec = OTHER  # a new model is tried out too
         assert "so does a trial" in await served.unready() and served.pipelines[-1].spec.version == "2"
         served.outcome = None
         await served.model.require_ready()
@@ -258,7 +259,7 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
         assert served.trials == trials
 
 
-async def test_a_suspicion_ends_with_an_answer_and_without_being_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_answer_ends_a_suspicion_without_a_probe(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with bench(check_health=False) as served:
         await served.fail(DEAD, 10)
@@ -282,7 +283,7 @@ async def test_a_suspicion_ends_with_an_answer_and_without_being_asked(caplog: p
 
 
 @pytest.mark.parametrize("during", ["requests", "trial"])
-async def test_a_denial_says_nothing_of_the_model(during: str) -> None:
+async def test_a_denial_does_not_make_the_model_suspect(during: str) -> None:
     async with bench() as served:
         if during == "requests":
             await served.fail(PredictorDenied("401"), 10)
@@ -298,25 +299,25 @@ async def test_a_denial_says_nothing_of_the_model(during: str) -> None:
 
 
 @pytest.mark.parametrize("check_health", [False, True])
-async def test_another_model_is_served_while_requests_under_way_keep_theirs(check_health: bool) -> None:
+async def test_a_replaced_model_still_answers_its_running_requests(check_health: bool) -> None:
     async with bench(check_health=check_health, interval=0.01) as served:
         assert await served.ask() == "1" and served.model.describe().version == "1"
         first = served.pipelines[0]
         first.gate = asyncio.Event()
-        under_way = asyncio.create_task(served.ask())
+        running = asyncio.create_task(served.ask())
         await asyncio.sleep(0)
         served.predictor.spec = OTHER
         await until(lambda: len(served.pipelines) == 2)
         assert await served.ask() == "2" and served.model.describe().version == "2"
         first.gate.set()
-        assert await under_way == "1"
-        served.predictor.spec = replace(OTHER, version="3")  # which differs in nothing else
+        assert await running == "1"
+        served.predictor.spec = replace(OTHER, version="3")  # differs in nothing else
         await until(lambda: served.model.describe().version == "3")
         assert len(served.pipelines) == 2 and served.shown_ready() and served.model.describe().max_length == 8
 
 
-async def test_two_versions_behind_one_address_take_no_turns() -> None:
-    """As during a rolling update; a model that is found now and then does not take the other's place."""
+async def test_two_versions_behind_one_address_do_not_alternate() -> None:
+    """A rolling update: a version that is found only now and then does not replace the served one."""
     async with bench() as served:
         for _ in range(20):
             served.predictor.spec = OTHER
@@ -335,14 +336,14 @@ async def test_two_versions_behind_one_address_take_no_turns() -> None:
             served.predictor.spec = replace(SPEC, max_batch_size=number + 9)
             await served.fail(error)
             await served.model.check_predictor()
-            assert len(served.pipelines) == number + 3, "it is believed at once while requests fail"
+            assert len(served.pipelines) == number + 3, "replaced at once while requests fail"
             served.outcome = None
             await served.ask()
 
 
 @pytest.mark.parametrize("check_health", [False, True])
 @pytest.mark.parametrize("away", [PredictorUnavailable("down"), PredictorTimeout("hung")], ids=["down", "hung"])
-async def test_a_look_follows_when_the_predictor_is_back(check_health: bool, away: RequestError) -> None:
+async def test_a_check_follows_when_the_predictor_is_back(check_health: bool, away: RequestError) -> None:
     async with bench(check_health=check_health) as served:
         await served.fail(away, 5)
         served.predictor.spec = OTHER
@@ -353,8 +354,8 @@ async def test_a_look_follows_when_the_predictor_is_back(check_health: bool, awa
 
 
 @pytest.mark.parametrize("errors", [1, 3])
-async def test_a_look_follows_when_a_model_refuses_what_it_took(errors: int) -> None:
-    """One error is enough where the predictor has been away."""
+async def test_a_check_follows_when_the_model_refuses_requests(errors: int) -> None:
+    """One error is enough if the predictor was unreachable."""
     async with bench(check_health=False) as served:
         if errors == 1:
             await served.fail(PredictorUnavailable("down"))
@@ -365,7 +366,7 @@ async def test_a_look_follows_when_a_model_refuses_what_it_took(errors: int) -> 
         assert await served.ask() == "2"
 
 
-async def test_an_outage_alone_leads_to_no_questions() -> None:
+async def test_an_outage_alone_causes_no_checks() -> None:
     async with bench(check_health=False) as served:
         await until(lambda: served.predictor.asked == 1)
         await served.fail(PredictorUnavailable("down"), 50)
@@ -399,11 +400,11 @@ FAIL, END = "requests fail with 502: wrong", "the predictor answers again"
 MORE = " (%d more have failed since the last such line)"
 
 
-def test_failures_have_a_line_each_in_ten_seconds_at_most(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now = 100.0
     log = FailureLog(clock=lambda: now)
-    for _ in range(30):  # they come and go, three seconds apart
+    for _ in range(30):  # alternating, three seconds apart
         log.failed(PredictorError("wrong"))
         assert log.is_failing
         log.answered()
@@ -412,7 +413,7 @@ def test_failures_have_a_line_each_in_ten_seconds_at_most(caplog: pytest.LogCapt
     assert caplog.messages == [FAIL, END, *[FAIL + MORE % 3, END] * 7]
     caplog.clear()
     now += FAILURE_LOG_SECONDS
-    for _ in range(1000):  # a row of them has one line
+    for _ in range(1000):  # consecutive failures have one line
         log.failed(PredictorTimeout("late"))
         now += FAILURE_LOG_SECONDS
     log.answered()

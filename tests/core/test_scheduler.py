@@ -274,16 +274,14 @@ async def test_a_model_that_refuses_everything_is_not_called_one_by_one_for_ever
                 calls += 1
             assert all(isinstance(task.exception(), PredictorError) for task in tasks)
             assert calls == (4 if number < MAX_REFUSED_IN_A_ROW else 2), number
-    isolation = FailureIsolation()  # time and good answers reset it
-    assert [isolation.retries_alone(10.0) for _ in range(MAX_REFUSED_IN_A_ROW + 2)] == [True] * MAX_REFUSED_IN_A_ROW + [
-        False,
-        False,
-    ]
+
+
+def test_time_and_good_answers_bring_isolation_back() -> None:
+    isolation = FailureIsolation(8)
+    assert [isolation.retries_alone(10.0) for _ in range(10)] == [True] * 8 + [False, False]
     assert [isolation.retries_alone(now) for now in (12.0, 12.1, 14.0)] == [True, False, True]
     isolation.answered()
-    assert [isolation.retries_alone(14.1) for _ in range(MAX_REFUSED_IN_A_ROW + 1)] == [True] * MAX_REFUSED_IN_A_ROW + [
-        False
-    ]
+    assert [isolation.retries_alone(14.1) for _ in range(9)] == [True] * 8 + [False]
 
 
 async def test_a_good_neighbour_is_answered_while_every_batch_has_a_bad_instance() -> None:

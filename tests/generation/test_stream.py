@@ -131,11 +131,7 @@ LONG = TokenIds((5,) * 64)
         (asking(TokenIds((5, 100_000))), InvalidInput, "expected token ids from 0 to 499, got 100000"),
         (asking(TokenIds((-1, 5))), InvalidInput, "expected token ids from 0 to 499, got -1"),
         (GenerationRequest(prompts=(), sampling=Sampling()), InvalidInput, "instances: expected at least one"),
-        (
-            asking("x" * 10_001, name="prompt", single=True),
-            TooLarge,
-            r"^prompt: expected at most 10000 characters .*got 10001",
-        ),
+        (asking("x" * 10_001, name="prompt", single=True), TooLarge, "^prompt: expected at most 10000 characters"),
         (asking("x" * 9999, "y" * 9999, "z" * 9999), TooLarge, "--max_total_length"),
         (
             asking("a", "b", n=7, names={"n": "best"}),

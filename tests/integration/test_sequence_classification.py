@@ -139,5 +139,5 @@ def test_bad_requests(serve: Serve) -> None:
 
 
 def test_a_text_that_is_too_long(serve: Serve) -> None:
-    says = "instances[1]: the text is longer than the 128 tokens"
+    says = "instances[1]: expected at most 128 tokens"
     assert cut_or_refused(serve("sentiment"), [TEXT, TEXT * 100], says) == [2, 2]

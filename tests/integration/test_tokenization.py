@@ -121,8 +121,8 @@ BAD: list[tuple[str, Any, str]] = [
     ),
 ]
 TOO_MUCH: list[tuple[str, Any, str]] = [
-    ("tokenize", ["a"] * 4, "instances: 4 in a request, at most 3 are taken (--max_instances)"),
-    ("tokenize", ["a", "a" * 101], "instances[1]: 101 characters, at most 100 are taken (--max_text_length)"),
+    ("tokenize", ["a"] * 4, "instances: expected at most 3 in a request (--max_instances), got 4"),
+    ("tokenize", ["a", "a" * 101], "instances[1]: expected at most 100 characters (--max_text_length), got 101"),
     ("tokenize", ["a " * 50] * 3, "instances: expected at most 142 tokens in a request"),
     ("detokenize", [[2]] * 4, "--max_instances"),
     ("detokenize", [[2] * 101], "--max_text_length"),
