@@ -200,7 +200,7 @@ def test_tensors_over_a_limit_are_413_and_name_it(serve: Serve, raw: bool) -> No
         (limited, ["x" * 101], {}, ["--max_text_length"]),
         (limited, [TEXT], logits, ["--max_answer_values"]),
         (usual, [TEXT], text, ["parameters.parameters: expected at most 65536 characters"]),
-        (usual, [""] * 2049, {}, ["2049 elements", "--max_instances", "--max_sequences"]),
+        (usual, [""] * 2049, {}, ["got 2049", "--max_instances", "--max_sequences"]),
     ):
         message = message_of(post(service, {"text": texts}, raw, parameters=parameters), 413)
         assert all(part in message for part in says), message

@@ -138,7 +138,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": [3], "prompt": "x"}, 400, "prompt", "expected no value for token ids"),
     ({"input": ["a"] * 2049}, 413, "input", "--max_instances"),
     ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
-    ({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens"),
+    ({"input": LONG, "truncation": False}, 413, "input", "expected at most 128 tokens"),
     ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
     *[({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "longer") for value in ("NONE", False)],
     ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),

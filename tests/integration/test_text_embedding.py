@@ -113,9 +113,9 @@ def test_what_the_files_choose(serve: Serve, tmp_path_factory: pytest.TempPathFa
 def test_max_seq_length_lowers_the_limit(serve: Serve) -> None:
     """minibert_cls: 64 by sentence_bert_config.json, 128 by the tokenizer; the goldens' very long texts show it too."""
     service = serve("minibert_cls")
-    refused(service, [LONG], {"truncation": False}, "longer than the 64 tokens", 413)
+    refused(service, [LONG], {"truncation": False}, "expected at most 64 tokens", 413)
     longer = serve("minibert_cls", "v2", "--max_model_len=128", "--on_overflow=error")
-    refused(longer, [LONG], {}, "longer than the 128 tokens", 413)
+    refused(longer, [LONG], {}, "expected at most 128 tokens", 413)
     cut = np.array(longer.predict([LONG], {"truncation": True}))
     assert cut.shape == (1, 48) and np.abs(cut - service.predict([LONG])).max() > 1e-3
 

@@ -158,7 +158,7 @@ def test_a_long_text_is_cut_or_refused_as_asked(serve: Serve) -> None:
     ((classes,),) = cut_or_refused(service, [LONG], "truncation: false")
     assert len(classes) == 128
     strict = serve("ner", "v2", "--on_overflow=error")
-    refused(strict, [LONG], {}, "longer than the 128 tokens", 413)
+    refused(strict, [LONG], {}, "expected at most 128 tokens", 413)
     assert strict.predict([LONG], {"truncation": True}) == [[classes]]
     assert strict.predict([TEXT]) == service.predict([TEXT], {"truncation": False})
 
