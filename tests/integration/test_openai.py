@@ -139,8 +139,11 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": ["a"] * 2049}, 413, "input", "--max_instances"),
     ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
     ({"input": LONG, "truncation": False}, 413, "input", "expected at most 128 tokens"),
-    ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
-    *[({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "longer") for value in ("NONE", False)],
+    ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "must not be truncated"),
+    *[
+        ({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "must not be truncated")
+        for value in ("NONE", False)
+    ],
     ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
     ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "NONE" or false, got 'end'"""),
     ({"truncate": 1}, 400, "truncate", "got a number"),
@@ -167,8 +170,11 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt"),
     ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048"),
     ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
-    ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer"),
-    *[({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "longer") for value in ("NONE", False)],
+    ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "must not be truncated"),
+    *[
+        ({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "must not be truncated")
+        for value in ("NONE", False)
+    ],
     ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
     ({"top_n": 0}, 400, "top_n", "expected 1 or more, got 0"),
     ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "got 8"),

@@ -94,8 +94,8 @@ def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, squad:
 def test_long_contexts_are_refused_where_that_is_asked_for(serve: Serve, squad: Service) -> None:
     strict = serve("squad", "v2", "--on_overflow=error", "--output_format=pipeline")
     assert_equal(strict.predict([PARIS])[0], answered("default")[0]["default"], "trained_0")
-    refused(strict, [PARIS, LONG], {}, "instances[1]: the text is longer", 413)
-    refused(squad, [LONG], {"truncation": False}, "instances[0]: the text is longer", 413)
+    refused(strict, [PARIS, LONG], {}, "instances[1]: expected at most ", 413)
+    refused(squad, [LONG], {"truncation": False}, "instances[0]: expected at most ", 413)
     assert "answer" in strict.predict([LONG], {"truncation": True})[0]
     refused(strict, [LONG], {"stride": 1}, "parameters.stride: expected no value without windows")
 

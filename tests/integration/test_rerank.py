@@ -85,5 +85,5 @@ def test_bad_requests(serve: Serve) -> None:
 
 def test_pairs_that_are_too_long(serve: Serve) -> None:
     instances = [{"query": QUERY, "texts": [TEXT, TEXT * 60]}]
-    (found,) = cut_or_refused(serve("cross"), instances, "instances[0].texts[1]: the text is longer")
+    (found,) = cut_or_refused(serve("cross"), instances, "instances[0].texts[1]: expected at most 128 tokens")
     assert len(found) == 2
