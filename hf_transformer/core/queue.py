@@ -84,7 +84,7 @@ class BatchLimits:
     def row_limit(self, share: int, width: int) -> int:
         """The most instances in a batch of this width; ``share`` is an equal share of all instances, see Queue."""
         if share < self.max_rows and self.allow_in_shared_memory is not None and self.costs is not None:
-            if share * width >= self.costs.overhead and self.allow_in_shared_memory(self.output_bytes(width)):
+            if self.costs.outweighed(share * width) and self.allow_in_shared_memory(self.output_bytes(width)):
                 return share
         return self.max_rows
 

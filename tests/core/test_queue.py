@@ -58,7 +58,7 @@ class Known(BatchCosts):
 
     def __init__(self, overhead: float) -> None:
         super().__init__(1)
-        self.overhead = overhead
+        self.overhead = self._fitted = overhead
 
 
 COSTS = st.none() | st.builds(lambda overhead: Known(overhead), st.floats(4.0, 50.0))
@@ -233,6 +233,7 @@ def test_batches_with_large_outputs_are_equal_shares() -> None:
             replace(evenly(20, UNLIMITED, 10**6), allow_in_shared_memory=None), 12, 9, id="a flag sets the limit"
         ),
         pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=None), 12, 9, id="no costs"),
+        pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=BatchCosts(1)), 12, 9, id="no fit yet"),
     ],
 )
 def test_when_batches_are_equal_shares(within: BatchLimits, count: int, expected: int) -> None:
