@@ -44,14 +44,14 @@ def without_userinfo(text: str) -> str:
 def describe(value: Any, *, quote: bool = False) -> str:
     """Describes a value by its JSON type, for FieldError.got. The value itself is left out, since it may be a prompt.
 
-    ``quote`` shows booleans, and the first 40 characters of strings, for a field with few allowed values.
+    ``quote`` shows booleans, numbers and the first 40 characters of strings, for a field with few allowed values.
     """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower() if quote else "a boolean"
     if isinstance(value, int | float):
-        return "a number"
+        return str(value)[:40] if quote else "a number"
     if isinstance(value, str):
         return repr(value[:40]) if quote else "a string"
     if isinstance(value, list):

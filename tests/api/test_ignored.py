@@ -61,9 +61,17 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"inputs": [TENSOR], "outputs": [{"name": "output-0", "parameters": {"classification": 2}}]},
         "'classification'",
     ),
-    ("/v1/models/gpt2:predict", {"instances": [PROMPT], "parameters": {"top_kk": 1}}, "parameters.top_kk: "),
-    ("/v2/models/gpt2/generate", {"text_input": PROMPT, "top_kk": 1}, "top_kk: "),
-    ("/v2/models/gpt2/generate", {"text_input": PROMPT, "parameters": {"top_kk": 1}}, "parameters.top_kk: "),
+    (
+        "/v1/models/gpt2:predict",
+        {"instances": [PROMPT], "parameters": {"top_kk": 1}},
+        "parameters.top_kk: expected one of",
+    ),
+    ("/v2/models/gpt2/generate", {"text_input": PROMPT, "top_kk": 1}, "top_kk: expected one of"),
+    (
+        "/v2/models/gpt2/generate",
+        {"text_input": PROMPT, "parameters": {"top_kk": 1}},
+        "parameters.top_kk: expected one of",
+    ),
 ]
 
 

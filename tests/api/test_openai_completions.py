@@ -211,46 +211,46 @@ async def test_alternatives_include_the_chosen_token() -> None:
 
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"best_of": 3}, "best_of", "expected 1, the value of n, got 3"),
-    ({"temperature": -1}, "temperature", "0 to 100"),
-    ({"temperature": 5e-324}, "temperature", "1e-06"),
-    ({"temperature": "hot"}, "temperature", "got a string"),
-    ({"top_p": 0}, "top_p", "1e-06 to 1"),
-    ({"max_tokens": 0}, "max_tokens", "1 or more"),
-    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens"),
-    ({"min_tokens": 99}, "min_tokens", "16"),
-    ({"stop": [""]}, "stop", "1 to 1000 characters, got 0"),
+    ({"temperature": -1}, "temperature", "expected a number from 0 to 100, got -1"),
+    ({"temperature": 5e-324}, "temperature", "expected 0, or a number from 1e-06 to 100, got 4.94066e-324"),
+    ({"temperature": "hot"}, "temperature", "expected a number from 0 to 100, got a string"),
+    ({"top_p": 0}, "top_p", "expected a number from 1e-06 to 1, got 0"),
+    ({"max_tokens": 0}, "max_tokens", "expected 1 or more, got 0"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "expected at most 3 (max_tokens), got 9"),
+    ({"min_tokens": 99}, "min_tokens", "expected at most 16 (the default number of new tokens), got 99"),
+    ({"stop": [""]}, "stop", "expected strings of 1 to 1000 characters, got 0"),
     ({"stop": 3}, "stop", "a string or a list of strings, got a number"),
     ({"stop_token_ids": 5}, "stop_token_ids", "a list of token ids, got a number"),
-    ({"stop_token_ids": [5, True]}, "stop_token_ids", "a boolean"),
-    ({"suffix": "x"}, "suffix", "expected no suffix"),
+    ({"stop_token_ids": [5, True]}, "stop_token_ids", "expected token ids from 0 to 767, got a boolean"),
+    ({"suffix": "x"}, "suffix", "expected no suffix; the service can't insert text"),
     ({"echo": True, "logprobs": 1}, "logprobs", "expected no logprobs with echo"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
-    ({"logit_bias": {"5": 200}}, "logit_bias", "-100 to 100"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "expected token ids from 0 to 767 as keys, got 'x'"),
+    ({"logit_bias": {"5": 200}}, "logit_bias", "expected numbers from -100 to 100, got 200 for token 5"),
     ({"stream_options": {}}, "stream_options", "expected no options without a stream"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "expected one of include_usage"),
     ({"prompt": []}, "prompt", "expected a string, a list of strings"),
     ({"prompt": ["a", 1]}, "prompt[1]", "expected a string or a list of token ids"),
-    ({"prompt": [1, 4000]}, "prompt", "4000"),
-    ({"prompt": ""}, "prompt", "token"),
-    ({"num_beams": 4}, "num_beams", "expected one of the fields of model, stream"),
+    ({"prompt": [1, 4000]}, "prompt", "expected token ids from 0 to 767, got 4000 at index 1"),
+    ({"prompt": ""}, "prompt", "expected a prompt of at least one token, got none"),
+    ({"num_beams": 4}, "num_beams", "expected one of model, stream"),
     ({"model": "bert"}, "model", "expected a served model (gpt2), got 'bert'"),
 ]
 TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
-    ({"n": 200}, "n", "at most 128"),
-    ({"n": 13}, "prompt", "at most 12"),
-    ({"logprobs": 21}, "logprobs", "at most 20"),
-    ({"stop_token_ids": [1] * 129}, "stop_token_ids", "at most 128"),
+    ({"n": 200}, "n", "expected at most 128 texts per prompt, got 200"),
+    ({"n": 13}, "prompt", "expected at most 12 texts in a request (--max_sequences), got 13 (1 with n=13)"),
+    ({"logprobs": 21}, "logprobs", "expected at most 20 tokens per token, got 21"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids", "expected at most 128 token ids, got 129"),
     ({"stop": "a" * 1001}, "stop", "1 to 1000 characters, got 1001"),
-    ({"prompt": "word " * 300}, "prompt", "tokens"),
-    ({"prompt": [5] * 256}, "prompt", "256"),
-    ({"max_tokens": 9}, "max_tokens", "(--max_new_tokens)"),
+    ({"prompt": "word " * 300}, "prompt", "expected a prompt of at most 255 tokens, got "),
+    ({"prompt": [5] * 256}, "prompt", "expected a prompt of at most 255 tokens, got 256; the model's 256 tokens"),
+    ({"max_tokens": 9}, "max_tokens", "expected at most 8 new tokens (--max_new_tokens), got 9"),
     # Lists are counted before their elements are read.
-    ({"stop": [1] * 17}, "stop", "at most 16"),
+    ({"stop": [1] * 17}, "stop", "expected at most 16 strings, got 17"),
     ({"prompt": [[5] * 256 + ["a"]]}, "prompt[0]", "expected a prompt of at most 256 tokens, got 257"),
     (
         {"prompt": [None] * 101},
         "prompt",
-        "expected at most 100 in a request (--max_instances, --max",
+        "expected at most 100 in a request (--max_instances, --max_sequences), got 101",
     ),
 ]
 
@@ -270,8 +270,16 @@ async def test_errors_name_the_field_and_quote_no_prompt(made: Bench) -> None:
 async def test_an_unsupported_field_is_named(stream: bool) -> None:
     async with bench(supported_fields=["temperature"]) as made:
         await complete(made, temperature=0.5, n=2, stop="x")
-        await refused_at(made, "stop_token_ids", "tokens model", stop_token_ids=[5], stream=stream)
-        await refused_at(made, "top_k", "tokens model", top_k=5, stream=stream)
+        await refused_at(
+            made,
+            "stop_token_ids",
+            "expected a parameter that this tokens model supports; leave it out",
+            stop_token_ids=[5],
+            stream=stream,
+        )
+        await refused_at(
+            made, "top_k", "expected a parameter that this tokens model supports; leave it out", top_k=5, stream=stream
+        )
 
 
 async def test_an_error_has_its_status_until_there_is_text() -> None:

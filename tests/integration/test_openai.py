@@ -160,7 +160,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place"),
     ({"normalize": True, "normalized": True}, 400, "normalized", "they mean the same"),
     ({"output_format": "kserve"}, 400, "output_format", "unknown"),
-    ({"inputs": []}, 400, "inputs", "one of the fields of model, input, encoding"),
+    ({"inputs": []}, 400, "inputs", "one of model, input, encoding"),
     ({"truncate_prompt_tokens": 8}, 400, "truncate_prompt_tokens", "expected -1, got a number; the model's length"),
     ({"embedding_type": "binary"}, 400, "embedding_type", "expected float, got 'binary'; the service does not"),
     ({"input_type": 1}, 400, "input_type", "expected a string, got a number"),

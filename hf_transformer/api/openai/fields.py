@@ -152,11 +152,13 @@ def field_name(path: str) -> str:
 
 
 def _unknown_fields(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
-    expected = f"fields of {', '.join(known)}"
+    fields = ", ".join(known)
     if len(names) == 1:
-        return InvalidInput(names[0], f"one of the {expected}", "an unknown name")
+        return InvalidInput(names[0], f"one of {fields}", "an unknown name")
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return InvalidInput("body", expected, f"the unknown {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}")
+    return InvalidInput(
+        "body", f"only the fields {fields}", f"the unknown {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}"
+    )
 
 
 def _check_ignored(field: IgnoredField, value: Json) -> None:
