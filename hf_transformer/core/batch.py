@@ -1,4 +1,4 @@
-"""Conversion of a batch: instances to padded input tensors, and output tensors to arrays per instance."""
+"""Conversion of instances to padded input tensors, and of output tensors to arrays per instance."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Packed:
 
     Args:
         inputs: the tensors to send.
-        outputs: the names of the outputs to ask for.
-        sizes: bytes by output name, for the outputs whose size is known before the call.
-        real: tokens without padding.
-        padding: tokens of padding.
+        outputs: the names of the outputs to request.
+        sizes: bytes by output name, for the outputs of known size.
+        real: the number of tokens without padding.
+        padding: the number of padding tokens.
     """
 
     inputs: list[Tensor]
@@ -40,9 +40,9 @@ class Packed:
 
 
 class BatchBuilder(ABC, Generic[Item]):
-    """Makes batches of one kind of item: decides which items may share one, and converts them to tensors and back.
+    """Groups items into batches, and converts them to tensors and back.
 
-    ``costs`` learns from all sent batches; None if batches don't depend on it.
+    ``costs`` learns from all sent batches, and is None if batches don't depend on costs.
     """
 
     costs: BatchCosts | None = None
@@ -51,7 +51,7 @@ class BatchBuilder(ABC, Generic[Item]):
     def bucket(self, item: Item) -> tuple[str, int]:
         """Returns an item's group and its length in tokens, at least 1.
 
-        Items of different groups never share a batch. Items of similar lengths do.
+        Items of different groups never share a batch.
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class BatchBuilder(ABC, Generic[Item]):
         """Converts items to one batch."""
 
     def pack_cost(self, items: Sequence[Item]) -> int:
-        """The cost of ``pack``, in units of the scheduler's INLINE_COST."""
+        """Returns the cost of ``pack``, in units of the scheduler's INLINE_COST."""
         return 0
 
     @abstractmethod
@@ -79,20 +79,20 @@ class BatchBuilder(ABC, Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class PaddingBuckets:
-    """The allowed widths of batches in tokens: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``, the
-    model's maximum. Few shapes suit a runtime that compiles each new shape."""
+    """Allowed widths of batches in tokens: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``, the
+    model's maximum. Few widths suit a runtime that compiles each new shape."""
 
     multiple: int
     longest: int
 
     def of(self, tokens: int) -> int:
-        """The width of a batch whose longest text has ``tokens`` tokens."""
+        """Returns the width of a batch whose longest text has ``tokens`` tokens."""
         width = -(-tokens // self.multiple) * self.multiple
         return width if width <= self.longest else max(tokens, self.longest)
 
 
 def padding_buckets(multiple: int, longest: int) -> PaddingBuckets | None:
-    """The buckets of --pad_to_multiple_of; None for 1, which rounds nothing."""
+    """Returns the buckets of --pad_to_multiple_of, or None if ``multiple`` is 1."""
     return PaddingBuckets(multiple, longest) if multiple > 1 else None
 
 
@@ -103,9 +103,9 @@ class PaddingPolicy:
     Args:
         pad_id: the token id of padding.
         left: whether padding comes before the text.
-        buckets: the widths of batches; None pads to the longest text.
-        equal_lengths: whether only texts of one length share a batch, although the model gets a mask.
-        counted_id: texts with different counts of this token id never share a batch; None for no such token.
+        buckets: the allowed widths of batches; None pads to the longest text.
+        equal_lengths: whether only texts of equal length share a batch, although the model has an attention mask.
+        counted_id: a token id. Texts with different counts of this token never share a batch.
     """
 
     pad_id: int
@@ -116,12 +116,12 @@ class PaddingPolicy:
 
 
 class EncodingBatchBuilder(BatchBuilder[Encoding]):
-    """Makes batches of texts, for models that read each text once.
+    """Makes batches of texts, one row per text.
 
     Args:
         max_tokens, max_output_bytes: limits in addition to the model's own.
-        allow_in_shared_memory: see BatchLimits; used only if the sizes of all outputs are known before the call.
-        costs: limits padding; used only if texts of different lengths may share a batch and each row costs time.
+        allow_in_shared_memory: see BatchLimits; ignored unless the sizes of all outputs are known before the call.
+        costs: limits padding; ignored unless the lengths and the number of rows of a batch may vary.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:
-        """Groups by the count of ``counted_id``, if there is one. The length is the width of a batch of this text
-        alone, so that texts with the same bucket count as equally long."""
+        """Groups texts by their count of ``counted_id``, if set. The length is the width of a batch of this text
+        alone, so texts of the same width count as equally long."""
         size, buckets, counted_id = len(item.ids), self._policy.buckets, self._policy.counted_id
         group = "" if counted_id is None else str(item.ids.count(counted_id))
         return group, size if buckets is None else buckets.of(size)
@@ -167,7 +167,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         return self._limits
 
     def pack(self, items: Sequence[Encoding]) -> Packed:
-        """Makes inputs of [rows, tokens] each, [tokens] for a model without a batch axis."""
+        """Makes inputs of shape [rows, tokens], or [tokens] for a model without a batch axis."""
         signature, buckets = self._signature, self._policy.buckets
         lengths = [len(item.ids) for item in items]
         width, real = signature.length or max(lengths), sum(lengths)
@@ -189,7 +189,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
     def unpack(
         self, items: Sequence[Encoding], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> Iterator[Mapping[str, Array]]:
-        """Yields arrays without batch axis and padding."""
+        """Yields arrays without the batch axis and without padding."""
         signature = self._signature
         shape = packed.inputs[0].data.shape
         rows, width = shape if signature.batch_axis else (1, shape[0])
@@ -204,7 +204,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
             }
 
     def _without_padding(self, array: Array, axes: Sequence[int], length: int) -> Array:
-        """One instance's output of ``length`` tokens, without the padding along its token ``axes``."""
+        """Returns one instance's output of ``length`` tokens, without the padding along its token ``axes``."""
         for axis in axes:
             size = array.shape[axis]
             tokens = slice(size - length, size) if self._policy.left else slice(0, length)
@@ -212,7 +212,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         return array
 
     def _rectangle(self, items: Sequence[Encoding], field: InputSignature, rows: int, width: int) -> Array:
-        """An input without padding, for texts of equal length."""
+        """Makes an input without padding from texts of equal length."""
         if field.role == "attention_mask":
             return np.ones((rows, width), field.dtype)
         return np.array([item.ids if field.role == "input_ids" else item.type_ids for item in items], field.dtype)
@@ -236,7 +236,7 @@ def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, ba
     """Checks an output against the contract, since Triton does not check the outputs of a model.
 
     Returns:
-        The data with a batch axis, [rows, ...].
+        the data with a batch axis, [rows, ...].
 
     Raises:
         PredictorError: the datatype, the rank or an axis differs from the model's configuration.

@@ -1,11 +1,11 @@
-"""The fixed cost of a batch, learnt from the times of batches.
+"""The fixed cost of a batch, estimated from measured batch times.
 
-A batch takes rate * (overhead + tokens) seconds. The overhead, in tokens, is small for a model that computes long per
-token, as on a CPU: padding costs it more than a shared batch saves. The overhead is large for a model that takes long
-per call, as on a GPU, which gains from nearly any shared batch. No configuration tells it, so it is measured.
+A batch takes rate * (overhead + tokens) seconds. The overhead, in tokens, is small for a model that is slow per token,
+as on a CPU: padding costs more than a shared batch saves. The overhead is large for a model that is slow per call, as
+on a GPU: nearly any shared batch saves time. No configuration states the overhead, so this module measures it.
 
-Seconds per token are a line, y = rate + slope * x, with x = batches / tokens and overhead = slope / rate. The fit is
-least squares with fading weights, mixed with an initial overhead that fades faster.
+Seconds per token follow a line, y = rate + slope * x, with x = batches / tokens and overhead = slope / rate. The fit is
+weighted least squares with exponential decay, mixed with an initial overhead that decays faster.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from collections import deque
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_OVERHEADS = 64
-"""The largest batch, in overheads. The overhead is then less than a fiftieth of the batch's time."""
+"""The maximum size of a batch, in overheads. The overhead is then less than a fiftieth of the batch's time."""
 
 MAX_PADDING_OVERHEADS = 0.5
-"""The most padding of a batch, in overheads. A waiting text may fit better, and the overhead is never underestimated,
-since other delays of a batch count as its overhead."""
+"""The maximum padding of a batch, in overheads. It is below 1, since a waiting text may fit better, and since the
+measured overhead includes other delays."""
 
 INITIAL_OVERHEAD = 128.0
-"""The overhead in tokens before batches are timed; all-MiniLM-L6-v2 on two CPUs has about 95. Its first batches take
-seconds, in which a service without an initial overhead answered a tenth to a half fewer texts of mixed lengths. A model
-with a larger overhead reaches the same rate within a moment."""
+"""The overhead in tokens before the first fit. The overhead of all-MiniLM-L6-v2 on two CPUs is about 95. In the first
+seconds with that model, a service without an initial overhead answered 10 % to 50 % fewer texts of mixed lengths."""
 
 PRIOR_WEIGHT = 32.0
-"""The weight of the initial overhead, where a group of batches weighs 1. In simulations of a model that changes its
-speed and is slow for new shapes, nine of ten estimates after two seconds were 67 to 218 tokens with this weight and 4
-to 460 without, where 69 was right."""
+"""The weight of the initial overhead; a group of batches has the weight 1. In simulations with a true overhead of 69
+tokens, 90 % of the estimates after two seconds were 67 to 218 with this weight, and 4 to 460 without. The simulated
+model changed its speed and was slow for new shapes."""
 
 PRIOR_DECAY = 19 / 20
-"""The factor by which each group reduces the weight of the initial overhead; it is gone after some 130 batches."""
+"""The factor on the weight of the initial overhead after each group."""
 
 LOGGED_PRIOR_SHARE = 0.1
-"""The weight of the initial overhead, as a fraction of that of all groups, below which the log states the overhead."""
+"""The service logs the overhead once the weight of the initial overhead is below this fraction of all groups' weight."""
 
 MIN_OVERHEAD = 4.0
-"""The least overhead in tokens; smaller ones are below the noise."""
+"""The minimum overhead in tokens. Smaller values are below the measurement noise."""
 
 COLD_BATCHES = 4
-"""First batches that are not timed, since a model is slower for them."""
+"""The number of first batches without timing, since a cold model is slower."""
 
 GROUP = 5
-"""Batches timed as one. A busy event loop sees an end late, so the next batch looks shorter; only sums are right. In
-simulations of a loop whose turns take as long as batches, single batches gave a thousandth of the overhead at times.
-The number is odd because large and small batches may alternate."""
+"""The number of batches per measurement. A busy event loop records the end of a batch late, so the next batch seems
+shorter; only sums are accurate. In simulations with iterations of the event loop as long as a batch, single batches
+sometimes gave a thousandth of the overhead. The number is odd because large and small batches may alternate."""
 
 FIRST_FIT = COLD_BATCHES + 4 * GROUP
-"""Batches before the first fit."""
+"""The number of batches before the first fit."""
 
 DECAY = 127 / 128
-"""The factor by which each group reduces the weight of all groups before it."""
+"""The factor on the weight of all earlier groups after each group."""
 
 MIN_SPREAD = 0.08
-"""The least standard deviation of x, as a fraction of its mean, for a fit."""
+"""The minimum standard deviation of x for a fit, as a fraction of the mean of x."""
 
 GROWTH = 1.1
-"""The factor by which the overhead grows with each group without a fit: larger batches then bring the spread."""
+"""The factor on the overhead after each group without a fit. A larger overhead allows other batch sizes, and so a
+fit."""
 
 SLOW_WEIGHT = 0.1
-"""The weight of a group that took longer than expected: other clients delay a model, and nothing speeds it up."""
+"""The weight of a group that took longer than expected, since other clients can only delay a model."""
 
 MAX_SLOWDOWN = 2.0
-"""The largest accepted time of a group, as a multiple of the expected time. Longer ones, such as hanging or retried
-calls, are clamped to it, and weigh less in proportion."""
+"""The maximum time of a group, as a multiple of the expected time. Longer times, as of retried calls, are clamped, and
+their weight is reduced in proportion."""
 
 _MIN_RATE = 1e-3
-"""The least seconds per token, as a fraction of the mean time per token."""
+"""The minimum seconds per token, as a fraction of the mean."""
 
 
 class BatchTimer:
-    """The time when the model started a batch, in seconds; None while earlier batches keep it busy."""
+    """The start of a batch in the model, in seconds; None while earlier batches occupy all instances."""
 
     __slots__ = ("started",)
 
@@ -82,40 +82,40 @@ class BatchTimer:
 
 
 class BatchCosts:
-    """Learns the ``overhead`` of a model that runs ``instances`` batches at a time, in the order of their arrival.
+    """Estimates the ``overhead`` of a model that runs ``instances`` batches at a time, in their order of arrival.
 
-    Times are in seconds of one clock. Waiting for batches of other clients counts as overhead. For one event loop.
+    All times are in seconds of one clock. Delays by other clients' batches count as overhead. Not thread-safe.
     """
 
     def __init__(self, instances: int) -> None:
         self.overhead = INITIAL_OVERHEAD
         self._fitted: float | None = None
-        """The overhead of the last fit, without GROWTH."""
+        """The overhead of the last fit, before MIN_OVERHEAD and GROWTH."""
         self._instances = instances
         self._running = 0
         self._waiting: deque[BatchTimer] = deque()
         self._count = 0
-        # The group that is not complete yet.
+        # The current, incomplete group.
         self._batches = self._tokens = 0
         self._seconds = 0.0
         self._slope = self._rate = 0.0
-        # Weighted sums of x = batches / tokens and y = seconds / tokens. Errors are relative to a batch's size: a
-        # disturbance of a large batch lasts longer.
+        # Weighted sums of x = batches / tokens and y = seconds / tokens. Errors are relative to the size of a batch,
+        # since large batches have longer disturbances.
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._prior_weight = PRIOR_WEIGHT
         self._is_logged = False
 
     def allow(self, padded: int, tokens: int) -> bool:
-        """Whether a batch of ``tokens``, ``padded`` with padding, saves more time than its padding costs."""
+        """Whether a batch of ``tokens`` tokens, ``padded`` including padding, is within the limits above."""
         overhead = self.overhead
         return padded - tokens <= MAX_PADDING_OVERHEADS * overhead and padded <= MAX_BATCH_OVERHEADS * overhead
 
     def outweighed(self, tokens: int) -> bool:
-        """Whether ``tokens`` cost more than the overhead of their batch; False before the first fit."""
+        """Whether ``tokens`` tokens take at least as long as the overhead; False before the first fit."""
         return self._fitted is not None and tokens >= self._fitted
 
     def start(self, now: float) -> BatchTimer:
-        """Records a sent batch; call ``stop`` when it ends."""
+        """Records a sent batch. Call ``stop`` at its end."""
         timer = BatchTimer()
         if self._running < self._instances:
             self._running += 1
@@ -125,7 +125,7 @@ class BatchCosts:
         return timer
 
     def stop(self, timer: BatchTimer, now: float, tokens: int = 0) -> None:
-        """Records the end of a batch. ``tokens`` includes padding; 0 is a batch without an answer."""
+        """Records the end of a batch. ``tokens`` includes padding, and is 0 for a batch without an answer."""
         if timer.started is None:
             self._waiting.remove(timer)
             return
@@ -165,7 +165,7 @@ class BatchCosts:
             self._fit()
 
     def _fit(self) -> None:
-        """Fits the line if the groups differ enough."""
+        """Fits the line if the spread of x is large enough."""
         x, y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - x * x
         if variance < (MIN_SPREAD * x) ** 2:

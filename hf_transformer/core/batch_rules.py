@@ -1,7 +1,7 @@
-"""Rules of batching by a model's architecture.
+"""Batching rules by model architecture.
 
-An answer in any batch must equal the answer to the text alone. An attention mask hides padding on either side from most
-architectures. This module lists the exceptions; tests/models/test_batch_rules.py checks them against transformers.
+A text must have the same answer in any batch. Most architectures ignore masked padding on either side. This module
+lists the exceptions; tests/models/test_batch_rules.py checks them against transformers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from hf_transformer.types.request import Json
 
 READ_PADDING: Final = frozenset({"convbert", "canine", "mra", "nystromformer", "yoso"})
-"""Model types that mix the states of neighbouring tokens and ignore the mask: by convolution, landmarks or hashing."""
+"""Model types that ignore the mask in convolutions, landmarks or hashing."""
 COUNT_ENDS: Final = frozenset(
     f"{family}ForSequenceClassification"
     for family in ("Bart", "BigBirdPegasus", "LED", "MBart", "MT5", "Mvp", "PLBart", "T5", "UMT5")
 )
-"""Architectures that gather the states at all eos tokens of a batch, and split them evenly over its rows."""
+"""Architectures that need the same number of eos tokens in all rows of a batch."""
 DECODERS: Final = frozenset(
     {
         *("codegen", "ctrl", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama", "ministral"),
@@ -26,7 +26,7 @@ DECODERS: Final = frozenset(
         *("qwen3_moe", "stablelm", "starcoder2"),
     }
 )
-"""Model types without a default pad_token_id. Their classifiers read the last token that is not padding."""
+"""Model types without a default pad_token_id, with classifiers that read the last token before the padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class BatchRules:
     """Requirements of an architecture in addition to an attention mask.
 
     Args:
-        pad_id: the token id of padding; None for any.
+        pad_id: the required token id of padding; None allows any.
         left: whether padding comes before the text.
         equal_lengths: whether only texts of equal length share a batch.
-        counted_id: texts with different counts of this token id never share a batch; None for no such token.
+        counted_id: a token id. Texts with different counts of this token never share a batch.
     """
 
     pad_id: int | None = None
@@ -47,7 +47,7 @@ class BatchRules:
 
 
 def batch_rules(model_config: Mapping[str, Json], eos_id: int | None) -> BatchRules:
-    """Returns the rules of a config.json. ``eos_id`` is the tokenizer's, for a config.json without eos_token_id."""
+    """Returns the rules for a config.json. ``eos_id`` is the default of its eos_token_id."""
     model_type, pad_id = model_config.get("model_type"), model_config.get("pad_token_id")
     architectures = model_config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
@@ -58,7 +58,7 @@ def batch_rules(model_config: Mapping[str, Json], eos_id: int | None) -> BatchRu
     return BatchRules(
         # Decoders find the end of a text by this id, and RoBERTa derives positions from it.
         pad_id=pad_id if type(pad_id) is int and pad_id >= 0 else None,
-        # XLNet's positions are relative, so padding on the left shifts none.
+        # XLNet's positions are relative, so padding on the left does not shift them.
         left=model_type == "xlnet",
         equal_lengths=(
             model_type in READ_PADDING
