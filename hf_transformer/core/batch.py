@@ -102,7 +102,7 @@ class PaddingPolicy:
 
     Args:
         pad_id: the token id of padding.
-        left: whether padding comes before the text.
+        left: whether padding precedes the text.
         buckets: the allowed widths of batches; None pads to the longest text.
         equal_lengths: whether only texts of equal length share a batch, although the model has an attention mask.
         counted_id: a token id. Texts with different counts of this token never share a batch.

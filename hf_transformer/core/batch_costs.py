@@ -32,7 +32,7 @@ tokens, 90 % of the estimates after two seconds were 67 to 218 with this weight,
 model changed its speed and was slow for new shapes."""
 
 PRIOR_DECAY = 19 / 20
-"""The factor on the weight of the initial overhead after each group."""
+"""The decay of the weight of the initial overhead, per group."""
 
 LOGGED_PRIOR_SHARE = 0.1
 """The service logs the overhead once the weight of the initial overhead is below this fraction of all groups' weight."""
@@ -52,14 +52,13 @@ FIRST_FIT = COLD_BATCHES + 4 * GROUP
 """The number of batches before the first fit."""
 
 DECAY = 127 / 128
-"""The factor on the weight of all earlier groups after each group."""
+"""The decay of the weights of earlier groups, per group."""
 
 MIN_SPREAD = 0.08
 """The minimum standard deviation of x for a fit, as a fraction of the mean of x."""
 
 GROWTH = 1.1
-"""The factor on the overhead after each group without a fit. A larger overhead allows other batch sizes, and so a
-fit."""
+"""The growth of the overhead, per group without a fit. Larger batches then increase the spread of x."""
 
 SLOW_WEIGHT = 0.1
 """The weight of a group that took longer than expected, since other clients can only delay a model."""

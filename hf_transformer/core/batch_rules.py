@@ -35,7 +35,7 @@ class BatchRules:
 
     Args:
         pad_id: the required token id of padding; None allows any.
-        left: whether padding comes before the text.
+        left: whether padding precedes the text.
         equal_lengths: whether only texts of equal length share a batch.
         counted_id: a token id. Texts with different counts of this token never share a batch.
     """

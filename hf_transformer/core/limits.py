@@ -14,28 +14,27 @@ from hf_transformer.tokenizer.engine import characters
 from hf_transformer.types.tokenization import TextInput
 
 BYTES_PER_TOKEN = 4
-"""Average bytes of a token's text, to estimate the tokens of a request from the size of its body."""
+"""Average bytes of text per token, to estimate the tokens of a request from the size of its body."""
 MAX_ESTIMATE_SHARE = 8
-"""The largest estimate is the token budget divided by this, since a large body may hold few tokens."""
+"""The divisor of the token budget that gives the maximum estimate, since a large body may have few tokens."""
 DEFAULT_MAX_BYTES: Final = 256 * 2**20
-"""Default limit of the bytes of all bodies."""
+"""Default maximum of the bytes of all bodies."""
 COLLECT_AFTER_BYTES: Final = 64 * 2**20
-"""Bytes of finished requests per garbage collection. A failed request can leave a reference cycle that holds its body,
-and the collector's own threshold counts objects, not bytes."""
+"""Bytes of finished requests per garbage collection. A failed request can leave a reference cycle with its body, and
+Python's own threshold counts objects, not bytes."""
 
 
 class Admission:
     """Counts requests, their tokens and the bytes of their bodies, and refuses requests over a limit.
 
-    A request of any size is admitted while the token budget is not used up, so that small requests can't starve large
-    ones. The last admitted request may exceed the budget. Bytes count from the first received byte; otherwise each
-    connection could fill the memory with a body of the largest size.
+    While tokens remain in the budget, it admits a request of any size, so small requests can't starve large requests.
+    The last admitted request may exceed the budget. Bytes of incomplete bodies count too, since many connections with
+    large bodies could exhaust the memory.
 
     Args:
-        max_requests: limit of requests (--max_concurrent_requests).
-        max_tokens: budget of their tokens (--max_queued_tokens).
-        max_bytes: limit of the bytes of all bodies, also incomplete ones (--max_bytes_in_flight). It must be at least
-            the limit of one request, which would never be admitted otherwise.
+        max_requests: the maximum number of requests (--max_concurrent_requests).
+        max_tokens: the token budget of all requests (--max_queued_tokens).
+        max_bytes: the maximum bytes of all bodies (--max_bytes_in_flight), at least the maximum bytes of one body.
         collect_after: bytes of finished requests per garbage collection.
     """
 
@@ -63,11 +62,11 @@ class Admission:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next request would be admitted."""
+        """Whether there is room for another request."""
         return self.requests < self._max_requests and self.tokens < self._max_tokens
 
     def require(self) -> None:
-        """Raises TooManyRequests, and counts the refusal, if the next request would not be admitted."""
+        """Raises TooManyRequests, and counts the refusal, unless there is room for another request."""
         if self.requests >= self._max_requests:
             self._refused.add(1, "requests")
             raise TooManyRequests(
@@ -101,7 +100,7 @@ class Admission:
 class AdmissionTicket:
     """One request's share of the limits: the bytes of its body, and its tokens after ``enter``.
 
-    As a context manager it releases them on exit.
+    The context manager releases the share on exit.
     """
 
     __slots__ = ("admission", "bytes", "requests", "tokens")
@@ -111,7 +110,8 @@ class AdmissionTicket:
         self.bytes = self.requests = self.tokens = 0
 
     def hold(self, size: int) -> None:
-        """Counts received bytes; a negative size releases some. Raises TooManyRequests over the limit."""
+        """Adds received bytes to the share, or removes bytes for a negative size. Raises TooManyRequests over the
+        limit."""
         admission = self.admission
         if admission.bytes + size > admission.max_bytes:
             admission.require_bytes(size)
@@ -133,12 +133,12 @@ class AdmissionTicket:
         self.requests, self.tokens = 1, tokens
 
     def charge(self, tokens: int) -> None:
-        """Replaces the estimate by the request's number of tokens."""
+        """Replaces the estimate with the request's number of tokens."""
         self.admission.tokens += tokens - self.tokens
         self.tokens = tokens
 
     def expect(self, characters: int) -> None:
-        """Raises the estimate to that of ``characters``, for texts that the model reads in several pairs."""
+        """Raises the estimate to at least that of ``characters``, since the model may read a text several times."""
         tokens = characters // BYTES_PER_TOKEN
         if tokens > self.tokens:
             self.charge(tokens)
@@ -162,7 +162,7 @@ class AdmissionTicket:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The size limits of one request; each field is the flag of its name."""
+    """The size limits of one request. Each field has the value of the flag of the same name."""
 
     max_instances: int
     max_text_length: int
@@ -171,11 +171,11 @@ class Limits:
     max_answer_values: int
 
     def check_texts(self, texts: Sequence[TextInput], name: str, *, single: bool = False) -> int:
-        """Returns the number of characters of all texts. ``name`` is the field of the list, or with ``single`` of its
-        only text.
+        """Returns the number of characters of all texts. ``name`` is the field of the list, or of its only text if
+        ``single`` is set.
 
         Raises:
-            TooLarge: there are too many texts, or they are too long.
+            TooLarge: there are too many texts, or the texts are too long.
         """
         self.check_instances(len(texts), name)
         total = 0
@@ -204,7 +204,7 @@ class Limits:
         return TooLarge(path, f"at most {self.max_text_length} characters (--max_text_length)", str(length))
 
     def too_long_together(self, length: int, path: str) -> TooLarge:
-        """Returns the error for texts of ``length`` characters in all."""
+        """Returns the error for texts with ``length`` characters in total."""
         return TooLarge(
             path, f"at most {self.max_total_length} characters in all texts (--max_total_length)", str(length)
         )

@@ -1,4 +1,4 @@
-"""The queue of instances, and batch formation. No clock and no I/O: the scheduler decides when a batch is taken."""
+"""The queue of instances, and batch formation, without a clock and without I/O."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Generic, Protocol, TypeVar
 from hf_transformer.core.batch_costs import BatchCosts
 
 MAX_PADDING = 0.25
-"""Default limit of padding, as a part of a batch's tokens."""
+"""Default maximum padding, as a fraction of a batch's tokens."""
 
 
 class Queueable(Protocol):
     """An instance in the queue, compared by identity.
 
-    ``length`` is in tokens, at least 1. Instances with different keys never share a batch.
+    ``length`` is the number of tokens, at least 1. Instances with different keys never share a batch.
     """
 
     @property
@@ -33,16 +33,16 @@ class BatchLimits:
     """The size limits of a batch. A batch of one instance is always allowed.
 
     Args:
-        max_rows: instances.
-        max_tokens: tokens, padding included.
-        max_output_bytes: bytes of all outputs.
-        output_bytes: gives the bytes of one row's outputs for the width of the batch in tokens.
+        max_rows: the maximum number of instances.
+        max_tokens: the maximum number of tokens, including padding.
+        max_output_bytes: the maximum bytes of all outputs.
+        output_bytes: returns the bytes of one row's outputs for the width of the batch in tokens.
         padding: whether instances of different lengths may share a batch.
-        fixed_length: the only width that the model takes; None for any width.
-        max_padding: limit of padding, as a part of the batch's tokens.
-        costs: the learnt cost of a batch, which limits padding further; None for no such limit.
-        allow_in_shared_memory: whether outputs of a size above ``max_output_bytes`` may travel through shared memory
-            now; None for never.
+        fixed_length: the model's fixed width; None if the width may vary.
+        max_padding: the maximum padding, as a fraction of the batch's tokens.
+        costs: the estimated cost of a batch, as a further limit of padding. None sets no further limit.
+        allow_in_shared_memory: reports whether shared memory currently has room for outputs above
+            ``max_output_bytes``. None if shared memory is not in use.
     """
 
     max_rows: int
@@ -56,9 +56,9 @@ class BatchLimits:
     allow_in_shared_memory: Callable[[int], bool] | None = None
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
-        """Whether a batch may have ``rows`` rows of ``width`` tokens, of which ``tokens`` in all are not padding.
+        """Whether a batch may have ``rows`` rows of ``width`` tokens, and ``tokens`` tokens in total without padding.
 
-        The number of rows alone is limited by ``row_limit``.
+        ``row_limit`` limits the number of rows.
         """
         padded = rows * width
         if padded > self.max_tokens:
@@ -75,14 +75,15 @@ class BatchLimits:
         return self.costs is None or self.costs.allow(padded, tokens)
 
     def allow_even(self, rows: int, width: int, length: int) -> bool:
-        """Whether ``allow`` is known to be true for ``rows`` rows of one length, and for any fewer.
+        """Whether ``allow`` is true for ``rows`` rows of the same length, and for every smaller number of rows.
 
-        It saves a call per row. False means unknown, since ``allow_in_shared_memory`` may allow fewer rows.
+        One such call replaces a call per row. If the result is False, a smaller number may still be allowed.
         """
         return rows * self.output_bytes(width) <= self.max_output_bytes and self.allow(rows, width, rows * length)
 
     def row_limit(self, share: int, width: int) -> int:
-        """The most instances in a batch of this width; ``share`` is an equal share of all instances, see Queue."""
+        """Returns the maximum number of instances in a batch of ``width`` tokens. ``share`` is an equal share of all
+        instances, see Queue."""
         if share < self.max_rows and self.allow_in_shared_memory is not None and self.costs is not None:
             if self.costs.outweighed(share * width) and self.allow_in_shared_memory(self.output_bytes(width)):
                 return share
@@ -90,18 +91,18 @@ class BatchLimits:
 
 
 class Queue(Generic[Instance]):
-    """Instances in the order of their arrival.
+    """Instances in their order of arrival.
 
-    The oldest instance is always in the next batch, so none starves. Instances of the nearest lengths fill the batch,
-    the oldest of each length first.
+    The oldest instance is always in the next batch, so no instance starves. Instances of the nearest lengths fill the
+    batch, the oldest of each length first.
 
-    Batches are equal shares of all instances if a single instance's outputs go through shared memory and the tokens of
-    a share cost more than the batch itself. Moving such outputs takes long. With equal shares one batch is in response
-    while the others run; with the largest possible batches the predictor would idle meanwhile. Instances of the last
-    ended batch count too, since their clients usually send again.
+    Large outputs in shared memory take long to move. If the tokens of a share also take longer than the overhead of a
+    batch, batches are equal shares of all instances. The predictor then runs other batches during a transfer, where
+    batches of maximum size would leave it idle. Instances of the last ended batch count too, since their clients
+    usually send another request.
 
     Args:
-        limits: gives the limits of a batch by its oldest instance; they are equal for equal keys.
+        limits: returns the limits of a batch for its oldest instance. Instances with equal keys have equal limits.
     """
 
     def __init__(self, limits: Callable[[Instance], BatchLimits]) -> None:
@@ -133,10 +134,10 @@ class Queue(Generic[Instance]):
             self._remove(entry.key, entry.length, (entry,))
 
     def take(self, shares: int = 1) -> list[Instance]:
-        """Removes and returns the next batch, the oldest instance first; empty if the queue is empty.
+        """Removes and returns the next batch, the oldest instance first. An empty queue returns an empty batch.
 
         Args:
-            shares: the number of equal shares of all instances, see the class.
+            shares: the number of equal shares of all instances.
         """
         if not self._waiting:
             return []
@@ -151,12 +152,12 @@ class Queue(Generic[Instance]):
         return batch
 
     def answered(self, count: int) -> None:
-        """Notes the end of a batch of ``count`` instances."""
+        """Records the end of a batch of ``count`` instances."""
         self._in_flight -= count
         self._last_ended = count
 
     def _remove(self, key: str, length: int, entries: Iterable[Instance]) -> None:
-        """Removes instances of one key and one length."""
+        """Removes instances with the same key and length."""
         waiting, lengths = self._waiting, self._groups[key]
         same_length = lengths[length]
         for entry in entries:
@@ -168,7 +169,7 @@ class Queue(Generic[Instance]):
                 del self._groups[key]
 
     def _fill(self, batch: list[Instance], lengths: dict[int, dict[Instance, None]], share: int) -> None:
-        """Adds instances of the nearest lengths, which need the least padding."""
+        """Adds instances of the nearest lengths, for the least padding."""
         key, length = batch[0].key, batch[0].length
         limits = self._limits(batch[0])
         width = limits.fixed_length or length
