@@ -35,7 +35,7 @@ PRIOR_DECAY = 19 / 20
 """The decay of the weight of the initial overhead, per group."""
 
 LOGGED_PRIOR_SHARE = 0.1
-"""The service logs the overhead once the weight of the initial overhead is below this fraction of all groups' weight."""
+"""The weight of the initial overhead, as a fraction of the groups' total weight, at the first log of the overhead."""
 
 MIN_OVERHEAD = 4.0
 """The minimum overhead in tokens. Smaller values are below the measurement noise."""

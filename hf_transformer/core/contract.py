@@ -1,7 +1,6 @@
 """The contract between the predictor's model, the tokenizer and the task: the mapping of their tensors.
 
-``fit_signature`` is a pure function of the model's description. It reports each mismatch in one sentence that ends with
-the change to make.
+``fit_signature`` reports each mismatch in one sentence, with the required change at its end.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
 
 INPUT_ROLES = ("input_ids", "attention_mask", "token_type_ids")
-"""The inputs that a tokenizer can fill."""
+"""The inputs that a tokenizer can provide."""
 
 POSITIONAL = re.compile(r"(.+)__(\d+)$")
-"""Numbered names of Triton's PyTorch backend, such as INPUT__0, which tell only the order of the tensors."""
+"""Numbered tensor names of Triton's PyTorch backend, such as INPUT__0."""
 
 DEFAULT_MAX_ROWS = 32
-"""Rows per batch of a model with a free batch axis and without max_batch_size."""
+"""Maximum rows per batch of a model with a dynamic batch axis and without max_batch_size."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSignature:
-    """A model input. ``role`` is one of INPUT_ROLES, ``datatype`` is that of the open inference protocol."""
+    """A model input. ``role`` is one of INPUT_ROLES, and ``datatype`` a datatype of the Open Inference Protocol."""
 
     name: str
     role: str
@@ -36,15 +35,15 @@ class InputSignature:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The numpy dtype of the datatype."""
+        """The NumPy dtype."""
         return NUMPY_DTYPES[self.datatype]
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSignature:
-    """A model output. ``role`` names the task's OutputRole.
+    """A model output. ``role`` is the name of the task's OutputRole.
 
-    ``axes`` are the axes per instance, and ``sizes`` their sizes in the model's configuration, -1 for a free one.
+    ``axes`` are the axes per instance. ``sizes`` are their sizes in the model's configuration; -1 is a dynamic axis.
     """
 
     name: str
@@ -54,9 +53,9 @@ class OutputSignature:
     sizes: tuple[int, ...]
 
     def row_bytes(self, width: int, *, guess: bool = False) -> int | None:
-        """Bytes of one instance's output in a batch of ``width`` tokens.
+        """Returns the bytes of one instance's output in a batch of ``width`` tokens.
 
-        None if a free axis leaves the size open; ``guess`` assumes the axis's minimum instead.
+        For a dynamic axis the result is None, or with ``guess`` a lower bound from the axis's minimum.
         """
         total = 2 if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype].itemsize
         for axis, size in zip(self.axes, self.sizes, strict=True):
@@ -76,12 +75,12 @@ class Signature:
 
     Args:
         inputs: the inputs to send.
-        outputs: the outputs to ask for.
-        max_rows: the most instances in a batch.
-        exact_rows: the number of rows of each batch, padded with copies; None for any number.
-        batch_axis: whether tensors have a batch dimension.
-        length: the only sequence length that the model takes, in tokens; None for any length.
-        masked: whether the model gets an attention mask, which hides padding.
+        outputs: the outputs to request.
+        max_rows: the maximum number of instances in a batch.
+        exact_rows: the fixed number of rows per batch, filled with copies; None if the number may vary.
+        batch_axis: whether tensors have a batch axis.
+        length: the fixed sequence length in tokens; None if the length may vary.
+        masked: whether the model has an attention mask, which hides padding.
     """
 
     inputs: tuple[InputSignature, ...]
@@ -93,15 +92,17 @@ class Signature:
     masked: bool
 
     def output_bytes(self, width: int) -> int:
-        """Bytes of all outputs of one instance in a batch of ``width`` tokens; a lower bound if axes are free."""
+        """Returns the bytes of one instance's outputs in a batch of ``width`` tokens; a lower bound for dynamic
+        axes."""
         return sum(output.row_bytes(width, guess=True) or 0 for output in self.outputs)
 
 
 class ContractError(NotReady):
-    """The predictor's model does not fit the tokenizer, the task or the flags; ``problems`` has a sentence for each."""
+    """The predictor's model does not fit the tokenizer, the task or the flags. ``problems`` has one sentence per
+    mismatch."""
 
     def __init__(self, model: str, problems: Sequence[str]) -> None:
-        problems = tuple(dict.fromkeys(problems))  # an output of two roles can fail for both
+        problems = tuple(dict.fromkeys(problems))  # an output with two roles can have the same problem twice
         super().__init__(f"model {model!r} does not fit the service. " + " ".join(problems))
         self.problems = problems
 
@@ -119,12 +120,12 @@ def fit_signature(
     Args:
         spec: the predictor's description of the model.
         roles: the outputs that the task reads.
-        input_names: --tensor_input_names; empty takes all inputs of the model.
-        output_names: --tensor_output_names, in the order of ``roles``; empty finds outputs by name and rank.
+        input_names: --tensor_input_names; empty selects all inputs of the model.
+        output_names: --tensor_output_names, in the order of ``roles``; empty selects outputs by name and rank.
         task: the task's name, for messages.
 
     Raises:
-        ContractError: the model does not fit; lists all mismatches.
+        ContractError: the model does not fit. The message lists all mismatches.
     """
     problems: list[str] = []
     if spec.decoupled:
@@ -148,7 +149,7 @@ def fit_signature(
 
 
 def role_from_numbered_name(name: str, roles: Sequence[str]) -> str:
-    """The role in a numbered name such as input_ids__0; any other name itself."""
+    """Returns the role in a numbered name such as input_ids__0, and any other name unchanged."""
     numbered = POSITIONAL.match(name)
     return numbered[1] if numbered and numbered[1] in roles else name
 
@@ -190,7 +191,7 @@ def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
         name = tensor.name if positional else role_from_numbered_name(tensor.name, INPUT_ROLES)
         role = role_of.get(name) if wanted else name
         if role in INPUT_ROLES:
-            # Any numeric type holds the zeros and ones of a mask; ids need integers of more than 16 bits.
+            # A mask of zeros and ones fits any numeric datatype. Ids need integers of more than 16 bits.
             if tensor.datatype not in (NUMPY_DTYPES if role == "attention_mask" else ("INT32", "INT64")):
                 problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
             bound.append(InputSignature(tensor.name, role, tensor.datatype))
@@ -222,8 +223,8 @@ Layout = tuple[int, int | None, bool, int | None]
 def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[str]) -> Layout | None:
     """Reads the batch and sequence axes from the input shapes. Returns None after a mismatch.
 
-    With max_batch_size > 0 Triton adds a batch axis to the configured dims. With 0 the dims are complete: [-1, -1]
-    includes a batch axis, and [-1] has none.
+    With max_batch_size > 0 Triton adds a batch axis to the configured dims. Otherwise the dims are complete: [-1, -1]
+    includes a batch axis, and [-1] does not.
     """
     if not shapes:
         return None
@@ -283,7 +284,8 @@ def _find_outputs(
 def _find_output(
     spec: ModelSpec, role: OutputRole, wanted: str | None, leading: int, problems: list[str]
 ) -> TensorSpec | None:
-    """Finds an output by the flag, else by the role's name, else the only output, else the only one of its rank."""
+    """Finds an output by the flag or the role's name, else the only output, else the only output with a fitting
+    datatype and rank."""
     tensors = {tensor.name: tensor for tensor in spec.outputs}
     names = (role.name, *role.other_names)
     for tensor in spec.outputs:
@@ -310,7 +312,7 @@ def _find_output(
 def _check_output(
     tensor: TensorSpec, role: OutputRole, leading: int, task: str, problems: list[str]
 ) -> tuple[Axis, ...]:
-    """Adds mismatches of an output to ``problems``. Returns its axes, among those that the task can read."""
+    """Adds mismatches of an output to ``problems``, and returns the axes that the task reads from it."""
     label = f"Its output {tensor.name!r}"
     if tensor.datatype not in role.datatypes:
         problems.append(
@@ -337,7 +339,7 @@ def _check_output(
 
 
 def _check_token_axes(outputs: Sequence[OutputSignature], length: int | None, problems: list[str]) -> None:
-    """Checks that outputs with a value per token are as long as the inputs."""
+    """Checks that outputs with a token axis have the sequence length of the inputs."""
     for output in outputs:
         for axis, size in zip(output.axes, output.sizes, strict=True):
             if axis.tokens and size > 0 and size != length:
@@ -352,7 +354,7 @@ def _names(tensors: Sequence[TensorSpec]) -> str:
 
 
 def axis_error(axis: Axis, size: int) -> str:
-    """The reason why ``size`` is no valid size of ``axis``; empty if it is valid."""
+    """Returns the reason why ``size`` is invalid for ``axis``, or an empty string if ``size`` is valid."""
     if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):
         return ""
     return f"{size} along {axis.name}, but {axis.why or f'expected at least {axis.minimum}'}"

@@ -62,11 +62,11 @@ class Admission:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for another request."""
+        """Whether another request is within the limits of requests and tokens."""
         return self.requests < self._max_requests and self.tokens < self._max_tokens
 
     def require(self) -> None:
-        """Raises TooManyRequests, and counts the refusal, unless there is room for another request."""
+        """Raises TooManyRequests, and counts the refusal, if ``has_room`` is false."""
         if self.requests >= self._max_requests:
             self._refused.add(1, "requests")
             raise TooManyRequests(

@@ -41,8 +41,7 @@ class BatchLimits:
         fixed_length: the model's fixed width; None if the width may vary.
         max_padding: the maximum padding, as a fraction of the batch's tokens.
         costs: the estimated cost of a batch, as a further limit of padding. None sets no further limit.
-        allow_in_shared_memory: reports whether shared memory currently has room for outputs above
-            ``max_output_bytes``. None if shared memory is not in use.
+        allow_in_shared_memory: reports whether outputs of this size may currently use shared memory; None if never.
     """
 
     max_rows: int
@@ -96,10 +95,10 @@ class Queue(Generic[Instance]):
     The oldest instance is always in the next batch, so no instance starves. Instances of the nearest lengths fill the
     batch, the oldest of each length first.
 
-    Large outputs in shared memory take long to move. If the tokens of a share also take longer than the overhead of a
-    batch, batches are equal shares of all instances. The predictor then runs other batches during a transfer, where
-    batches of maximum size would leave it idle. Instances of the last ended batch count too, since their clients
-    usually send another request.
+    Batches are equal shares of all instances if each instance's outputs go through shared memory, and if the tokens of
+    a share take longer than the overhead of a batch. During the slow transfer of such outputs the predictor runs other
+    batches; with batches of maximum size it would be idle. Instances of the last ended batch count too, since their
+    clients usually send another request.
 
     Args:
         limits: returns the limits of a batch for its oldest instance. Instances with equal keys have equal limits.
