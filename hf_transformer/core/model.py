@@ -1,11 +1,11 @@
 """The lifecycle of the served model: search, readiness, failure and replacement.
 
-    SEARCHING --a check finds a model that fits--> READY --requests fail in a row--> SUSPECT
+    SEARCHING --a check finds a model that fits--> READY --consecutive requests fail--> SUSPECT
     SUSPECT --a trial inference or a request succeeds--> READY
-    READY, SUSPECT --a check finds another model--> READY with that one, or SEARCHING if it does not fit
+    READY, SUSPECT --a check finds another model--> READY if the new model fits, else SEARCHING
 
-A check asks the predictor for its model. A failed check changes no state. With --enable_predictor_health_check it makes
-the model not ready until a check succeeds; requests are still sent to the predictor.
+A check asks the predictor for its model. A failed check changes no state. With --enable_predictor_health_check the
+model is then not ready until a check succeeds, but the predictor still receives requests.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ logger = logging.getLogger(__name__)
 PipelineT_co = TypeVar("PipelineT_co", bound=Pipeline, covariant=True)
 
 CHECK_TIMEOUT_SECONDS = 5.0
-"""Timeout of one check, its trial inference included."""
+"""Timeout of one check, including its trial inference."""
 SUSPECT_AFTER_ERRORS = 3
-"""Model errors in a row that make the model SUSPECT."""
+"""Consecutive model errors that make the model SUSPECT."""
 FAILURE_LOG_SECONDS = 10.0
-"""Shortest interval between two log lines about failing requests. Failures and answers may alternate."""
+"""Minimum interval between two log lines about failed requests, since failures and answers may alternate."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """The schedule of checks; all times are in seconds.
+    """The schedule of checks. All times are in seconds.
 
     Args:
-        on_ready: whether readiness probes run a check, and checks try a SUSPECT model out
+        on_ready: whether readiness probes run a check, and whether checks run a trial inference on a SUSPECT model
             (--enable_predictor_health_check).
-        interval: between two checks of a ready model (--predictor_check_seconds).
-        min_interval: the shortest interval between two checks of a ready model, even after failed requests.
-        min_retry, max_retry: between two checks of a model that is not ready; doubles from the first to the second.
-        timeout: of one check, its trial inference included.
+        interval: the interval between two checks of a ready model (--predictor_check_seconds).
+        min_interval: the minimum of this interval, even after failed requests.
+        min_retry, max_retry: the first and the maximum interval of a model that is not ready; each retry doubles it.
+        timeout: the timeout of one check, including its trial inference.
     """
 
     on_ready: bool = False
@@ -74,7 +74,7 @@ class CheckSettings:
 
 
 class State(Enum):
-    """The state of the model; see the module's docstring."""
+    """The state of the model, see the module."""
 
     SEARCHING = "no model fits yet; requests are answered with 503"
     READY = "requests are answered"
@@ -86,10 +86,9 @@ class ServedModel(Generic[PipelineT_co]):
 
     Args:
         name: the model's name in all routes.
-        task: the model's task.
-        predictor: must be open while ``run`` runs.
-        build: makes the pipeline for the predictor's model; raises ContractError if the model does not fit.
-        latency_log: logs the stage timings of each request; None logs none.
+        predictor: the model's predictor. It must be open while ``run`` runs.
+        build: makes the pipeline for the predictor's model, and raises ContractError if the model does not fit.
+        latency_log: logs the stage timings of each request; None disables this log.
         board: shares the readiness of all workers; None for a single worker.
     """
 
@@ -115,14 +114,14 @@ class ServedModel(Generic[PipelineT_co]):
         self._board = board
         self._serving: Serving[PipelineT_co] | None = None
         self._problem = "the predictor has not been reached yet"
-        """The reason why the model is not ready; empty if it is ready."""
+        """The reason why the model is not ready; empty for a ready model."""
         self._candidate: ModelSpec | None = None
-        """A model that the last check found in place of the served one."""
+        """A new model that the last check found instead of the served model."""
         self._replaces_at_once = False
-        """Whether the next check may replace the model without a second check that confirms it."""
+        """Whether the next check may replace the model without confirmation by a second check."""
         self._failures = FailureLog()
         self._errors = 0
-        """Model errors in a row."""
+        """The number of consecutive model errors."""
         self._is_away = False
         """Whether the predictor was unreachable since the last check."""
         self._check_soon = asyncio.Event()
@@ -131,7 +130,7 @@ class ServedModel(Generic[PipelineT_co]):
 
     @property
     def state(self) -> State:
-        """The state of the model."""
+        """The current state."""
         if self._serving is None:
             return State.SEARCHING
         return State.SUSPECT if self._errors >= SUSPECT_AFTER_ERRORS else State.READY
@@ -157,10 +156,10 @@ class ServedModel(Generic[PipelineT_co]):
         return answers
 
     async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Returns the windows of each text, under the limits of a request; see Tokenizer.encode_windows.
+        """Tokenizes texts within the limits of a request, and returns the windows of each text.
 
         Raises:
-            NotReady: no model fits yet, so the length of its inputs is unknown.
+            NotReady: no model fits yet, so the maximum length is unknown.
             RequestError: a text can't be encoded, or the texts exceed a limit.
         """
         return await self.pipeline.encode(texts, options)
@@ -188,7 +187,7 @@ class ServedModel(Generic[PipelineT_co]):
         return NotReady(f"model {self.name!r} is not ready: {self._problem}")
 
     def _count_answer(self, context: Context) -> None:
-        """Counts a completely answered request."""
+        """Counts an answered request."""
         if self._failures.is_failing:
             self._failures.answered()
             self._errors = 0
@@ -199,11 +198,11 @@ class ServedModel(Generic[PipelineT_co]):
             self._latency_log.add(context)
 
     def _count_failure(self, error: RequestError) -> None:
-        """Counts a request that failed in the predictor, and requests a check if a changed model may be the cause."""
+        """Counts a request that failed in the predictor, and requests a check if a new model may be the cause."""
         self._failures.failed(error)
         if not isinstance(error, PredictorError):
             self._is_away = True
-        elif not isinstance(error, PredictorDenied):  # a denial comes from a guard before the model
+        elif not isinstance(error, PredictorDenied):  # a proxy before the model denies requests
             self._errors += 1
             if self._is_away or self._errors == SUSPECT_AFTER_ERRORS:
                 self._request_check()
@@ -216,10 +215,9 @@ class ServedModel(Generic[PipelineT_co]):
     # Checks
 
     async def run(self) -> None:
-        """Checks the predictor until it is cancelled, on the schedule of CheckSettings.
+        """Checks the predictor on the schedule of CheckSettings until cancellation.
 
-        Failed requests bring the next check forward: after model errors in a row, and when an unreachable predictor
-        answers again.
+        The next check runs earlier after consecutive model errors, and after an unreachable predictor answers again.
         """
         checks, retry = self._checks, self._checks.min_retry
         try:
@@ -234,7 +232,8 @@ class ServedModel(Generic[PipelineT_co]):
                 retry = checks.min_retry
                 await asyncio.sleep(_jittered(min(checks.min_interval, checks.interval)))
                 with suppress(TimeoutError):
-                    # wait_for swallows a cancellation in Python 3.11 if the event is set in the same turn.
+                    # wait_for in Python 3.11 ignores a cancellation in the iteration of the event loop that sets the
+                    # event.
                     async with asyncio.timeout(_jittered(checks.interval)):
                         await self._check_soon.wait()
         finally:
@@ -248,8 +247,7 @@ class ServedModel(Generic[PipelineT_co]):
         return not self._problem
 
     async def require_ready(self) -> None:
-        """Runs a check if CheckSettings.on_ready is set. Raises NotReady, with the reason, if the model is not
-        ready."""
+        """Runs a check if CheckSettings.on_ready is set. Raises NotReady with the reason if the model is not ready."""
         if self._is_ending:
             raise NotReady(f"model {self.name!r} is not ready: the service is shutting down")
         if self._checks.on_ready:
@@ -260,16 +258,16 @@ class ServedModel(Generic[PipelineT_co]):
             raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
     def start_shutdown(self) -> None:
-        """Makes the model not ready for good, so that load balancers send no new requests. Requests are still
-        answered."""
+        """Makes the model permanently not ready, so that load balancers stop sending requests. The service still
+        answers requests."""
         self._is_ending = True
         self._publish_ready()
 
     async def check_predictor(self) -> str:
-        """Asks the predictor for its model, and serves it if it fits. Concurrent callers share one check.
+        """Asks the predictor for its model, and serves the model if it fits. Concurrent callers share one check.
 
         Returns:
-            The reason why the model is not ready; empty if it is ready. Takes CheckSettings.timeout at most.
+            the reason why the check failed; empty after a successful check.
         """
         if self._checking is None or self._checking.done():
             self._checking = asyncio.get_running_loop().create_task(self._check_predictor())
@@ -290,7 +288,8 @@ class ServedModel(Generic[PipelineT_co]):
                 raise
             problem = "a question to the predictor was broken off"  # by the transport
         except Exception as error:
-            # A bug of the service. Without this the model would never become ready, and no log would say why.
+            # A bug of the service. Without this handler the model would never become ready, and the log would have no
+            # reason.
             logger.exception("the predictor's model %r can't be served", self.name)
             problem = f"internal error: {type(error).__name__}"
         self._report(problem)
@@ -309,10 +308,10 @@ class ServedModel(Generic[PipelineT_co]):
             raise PredictorTimeout(f"the predictor did not describe its model in {self._checks.timeout:g} s") from error
 
     def _serve(self, spec: ModelSpec) -> Serving[PipelineT_co]:
-        """Serves the predictor's model unless it is served already. Running requests keep their pipeline.
+        """Serves the predictor's model, if new. Running requests keep their pipeline.
 
         Raises:
-            ContractError: the model does not fit; the service then serves none.
+            ContractError: the model does not fit. The service then has no model.
         """
         serving = self._serving
         if serving is not None and not self._is_replaced(serving.spec, spec):
@@ -336,10 +335,10 @@ class ServedModel(Generic[PipelineT_co]):
         return serving
 
     def _is_replaced(self, served: ModelSpec, spec: ModelSpec) -> bool:
-        """Whether ``spec``, the model that a check found, replaces the served one.
+        """Whether ``spec``, the result of a check, replaces the served model.
 
-        During a rolling update two versions answer behind one address, and checks find either. Two checks in a row must
-        find the same new model, unless requests fail or the predictor was unreachable.
+        During a rolling update, checks may find the old or the new version at the same address. Two consecutive checks
+        must find the same new model, unless requests fail or the predictor was unreachable.
         """
         is_confirmed = self._replaces_at_once or self._failures.is_failing or spec == self._candidate
         self._replaces_at_once = False
@@ -351,11 +350,11 @@ class ServedModel(Generic[PipelineT_co]):
         return is_confirmed
 
     async def _run_trial(self, pipeline: Pipeline, deadline: float) -> None:
-        """Runs one trial inference. A dead process of Triton's Python backend fails every inference, but the model
-        still reports ready.
+        """Runs one trial inference. After the process of a Python backend dies, Triton reports the model as ready, but
+        every inference fails.
 
         Raises:
-            NotReady: the trial fails or takes too long.
+            NotReady: the trial inference fails or exceeds ``deadline``.
         """
         reason = f"the last {self._errors} requests failed, and so does a trial"
         try:
@@ -364,7 +363,7 @@ class ServedModel(Generic[PipelineT_co]):
         except TimeoutError as error:
             raise NotReady(f"{reason}: no answer in time") from error
         except PredictorDenied:
-            pass  # the service lacks the clients' credentials; the model may be fine
+            pass  # the trial inference has no credentials of a client
         except RequestError as error:
             raise NotReady(f"{reason}: {error}") from error
         self._errors = 0
@@ -377,7 +376,7 @@ class ServedModel(Generic[PipelineT_co]):
                     "not ready, retrying: %s (hf-transformer doctor, with the same flags, says more)", problem
                 )
         elif not self._checks.on_ready:
-            problem = ""  # without the health check a failed check does not make the model not ready
+            problem = ""  # without the health check, a failed check does not affect readiness
         elif problem and not self._problem:
             logger.warning("the model is not ready any more: %s", problem)
         elif self._problem and not problem:
@@ -394,7 +393,7 @@ class ServedModel(Generic[PipelineT_co]):
 
 @dataclass(frozen=True, slots=True)
 class Serving(Generic[PipelineT_co]):
-    """A pipeline, with the predictor's description of its model and the service's own."""
+    """A pipeline with two descriptions of its model: the predictor's and the service's."""
 
     pipeline: PipelineT_co
     spec: ModelSpec
@@ -402,9 +401,9 @@ class Serving(Generic[PipelineT_co]):
 
 
 class FailureLog:
-    """Logs the first of several failing requests, and the first answer after them.
+    """Logs the first of consecutive failed requests, and the first answer after them.
 
-    It logs each kind at most once in FAILURE_LOG_SECONDS. ``clock`` returns seconds.
+    Each of the two messages appears at most once in FAILURE_LOG_SECONDS. ``clock`` returns seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -416,7 +415,7 @@ class FailureLog:
         self._not_before = -math.inf
 
     def failed(self, error: RequestError) -> None:
-        """Notes a failed request."""
+        """Records a failed request."""
         self.is_failing = True
         now = self._clock()
         if self._is_logged or now < self._not_before:
@@ -429,7 +428,7 @@ class FailureLog:
         self._not_before = now + FAILURE_LOG_SECONDS
 
     def answered(self) -> None:
-        """Notes the first answered request after a failed one."""
+        """Records the first answered request after a failed request."""
         self.is_failing = False
         if self._is_logged:
             self._is_logged = False

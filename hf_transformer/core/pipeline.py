@@ -1,4 +1,4 @@
-"""The path of one request from instances to predictions. Read this first.
+"""The path of one request from instances to predictions. This module is the place to start reading.
 
 instances --task.item, .texts--> texts --tokenizer--> encodings --scheduler--> output rows
           --task.decode--> parts --task.answer--> predictions
@@ -27,18 +27,18 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 TRIAL_TEXT = "A short text."
 INLINE_VALUES = 20_000
-"""The largest number of answer values that are assembled on the event loop, about 5 ms. A thread would keep the
-interpreter as long (sys.getswitchinterval)."""
+"""Maximum number of answer values for assembly on the event loop, about 5 ms. A thread keeps the GIL equally long
+(sys.getswitchinterval)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Arguments that all pipelines share.
+    """Common arguments of all pipelines.
 
     Args:
-        executor: runs long work off the event loop.
+        executor: runs long work outside the event loop.
         limits: the size limits of one request.
-        log_texts: called with the texts of each request; None logs none.
+        log_texts: logs the texts of each request; None disables this log.
     """
 
     executor: Executor
@@ -48,9 +48,9 @@ class PipelineOptions:
 
 
 class Pipeline(ABC):
-    """Answers the requests of one model, and keeps no state of a request.
+    """Answers the requests of one model, without state between requests.
 
-    ``tokenizer`` truncates texts to the model's length.
+    ``tokenizer`` truncates texts to the model's maximum length.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: PipelineOptions) -> None:
@@ -62,10 +62,10 @@ class Pipeline(ABC):
 
     @abstractmethod
     async def __call__(self, query: Query, context: Context) -> Answers:
-        """Returns one prediction per instance, in their order.
+        """Returns one prediction per instance, in the order of the instances.
 
         Raises:
-            RequestError: the whole request fails; no instance is answered.
+            RequestError: the whole request fails.
         """
 
     @abstractmethod
@@ -73,10 +73,10 @@ class Pipeline(ABC):
         """Runs one short inference. Raises RequestError if the model fails or breaks its contract."""
 
     async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Tokenizes texts without inference, under the limits of a request. Returns the windows of each text.
+        """Tokenizes texts within the limits of a request, and returns the windows of each text.
 
         Raises:
-            TooLarge: too many texts, too long ones, or too many tokens for one answer.
+            TooLarge: a text is too long, or there are too many texts or too many tokens for one answer.
             InvalidInput: a text can't be encoded.
         """
         limits = self._limits
@@ -100,7 +100,7 @@ class PredictivePipeline(Pipeline):
         self._task = task
         self._scheduler = scheduler
         self._default_options = task.options({})
-        # Skips the hooks that a task inherits unchanged, since they run for each text.
+        # The pipeline skips hooks without an override, since hooks run for each text.
         self._has_check = _overrides(task, "check")
         self._has_decode_cost = _overrides(task, "decode_cost")
         self._has_extra_outputs = _overrides(task, "extra_outputs")
@@ -117,7 +117,7 @@ class PredictivePipeline(Pipeline):
             tokenization = replace(tokenization, max_windows=self._limits.max_sequences)
         read = perf_counter()
         if ticket is not None and request.characters > INLINE_CHARACTERS:
-            ticket.expect(request.characters)  # tokenization takes long enough for other requests to be admitted
+            ticket.expect(request.characters)  # other requests may be admitted during a long tokenization
         windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, tokenization, request.characters)
         entries = self._make_entries(request, windows)
         context.instances, context.tokens = len(request.items), request.tokens
@@ -146,7 +146,7 @@ class PredictivePipeline(Pipeline):
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
     def _read(self, query: Query, options: Any) -> RequestState:
-        """Reads the items and texts of a request. Raises RequestError for an invalid item, or over a limit."""
+        """Reads the items and texts of a request. Raises RequestError if an item is invalid or a limit is exceeded."""
         task, limits, name, instances = self._task, self._limits, query.name, query.instances
         request = RequestState(query, options)
         items, texts, counts, total = request.items, request.texts, request.counts, 0
@@ -174,11 +174,11 @@ class PredictivePipeline(Pipeline):
         return request
 
     def _make_entries(self, request: RequestState, windows: Sequence[Sequence[Encoding]]) -> list[Entry[Encoding]]:
-        """Makes an entry per encoding. ``windows`` has the encodings of each text.
+        """Makes one entry per encoding. ``windows`` has the encodings of each text.
 
         Raises:
             InvalidInput: a text has no tokens, or the task refuses an encoding.
-            TooLarge: too many encodings, too many values in the answer, or a text that must not be truncated.
+            TooLarge: there are too many encodings, too many values in the answer, or a text that must not be truncated.
         """
         task, limits, options, has_decode_cost = self._task, self._limits, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
@@ -215,7 +215,7 @@ class PredictivePipeline(Pipeline):
         return entries
 
     def _full_size(self, request: RequestState) -> int:
-        """The number of values in an answer with extra outputs, or as a tensor."""
+        """Returns the number of values in an answer with extra outputs, or in an answer as a tensor."""
         encodings, options = request.encodings(), request.options
         size = request.size + self._task.extra_size(encodings, options)
         if not request.query.tensors:
@@ -223,7 +223,7 @@ class PredictivePipeline(Pipeline):
         return max(size, self._task.tensor_size(encodings, options))
 
     def _check_encodings(self, request: RequestState) -> None:
-        """Counts truncated items. Raises RequestError for an encoding that can't be predicted."""
+        """Counts truncated items. Raises RequestError if the model can't read an encoding."""
         task, truncated = self._task, set()
         for index, texts in enumerate(request.encodings()):
             path = f"{request.query.name}[{index}]"
@@ -245,7 +245,7 @@ class PredictivePipeline(Pipeline):
             self._metrics.count_truncated(len(truncated))
 
     def _assemble(self, request: RequestState) -> Answers:
-        """Makes the predictions from the answers of all entries."""
+        """Makes the predictions of a request from the answers to its entries."""
         task, options, predictions = self._task, request.options, []
         for item, texts in zip(request.items, request.entries, strict=True):
             parts = [[entry.answer for entry in windows] for windows in texts]
@@ -260,10 +260,11 @@ class RequestState:
 
     Attributes:
         items: the results of ``task.item``, one per instance.
-        texts: the texts of all items; ``counts`` has the number of texts per item.
-        characters: the length of all texts.
+        texts: the texts of all items.
+        counts: the number of texts per item.
+        characters: the total length of all texts.
         entries: the scheduler's entries by item, text and window.
-        tokens: the tokens of all entries.
+        tokens: the number of tokens in all entries.
         size: the number of values in the answer.
     """
 
@@ -279,7 +280,7 @@ class RequestState:
         self.characters = self.tokens = self.size = 0
 
     def encodings(self) -> list[list[list[Encoding]]]:
-        """The encodings by item, text and window."""
+        """Returns the encodings by item, text and window."""
         return [[[entry.item for entry in windows] for windows in texts] for texts in self.entries]
 
 

@@ -41,7 +41,7 @@ class BatchLimits:
         fixed_length: the model's fixed width; None if the width may vary.
         max_padding: the maximum padding, as a fraction of the batch's tokens.
         costs: the estimated cost of a batch, as a further limit of padding. None sets no further limit.
-        allow_in_shared_memory: reports whether outputs of this size may currently use shared memory; None if never.
+        allow_in_shared_memory: reports whether outputs of this size may currently use shared memory; None disables it.
     """
 
     max_rows: int
