@@ -60,7 +60,7 @@ class CheckSettings:
         on_ready: whether readiness probes run a check, and whether checks run a trial inference on a SUSPECT model
             (--enable_predictor_health_check).
         interval: the interval between two checks of a ready model (--predictor_check_seconds).
-        min_interval: the minimum of this interval, even after failed requests.
+        min_interval: the minimum interval between two checks of a ready model, even after failed requests.
         min_retry, max_retry: the first and the maximum interval of a model that is not ready; each retry doubles it.
         timeout: the timeout of one check, including its trial inference.
     """
@@ -403,7 +403,7 @@ class Serving(Generic[PipelineT_co]):
 class FailureLog:
     """Logs the first of consecutive failed requests, and the first answer after them.
 
-    Each of the two messages appears at most once in FAILURE_LOG_SECONDS. ``clock`` returns seconds.
+    The log has at most one failure per FAILURE_LOG_SECONDS. ``clock`` returns seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

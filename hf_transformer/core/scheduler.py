@@ -1,7 +1,7 @@
-"""Batching: instances of all requests share batches. No answer depends on the other instances of its batch.
+"""Batching of instances from all requests. No answer depends on the other instances of its batch.
 
-An instance never waits for a batch to fill. While the concurrency limit has a free slot, all queued instances are sent
-at once; otherwise they queue until a batch ends.
+An instance never waits for a batch to fill. The scheduler sends queued instances as soon as the concurrency limit has a
+free slot.
 """
 
 from __future__ import annotations
@@ -34,34 +34,33 @@ from hf_transformer.types.tensors import Array, Tensor
 Item = TypeVar("Item")
 
 Decode = Callable[[Any, Any, Mapping[str, Array], Any], Any]
-"""Makes the answer of an entry from its owner, its item, its outputs by role, and the request's options. See
-Task.decode."""
+"""Makes an entry's answer from its owner, item, outputs by role and the request's options, see Task.decode."""
 
 INLINE_COST = 20_000
-"""The largest decoding cost of a batch on the event loop (see Task.decode_cost), about 5 ms. A thread would keep the
-interpreter as long (sys.getswitchinterval)."""
+"""Maximum packing or decoding cost of a batch on the event loop (see Task.decode_cost), about 5 ms. A thread keeps the
+GIL equally long (sys.getswitchinterval)."""
 
 MAX_OUTPUT_BYTES = 4 * 2**20
-"""Default limit of a batch's outputs without shared memory. Twice as much costs a fifth of the requests per second."""
+"""Default maximum of a batch's outputs without shared memory. Twice the size costs 20 % of the requests per second."""
 
 MAX_SHARED_OUTPUT_BYTES = 8 * 2**20
-"""Default limit of a batch's outputs in shared memory. It takes a quarter less CPU than half as much (benchmarks/,
+"""Default maximum of a batch's outputs in shared memory. Half the size needs a third more CPU time (benchmarks/,
 "Batches in flight")."""
 
 MAX_STEP_OUTPUT_BYTES = 256 * 2**20
-"""Default limit of a generation step's outputs. A model needs about as long for one text as for many, until moving the
-outputs takes longer."""
+"""Default maximum of a generation step's outputs. The duration of a step is almost independent of the number of texts,
+until the transfer of the outputs takes longer."""
 
 MAX_REFUSED_IN_A_ROW = 8
-"""Consecutive shared batches refused by the model before FailureIsolation stops sending their requests again. By then
-the instances are unlikely to be the cause, and more calls would multiply the load."""
+"""Consecutive refused shared batches after which FailureIsolation limits retries. The instances are then an unlikely
+cause, and retries multiply the load."""
 
 ISOLATION_INTERVAL_SECONDS = 2.0
-"""Interval of isolated batches after that. It bounds how long a client with many bad instances can fail the requests of
-other clients."""
+"""Minimum interval of retries after MAX_REFUSED_IN_A_ROW. It also limits the time for which one client's bad instances
+fail other clients' requests."""
 
 BAD_ANSWER = "error"
-"""The failure code of a successful call whose answer breaks the contract or can't be decoded."""
+"""The failure code of a successful call with an answer that breaks the contract or can't be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,10 @@ class SchedulerSettings:
     """Limits of the batches at one predictor.
 
     Args:
-        max_batches_in_flight: batches sent and not yet answered.
-        max_batch_tokens: tokens of one batch, padding included.
-        max_batch_output_bytes: bytes of all outputs of one batch.
-        timeout: seconds until a request fails, its time in the queue included.
+        max_batches_in_flight: the maximum number of batches without an answer.
+        max_batch_tokens: the maximum number of tokens in one batch, including padding.
+        max_batch_output_bytes: the maximum bytes of all outputs of one batch.
+        timeout: the timeout of a request in seconds, including its time in the queue.
     """
 
     max_batches_in_flight: int
@@ -82,10 +81,10 @@ class SchedulerSettings:
 
 
 class ConcurrencyLimit:
-    """A semaphore of ``count`` batches at one predictor, for one event loop.
+    """A semaphore for ``count`` batches at one predictor. Not thread-safe.
 
-    Schedulers share it: a replaced model gets a new scheduler while requests still queue in the old one. They get free
-    slots in the order in which they asked. ``count`` may change at any time.
+    After the replacement of a model, the new and the old scheduler share the semaphore. Schedulers get free slots in
+    the order of their requests. ``count`` may change at any time.
     """
 
     def __init__(self, count: int) -> None:
@@ -99,15 +98,15 @@ class ConcurrencyLimit:
         return self._taken < self.count
 
     def acquire(self) -> None:
-        """Takes a slot."""
+        """Acquires a slot."""
         self._taken += 1
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
-        """Calls ``callback`` once when a slot is free. Registering it twice has no effect."""
+        """Calls ``callback`` once after a slot becomes free. A second registration has no effect."""
         self._callbacks[callback] = None
 
     def release(self) -> None:
-        """Frees a slot, and calls callbacks while slots are free."""
+        """Releases a slot, and calls callbacks while slots are free."""
         self._taken -= 1
         while self._callbacks and self.has_slot:
             callback = next(iter(self._callbacks))
@@ -116,10 +115,10 @@ class ConcurrencyLimit:
 
 
 class FailureIsolation:
-    """Decides whether the requests of a refused shared batch are sent again, each alone.
+    """Decides whether the scheduler sends the requests of a refused shared batch again, each in its own batch.
 
-    Any answered batch shows that the model works, and resets the count of refused batches. More than ``max_refused`` in
-    a row are isolated only once per ISOLATION_INTERVAL_SECONDS.
+    Any answered batch resets the count of refused batches. After ``max_refused`` consecutive refused batches, a retry
+    is allowed only once per ISOLATION_INTERVAL_SECONDS.
     """
 
     def __init__(self, max_refused: int = MAX_REFUSED_IN_A_ROW) -> None:
@@ -128,11 +127,11 @@ class FailureIsolation:
         self._next_isolation = 0.0
 
     def answered(self) -> None:
-        """Notes an answered batch."""
+        """Records an answered batch."""
         self._refused_in_a_row = 0
 
     def retries_alone(self, now: float) -> bool:
-        """Notes a shared batch that the model refused at ``now``, in seconds, and decides about its requests."""
+        """Records a shared batch that the model refused at ``now``, in seconds. Returns whether to retry requests."""
         self._refused_in_a_row += 1
         if self._refused_in_a_row > self._max_refused and now < self._next_isolation:
             return False
@@ -144,10 +143,11 @@ class Submission:
     """The queued and sent entries of one request.
 
     Attributes:
-        future: done when all entries are answered or the request failed.
-        remaining: entries without an answer.
-        submitted, answered: time.perf_counter when it was submitted, and when the predictor answered its last batch.
-        timer: the caller's deadline; None if the scheduler's timeout comes first.
+        future: done after all entries have answers, or after the request failed.
+        remaining: the number of entries without an answer.
+        submitted: the time of the submission (time.perf_counter).
+        answered: the time of the predictor's last answer (time.perf_counter).
+        timer: the caller's deadline; None if the scheduler's timeout is earlier.
     """
 
     __slots__ = ("answered", "context", "decode", "entries", "future", "options", "remaining", "submitted", "timer")
@@ -170,7 +170,7 @@ class Submission:
         self.timer: asyncio.TimerHandle | None = None
 
     def fail(self, error: Exception) -> None:
-        """Fails the request. Each request gets its own copy of the error, since raising an error changes it."""
+        """Fails the request with its own copy of the error, since a raise changes the error object."""
         if not self.future.done():
             self.future.set_exception(copy(error) if isinstance(error, RequestError) else error)
 
@@ -180,11 +180,11 @@ class Entry(Generic[Item]):
 
     Attributes:
         item: the input of the model: an encoding, or a step of a text.
-        owner: the caller's own object for the instance, passed to ``decode``.
+        owner: the caller's object for the instance, an argument of ``decode``.
         cost: the cost of ``decode``, in units of INLINE_COST.
-        answer: the result of ``decode``, or the error it raised.
-        length, key: set by the scheduler, see queue.Queueable.
-        request: set by the scheduler.
+        answer: the result of ``decode``, or its error.
+        length, key: attributes of queue.Queueable, set by the scheduler.
+        request: the entry's request, set by the scheduler.
     """
 
     __slots__ = ("answer", "cost", "item", "key", "length", "owner", "request")
@@ -201,17 +201,15 @@ class Entry(Generic[Item]):
 
 
 class Scheduler(Generic[Item]):
-    """Sends instances to one predictor in batches; each batch is an asyncio task.
+    """Sends instances to one predictor in batches. Each batch is an asyncio task of the running event loop.
 
-    A batch carries the headers of its oldest request. Requests with different ``authorization`` never share a batch. A
-    request that ends early, by its client or a timeout, leaves the queue; a sent batch goes on without it.
+    A batch has the headers of its oldest request. Requests with different ``authorization`` never share a batch. A
+    cancelled or timed-out request leaves the queue, but its sent batches continue.
 
     Args:
         builder: makes batches of items.
         executor: runs long packing and decoding.
-        limit: the predictor's concurrency limit; None makes one of ``settings.max_batches_in_flight``.
-
-    Create and use it on one event loop.
+        limit: the predictor's concurrency limit; None makes a limit of ``settings.max_batches_in_flight``.
     """
 
     def __init__(
@@ -235,22 +233,22 @@ class Scheduler(Generic[Item]):
         self._queue: Queue[Entry[Item]] = Queue(lambda entry: builder.limits(entry.item))
         self._batches: set[asyncio.Task[None]] = set()  # the event loop references tasks weakly
         self._next_batch: asyncio.Task[None] | None = None
-        """The batch that starts in the next turn of the event loop."""
-        self._unanswered: dict[Submission, None] = {}  # submissions under the scheduler's timeout, the oldest first
-        self._timer: asyncio.TimerHandle | None = None  # shared by all of them: a timer takes 3 us
+        """The batch that starts in the next iteration of the event loop."""
+        self._unanswered: dict[Submission, None] = {}  # submissions with the scheduler's timeout, in order
+        self._timer: asyncio.TimerHandle | None = None  # one for all submissions: a timer takes 3 us
         self._isolation = FailureIsolation()
 
     def submit(self, entries: Sequence[Entry[Item]], decode: Decode, options: Any, context: Context) -> Submission:
         """Queues the entries of a request. Await the ``future`` of the result, and call ``leave`` in a ``finally``.
 
         Args:
-            decode: makes the answer of an entry while the predictor's buffer is held; in a thread if the batch costs
-                much.
+            decode: makes the answer of an entry before the release of the predictor's buffer, for a high cost in a
+                thread.
 
         The future raises:
             PredictorTimeout: the scheduler's timeout passed.
             CallersDeadline: ``context.deadline`` passed.
-            RequestError: an entry failed; the other entries of the request are dropped.
+            RequestError: an entry failed.
         """
         loop, bucket, queue = self._loop, self._builder.bucket, self._queue
         request = Submission(entries, decode, options, context, loop.create_future())
@@ -275,7 +273,7 @@ class Scheduler(Generic[Item]):
         return request
 
     def leave(self, request: Submission) -> None:
-        """Ends a request, answered or not."""
+        """Ends a request, with or without an answer."""
         if request.timer is None:
             self._unanswered.pop(request, None)
         else:
@@ -287,7 +285,7 @@ class Scheduler(Generic[Item]):
         request.entries = ()  # breaks the reference cycle with the entries
 
     async def trial(self, item: Item) -> None:
-        """Runs one inference outside of all batches and limits, and verifies the answer.
+        """Runs one inference outside all batches and limits, and verifies the answer.
 
         Raises:
             RequestError: the model fails, breaks its contract, or answers NaN.
@@ -303,7 +301,7 @@ class Scheduler(Generic[Item]):
             reply.release()
 
     def _expire(self) -> None:
-        """Fails all requests whose time is over, and sets the timer for the oldest of the others."""
+        """Fails all timed-out requests, and sets the timer for the oldest other request."""
         self._timer = None
         oldest = perf_counter() - self._timeout
         while self._unanswered:
@@ -318,7 +316,7 @@ class Scheduler(Generic[Item]):
     def _start_batch(self) -> None:
         """Starts a batch if entries are queued and a slot is free, else waits for a slot.
 
-        The batch starts in the next turn of the event loop, so that requests of this turn share it.
+        The batch starts in the next iteration of the event loop, so requests of this iteration share the batch.
         """
         if self._next_batch is None and self._queue:
             if self._limit.has_slot:
@@ -330,7 +328,7 @@ class Scheduler(Generic[Item]):
                 self._limit.call_when_free(self._start_batch)
 
     async def _run_batch(self) -> None:
-        """Takes one batch from the queue and sends it."""
+        """Removes one batch from the queue and sends the batch."""
         self._next_batch = None
         entries = self._queue.take(self._limit.count + 1)
         self._start_batch()
@@ -338,7 +336,7 @@ class Scheduler(Generic[Item]):
             await self._send([entry for entry in entries if not entry.request.future.done()])
         finally:
             self._queue.answered(len(entries))
-            # Answered callers run first, so that their next instances can join the next batch.
+            # Callers with answers run first, so that their next instances can join the next batch.
             self._loop.call_soon(self._limit.release)
 
     async def _send(self, entries: Sequence[Entry[Item]]) -> None:
@@ -389,8 +387,7 @@ class Scheduler(Generic[Item]):
     def _decode(
         self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> None:
-        """Verifies a batch's outputs and decodes each entry's rows. An entry keeps the error of its decoding as its
-        answer."""
+        """Verifies a batch's outputs and decodes each entry's rows. A decoding error becomes the entry's answer."""
         for entry, rows in zip(entries, self._builder.unpack(items, packed, outputs), strict=True):
             request = entry.request
             if request.future.done():
@@ -401,7 +398,7 @@ class Scheduler(Generic[Item]):
                 entry.answer = error
 
     def _finish(self, entries: Sequence[Entry[Item]], answered: float) -> None:
-        """Ends the requests whose last entry is answered. The predictor's buffer is released by now."""
+        """Ends the requests without remaining entries, after the release of the predictor's buffer."""
         self._isolation.answered()
         is_bad = False
         for entry in entries:
@@ -420,8 +417,8 @@ class Scheduler(Generic[Item]):
             self._metrics.predictor_errors.add(1, BAD_ANSWER)
 
     def _isolate_or_fail(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
-        """Queues the requests of a refused batch again, each alone, since one bad instance may fail the whole batch.
-        Fails them if that can't help."""
+        """Queues the requests of a refused batch again, each for its own batch, since one bad instance may fail a whole
+        batch. Fails the requests if such a retry is useless or not allowed."""
         is_about_the_call = isinstance(error, PredictorUnavailable | PredictorTimeout)
         is_shared = any(entry.request is not entries[0].request for entry in entries)
         if is_about_the_call or not is_shared or not self._isolation.retries_alone(self._loop.time()):
@@ -439,13 +436,13 @@ class Scheduler(Generic[Item]):
 
 
 def _has_waiting(entries: Sequence[Entry[Any]]) -> bool:
-    """Whether any request of a batch still waits for its answer."""
+    """Whether any request of a batch waits for an answer."""
     return any(not entry.request.future.done() for entry in entries)
 
 
 def _record_start(entries: Sequence[Entry[Any]], started: float) -> int:
-    """Records the time in the queue, and the trace of the batch, in the contexts of its requests. Returns the batch's
-    decoding cost."""
+    """Records the time in the queue and the batch's trace in the context of each request. Returns the batch's decoding
+    cost."""
     first = entries[0].request
     traceparent = first.context.headers.get("traceparent")
     cost = 0
