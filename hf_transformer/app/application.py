@@ -1,4 +1,4 @@
-"""Construction of the application from one configuration."""
+"""Construction of the application from a configuration."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_START_DELAY_SECONDS = 10.0
-"""The longest delay of a worker's start while another worker is ready."""
+"""The maximum delay of a worker's start while another worker is ready."""
 
 
 def build_app(
@@ -59,11 +59,11 @@ def build_app(
     """Builds the service.
 
     Args:
-        config: the frozen configuration; each worker process builds its own application from it.
-        loaded: the loaded model files; None loads them.
+        config: the configuration. Each worker process builds its own application from the same configuration.
+        loaded: the loaded model files; None loads the files.
         board: the shared state of all workers; None for a single process.
-        diagnose: examines each binding of a model.
-        trusted_proxies: addresses whose X-Forwarded-For the access log trusts; None for this machine's.
+        diagnose: examines each new binding of a model.
+        trusted_proxies: the addresses with a trusted X-Forwarded-For; None trusts only this machine's addresses.
     """
     if board is not None:
         board.claim()
@@ -99,7 +99,7 @@ def build_app(
     first = None if board is None else _ready_first(model, board)
     resources = shared_metrics, tracing, predictor, _running(model.run), renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
-    # After a signal HTTP, streams and gRPC share the same grace period.
+    # After a signal, HTTP, streams and gRPC have the same grace period.
     ends = [model.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
         ends.append(grpc.start_shutdown)
@@ -132,10 +132,10 @@ def _service(
 
 
 def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
-    """Makes the tracing of --otlp_endpoint, a context manager; None without the flag.
+    """Makes the context manager for tracing to --otlp_endpoint, or None without the flag.
 
-    ``infers`` is false for a generative model. Raises ConfigError if OpenTelemetry is not installed, or one of its
-    variables is invalid.
+    ``infers`` is false for a generative model. Raises ConfigError if OpenTelemetry is not installed, or if an
+    environment variable of OpenTelemetry is invalid.
     """
     if config.otlp_endpoint is None:
         return None
@@ -151,8 +151,8 @@ def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
 
 
 def _call_attributes(config: Config, infers: bool) -> dict[str, str | int]:
-    """The attributes of spans of predictor calls. Those of a generative model name no method or URL, since it has
-    several.
+    """Returns the attributes of spans of predictor calls. A generative model has several methods and URLs, so its spans
+    have no such attributes.
 
     Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
     """
@@ -166,9 +166,9 @@ def _call_attributes(config: Config, infers: bool) -> dict[str, str | int]:
 
 
 def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
-    """The gateway's settings by the flags."""
+    """Returns the gateway's settings from the flags."""
     open_paths = health.health_paths(config.openai_route_prefix)
-    if config.enable_playground:  # the page itself asks for a key
+    if config.enable_playground:  # the page requests a key from its user
         from hf_transformer.api import pages
 
         open_paths += [path for path, _ in pages.PLAYGROUND.files]
@@ -183,7 +183,7 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
-    """Builds the HTTP entry point: endpoints, with the Starlette application ``inner`` for all other routes."""
+    """Builds the HTTP gateway: the endpoints, and the Starlette application ``inner`` for all other routes."""
     prefix = config.openai_route_prefix
     endpoints = [
         *v1.endpoints(service),
@@ -231,7 +231,7 @@ def starlette_app(
         switches = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
         routes += [route for page, enabled in switches.items() if enabled for route in page.routes()]
     app = Starlette(routes=routes, exception_handlers=health.error_handlers(prefix), lifespan=lifespan)
-    # An extra slash is a 404: a redirect would send clients to the host of the Host header.
+    # A path with an extra slash fails with 404, since a redirect would send clients to the host of the Host header.
     app.router.redirect_slashes = False
     return app
 
@@ -243,7 +243,7 @@ async def _lifespan(
     latency_log: LatencyLog | None,
     resources: Sequence[AbstractAsyncContextManager[object] | None],
 ) -> AsyncIterator[None]:
-    """Enters all ``resources`` but None in order, and exits them in reverse."""
+    """Enters all ``resources`` except None in order, and exits them in reverse order."""
     async with AsyncExitStack() as stack:
         stack.callback(service.streams.close)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
@@ -257,7 +257,7 @@ async def _lifespan(
 
 @asynccontextmanager
 async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Runs ``work`` as a task, and cancels it on exit."""
+    """Runs ``work`` as a task, and cancels the task on exit."""
     task = asyncio.ensure_future(work())
     try:
         yield
@@ -269,8 +269,8 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _ready_first(model: Model, board: WorkerBoard) -> AsyncIterator[None]:
-    """Delays a worker's start until its model is ready, as long as another worker is ready. Without it requests to this
-    worker would fail with 503."""
+    """Delays a worker's start until its model is ready, while another worker is ready. Without the delay, requests to
+    this worker would fail with 503."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + MAX_START_DELAY_SECONDS
     while not model.is_ready and board.another_is_ready and loop.time() < deadline:  # noqa: ASYNC110 - no event

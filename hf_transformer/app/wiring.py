@@ -1,6 +1,6 @@
-"""Wiring of one model: its files, the flags and the predictor's description become a pipeline.
+"""Wiring of a model's files, the flags and the predictor's description into a pipeline.
 
-``load_model`` reads the model's files at the start. ``PipelineBuilder`` builds a pipeline for each model that the
+``load_model`` reads the model's files at startup. ``PipelineBuilder`` builds a pipeline for each model that the
 predictor describes.
 """
 
@@ -66,11 +66,12 @@ logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
 
 FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
-"""Fields of TaskSettings that only tasks with a parameter of that name read."""
+"""Fields of TaskSettings for tasks with a parameter of the same name."""
 GENERATIVE = ("text_generation", "text2text_generation")
-"""The tasks that read GenerationSettings."""
+"""The tasks that use GenerationSettings."""
 SPECIAL_TOKENS, PAIR_SPECIAL_TOKENS = 2, 3
-"""Special tokens of a window in most tokenizers: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
+"""The number of special tokens in a window of most tokenizers, [CLS] text [SEP] or [CLS] question [SEP] context
+[SEP]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedGenerativeModel(LoadedModel):
-    """A loaded model that generates text; ``chat_template`` is None for a model without chats."""
+    """A loaded generative model. ``chat_template`` is None for a model without chat support."""
 
     task: TextGeneration
     settings: GeneratorSettings
@@ -92,9 +93,10 @@ class LoadedGenerativeModel(LoadedModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelBinding:
-    """A predictor's model with the tokenizer and the task that serve it.
+    """A predictor's model with its tokenizer and its task.
 
-    ``tokenizer`` truncates to the length in the model's files or --max_model_len, not yet to the predictor's.
+    ``tokenizer`` truncates texts to the maximum length of the model's files or --max_model_len. The predictor's length
+    has no effect yet.
     """
 
     config: Config
@@ -104,25 +106,25 @@ class ModelBinding:
 
     @property
     def model_config(self) -> Mapping[str, Json]:
-        """The content of config.json."""
+        """The contents of config.json."""
         return self.task.settings.model_config
 
 
 @dataclass(frozen=True, slots=True)
 class FittedBinding(ModelBinding):
-    """The binding of a predictive task to a model that fits."""
+    """The binding of a predictive task to a fitting model."""
 
     task: Task[Any, Any, Any]
     signature: Signature
 
     @property
     def length(self) -> int:
-        """The longest text that the service sends, in tokens, special tokens included."""
+        """The maximum length of a text for the predictor in tokens, including special tokens."""
         return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
 Diagnose = Callable[[ModelBinding], None]
-"""Examines each new binding, for advice in the log or in the doctor's report."""
+"""Examines a new binding, and gives advice in the log or in the report of hf-transformer doctor."""
 
 
 # The model's files
@@ -147,7 +149,7 @@ def load_model(config: Config) -> LoadedModel:
     sentences = read_sentence_transformers(files.model_folder)
     if sentences is not None and config.disable_lower_case:
         sentences = replace(sentences, lower_case=False)
-    # In a sentence-transformers model config.json names the base model: MPNetForMaskedLM in all-mpnet-base-v2.
+    # The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
     task = find_task(config.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS)
     if config.on_overflow == "window" and not task.has_windows:
         raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
@@ -212,7 +214,7 @@ def _task_settings(
 
 
 def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> GeneratorSettings:
-    """Reads the generator's settings; PipelineBuilder replaces ``scheduling`` for the predictor's model."""
+    """Reads the generator's settings. PipelineBuilder replaces ``scheduling`` for the predictor's model."""
     return generator_settings(
         files,
         tokenizer,
@@ -226,9 +228,9 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
 
 
 def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
-    """The output format without --output_format.
+    """Returns the output format for a service without --output_format.
 
-    Only the pipeline format has entities, so --aggregation_strategy implies it, as in KServe's runtime guide.
+    Only the pipeline format has entities, so --aggregation_strategy implies this format, as in KServe.
     """
     strategy = config.aggregation_strategy
     numbers = config.return_probabilities or config.return_raw_logits
@@ -239,7 +241,7 @@ def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
 
 
 def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[str]:
-    """Returns the flags that are set but not read by the task, as on a command line."""
+    """Returns the set flags without effect on the task, as on a command line."""
     default = {field.name: field.default for field in fields(TaskSettings)}
     flags = [
         f"--{name}" if (value := getattr(settings, name)) is True else f"--{name}={value}"
@@ -256,7 +258,7 @@ def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[s
 
 
 def check_stride(task: type[Servable], settings: TaskSettings) -> None:
-    """Raises ConfigError if --stride leaves no new tokens in a window, so that each long text would be refused."""
+    """Raises ConfigError if --stride leaves no room for new tokens in a window, since each long text would fail."""
     if settings.stride is None or "stride" not in task.parameters:
         return
     window, special = settings.max_length, SPECIAL_TOKENS
@@ -271,7 +273,7 @@ def check_stride(task: type[Servable], settings: TaskSettings) -> None:
 
 
 def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettings:
-    """The transports' settings. With several workers only one of them ``warns``."""
+    """Returns the transports' settings. ``warns`` is set for only one of several workers."""
     return PredictorSettings(
         model_name=config.model_name,
         host=config.predictor_host,
@@ -294,8 +296,8 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
 class PipelineBuilder:
     """Builds the pipeline for a model of the predictor, and calls ``diagnose`` with the binding.
 
-    The pipelines of one builder share the predictor's concurrency limit and budget of caches, since running requests
-    keep the pipeline of a replaced model.
+    All pipelines of a builder share the predictor's concurrency limit and cache budget, since running requests keep the
+    pipeline of a replaced model.
     """
 
     config: Config
@@ -307,13 +309,13 @@ class PipelineBuilder:
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
     def __call__(self, spec: ModelSpec) -> PredictivePipeline | GenerationPipeline:
-        """Builds the pipeline. Raises ContractError for a model that does not fit."""
+        """Builds the pipeline. Raises ContractError if the model does not fit."""
         if isinstance(self.model, LoadedGenerativeModel):
             return self.generative(self.model, spec)
         return self.predictive(spec)
 
     def predictive(self, spec: ModelSpec) -> PredictivePipeline:
-        """Builds the pipeline of a predictive task. Raises ContractError for a model that does not fit."""
+        """Builds the pipeline of a predictive task. Raises ContractError if the model does not fit."""
         config, tokenizer, task = self.config, self.model.tokenizer, cast(Task[Any, Any, Any], self.model.task)
         fitted, signature = fit_task(config, task, spec)
         if self.diagnose is not None:
@@ -336,7 +338,7 @@ class PipelineBuilder:
         return PredictivePipeline(fitted, tokenizer, scheduler, self._options)
 
     def generative(self, model: LoadedGenerativeModel, spec: ModelSpec) -> GenerationPipeline:
-        """Builds the pipeline of a generative task. Raises ContractError for a model that does not fit."""
+        """Builds the pipeline of a generative task. Raises ContractError if the model does not fit."""
         config, tokenizer = self.config, model.tokenizer
         settings = replace(model.settings, scheduling=scheduler_settings(config, spec.instances, MAX_STEP_OUTPUT_BYTES))
         generator = make_generator(
@@ -364,7 +366,7 @@ class PipelineBuilder:
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
-    """Fits a task to the outputs of a model. Returns the fitted task and the signature. Raises ContractError."""
+    """Fits a task to a model, and returns the fitted task and the signature. Raises ContractError for a mismatch."""
     try:
         fitted = fit_reduced(task, (output.name for output in spec.outputs))
     except ConfigError as error:
@@ -396,10 +398,9 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
 
 
 def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:
-    """Returns a sentence for each default of sampling that the model does not support.
+    """Returns one sentence for each default sampling parameter without the model's support.
 
-    With --do_sample such a default would make every request fail that does not set the parameter. OpenAI's API has its
-    own defaults.
+    With --do_sample, all requests with such a default would fail, except in OpenAI's API, which has its own defaults.
     """
     if not config.do_sample:
         return []
@@ -419,11 +420,11 @@ def _sampling_problems(config: Config, task: TextGeneration, generator: Generato
 
 
 def scheduler_settings(config: Config, instances: int, output_bytes: int = MAX_OUTPUT_BYTES) -> SchedulerSettings:
-    """The limits of batches at the predictor.
+    """Returns the limits of batches at the predictor.
 
-    By default there is a batch for each of the model's ``instances``, and one more in transfer or decoding. Further
-    batches would only be smaller, with the fixed cost of a batch each (benchmarks/, "Batches in flight"). Outputs are
-    limited to ``output_bytes`` or the largest response, see also ``outputs_in_shared_memory``.
+    The default is one batch in flight for each of the model's ``instances``, and one more in transfer or decoding. More
+    batches would only be smaller, each with the fixed cost of a batch (benchmarks/, "Batches in flight"). The default
+    maximum of outputs is ``output_bytes`` or ``largest_response``.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
@@ -434,21 +435,22 @@ def scheduler_settings(config: Config, instances: int, output_bytes: int = MAX_O
 
 
 def largest_response(config: Config) -> int:
-    """The flags' limit of a predictor's response in bytes."""
+    """Returns the maximum size of a predictor's response in bytes, from the flags."""
     response, message = config.max_predictor_response_bytes, config.grpc_max_receive_message_length
     return response if config.predictor_protocol == "v2" or message == -1 else min(response, message)
 
 
 def max_shared_bytes(config: Config) -> int:
-    """The limit of a batch's outputs in shared memory in bytes; 0 if shared memory is off or a flag sets the limit."""
+    """Returns the maximum bytes of a batch's outputs in shared memory, or 0 if shared memory is off or
+    --max_batch_output_bytes is set."""
     if config.predictor_shared_memory == "off" or config.max_batch_output_bytes is not None:
         return 0
-    # If the region is lost during a call, its outputs come in the response and must fit there.
+    # After the loss of a region during a call, the response has the outputs, and they must fit.
     return min(MAX_SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
 
 
 def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
-    """Returns a function that tells whether outputs of a size may go through shared memory now; None for never."""
+    """Returns a function that reports whether outputs of a size may currently use shared memory; None if it is off."""
     limit = max_shared_bytes(config)
     return (lambda size: size <= limit and predictor.shares(size)) if limit else None
 
@@ -456,11 +458,11 @@ def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[
 def padding_policy(
     config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]
 ) -> PaddingPolicy:
-    """The side, the token id and the buckets of padding.
+    """Returns the side, the token id and the buckets of padding.
 
-    Masked padding goes to the architecture's side, mostly the right, where it shifts no position. Unmasked padding goes
-    to the tokenizer's side. No bucket of --pad_to_multiple_of exceeds the tokenizer's length, since the model may have
-    no positions beyond.
+    Padding with a mask uses the architecture's side: mostly the right, which keeps all positions. Padding without a
+    mask uses the tokenizer's side. Buckets are limited to the tokenizer's maximum length, since the model may have no
+    more positions.
     """
     rules = batch_rules(model_config, tokenizer.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
     equal_lengths = rules.equal_lengths and signature.masked
@@ -475,7 +477,7 @@ def padding_policy(
 
 
 def _log_texts(max_length: int | None, texts: Sequence[TextInput], context: Context) -> None:
-    """Logs a request's texts for --enable_log_requests, each truncated to ``max_length`` characters."""
+    """Logs a request's texts for --enable_log_requests, and truncates each text to ``max_length`` characters."""
     shown = [
         text[:max_length] if isinstance(text, str) else tuple(part[:max_length] for part in strings(text))
         for text in texts
