@@ -59,11 +59,10 @@ def build_app(
     """Builds the service.
 
     Args:
-        config: the configuration. Each worker process builds its own application from the same configuration.
         loaded: the loaded model files; None loads the files.
         board: the shared state of all workers; None for a single process.
         diagnose: examines each new binding of a model.
-        trusted_proxies: the addresses with a trusted X-Forwarded-For; None trusts only this machine's addresses.
+        trusted_proxies: the addresses with a trusted X-Forwarded-For; None trusts only loopback addresses.
     """
     if board is not None:
         board.claim()
@@ -132,10 +131,9 @@ def _service(
 
 
 def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
-    """Makes the context manager for tracing to --otlp_endpoint, or None without the flag.
+    """Makes the context manager for tracing to --otlp_endpoint, or returns None without the flag.
 
-    ``infers`` is false for a generative model. Raises ConfigError if OpenTelemetry is not installed, or if an
-    environment variable of OpenTelemetry is invalid.
+    ``infers`` is false for a generative model. Raises ConfigError if OpenTelemetry is missing or misconfigured.
     """
     if config.otlp_endpoint is None:
         return None
@@ -279,7 +277,7 @@ async def _ready_first(model: Model, board: WorkerBoard) -> AsyncIterator[None]:
 
 
 def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:
-    """Builds the gRPC server; None without --enable_grpc. Raises ConfigError if the certificate can't be read."""
+    """Builds the gRPC server if --enable_grpc is set. Raises ConfigError if the certificate can't be read."""
     if not config.enable_grpc:
         return None
     from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings

@@ -70,8 +70,7 @@ FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
 GENERATIVE = ("text_generation", "text2text_generation")
 """The tasks that use GenerationSettings."""
 SPECIAL_TOKENS, PAIR_SPECIAL_TOKENS = 2, 3
-"""The number of special tokens in a window of most tokenizers, [CLS] text [SEP] or [CLS] question [SEP] context
-[SEP]."""
+"""The usual number of special tokens in a window: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,7 @@ class LoadedGenerativeModel(LoadedModel):
 class ModelBinding:
     """A predictor's model with its tokenizer and its task.
 
-    ``tokenizer`` truncates texts to the maximum length of the model's files or --max_model_len. The predictor's length
-    has no effect yet.
+    ``tokenizer`` truncates texts to the length in the model's files or --max_model_len, not to the predictor's length.
     """
 
     config: Config
@@ -241,7 +239,7 @@ def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
 
 
 def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[str]:
-    """Returns the set flags without effect on the task, as on a command line."""
+    """Returns the flags that have no effect on the task, in command-line form."""
     default = {field.name: field.default for field in fields(TaskSettings)}
     flags = [
         f"--{name}" if (value := getattr(settings, name)) is True else f"--{name}={value}"
@@ -258,7 +256,7 @@ def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[s
 
 
 def check_stride(task: type[Servable], settings: TaskSettings) -> None:
-    """Raises ConfigError if --stride leaves no room for new tokens in a window, since each long text would fail."""
+    """Raises ConfigError if --stride leaves no room for new tokens in a window, since all long texts would fail."""
     if settings.stride is None or "stride" not in task.parameters:
         return
     window, special = settings.max_length, SPECIAL_TOKENS
@@ -398,7 +396,7 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
 
 
 def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:
-    """Returns one sentence for each default sampling parameter without the model's support.
+    """Returns one sentence for each default of a sampling parameter that the model does not support.
 
     With --do_sample, all requests with such a default would fail, except in OpenAI's API, which has its own defaults.
     """
@@ -424,7 +422,7 @@ def scheduler_settings(config: Config, instances: int, output_bytes: int = MAX_O
 
     The default is one batch in flight for each of the model's ``instances``, and one more in transfer or decoding. More
     batches would only be smaller, each with the fixed cost of a batch (benchmarks/, "Batches in flight"). The default
-    maximum of outputs is ``output_bytes`` or ``largest_response``.
+    maximum of output bytes is the minimum of ``output_bytes`` and ``largest_response``.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
@@ -445,7 +443,7 @@ def max_shared_bytes(config: Config) -> int:
     --max_batch_output_bytes is set."""
     if config.predictor_shared_memory == "off" or config.max_batch_output_bytes is not None:
         return 0
-    # After the loss of a region during a call, the response has the outputs, and they must fit.
+    # After the loss of the region during a call, the response contains the outputs, so the outputs must fit.
     return min(MAX_SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
 
 
@@ -460,9 +458,8 @@ def padding_policy(
 ) -> PaddingPolicy:
     """Returns the side, the token id and the buckets of padding.
 
-    Padding with a mask uses the architecture's side: mostly the right, which keeps all positions. Padding without a
-    mask uses the tokenizer's side. Buckets are limited to the tokenizer's maximum length, since the model may have no
-    more positions.
+    Padding with a mask uses the architecture's side, and padding without a mask the tokenizer's side. The maximum
+    bucket is the tokenizer's maximum length, since the model may have no more positions.
     """
     rules = batch_rules(model_config, tokenizer.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
     equal_lengths = rules.equal_lengths and signature.masked

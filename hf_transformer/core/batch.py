@@ -25,7 +25,6 @@ class Packed:
     """One batch for the predictor.
 
     Args:
-        inputs: the tensors to send.
         outputs: the names of the outputs to request.
         sizes: bytes by output name, for the outputs of known size.
         real: the number of tokens without padding.
@@ -40,7 +39,7 @@ class Packed:
 
 
 class BatchBuilder(ABC, Generic[Item]):
-    """Groups items into batches, and converts them to tensors and back.
+    """Converts batches of items to tensors and back, and defines the limits of batches.
 
     ``costs`` learns from all sent batches, and is None if batches don't depend on costs.
     """
@@ -49,10 +48,7 @@ class BatchBuilder(ABC, Generic[Item]):
 
     @abstractmethod
     def bucket(self, item: Item) -> tuple[str, int]:
-        """Returns an item's group and its length in tokens, at least 1.
-
-        Items of different groups never share a batch.
-        """
+        """Returns an item's group and its positive length in tokens. Items of different groups never share a batch."""
 
     @abstractmethod
     def limits(self, item: Item) -> BatchLimits:
@@ -101,7 +97,6 @@ class PaddingPolicy:
     """The padding of batches.
 
     Args:
-        pad_id: the token id of padding.
         left: whether padding precedes the text.
         buckets: the allowed widths of batches; None pads to the longest text.
         equal_lengths: whether only texts of equal length share a batch, although the model has an attention mask.
@@ -157,8 +152,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:
-        """Groups texts by their count of ``counted_id``, if set. The length is the width of a batch of this text
-        alone, so texts of the same width count as equally long."""
+        """Groups texts by their count of ``counted_id``, if set. The length is the padded width of the text alone."""
         size, buckets, counted_id = len(item.ids), self._policy.buckets, self._policy.counted_id
         group = "" if counted_id is None else str(item.ids.count(counted_id))
         return group, size if buckets is None else buckets.of(size)
@@ -233,10 +227,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
 
 
 def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, batch_axis: bool) -> Array:
-    """Checks an output against the contract, since Triton does not check the outputs of a model.
-
-    Returns:
-        the data with a batch axis, [rows, ...].
+    """Checks an output against the contract, since Triton does not. Returns the data with a batch axis, [rows, ...].
 
     Raises:
         PredictorError: the datatype, the rank or an axis differs from the model's configuration.

@@ -35,7 +35,6 @@ class InputSignature:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The NumPy dtype."""
         return NUMPY_DTYPES[self.datatype]
 
 
@@ -74,8 +73,6 @@ class Signature:
     """The inputs and outputs of one model, and the shapes of its batches.
 
     Args:
-        inputs: the inputs to send.
-        outputs: the outputs to request.
         max_rows: the maximum number of instances in a batch.
         exact_rows: the fixed number of rows per batch, filled with copies; None if the number may vary.
         batch_axis: whether tensors have a batch axis.
@@ -92,14 +89,12 @@ class Signature:
     masked: bool
 
     def output_bytes(self, width: int) -> int:
-        """Returns the bytes of one instance's outputs in a batch of ``width`` tokens; a lower bound for dynamic
-        axes."""
+        """Returns the bytes of one instance's outputs for ``width`` tokens, or a lower bound if axes are dynamic."""
         return sum(output.row_bytes(width, guess=True) or 0 for output in self.outputs)
 
 
 class ContractError(NotReady):
-    """The predictor's model does not fit the tokenizer, the task or the flags. ``problems`` has one sentence per
-    mismatch."""
+    """The predictor's model does not fit the tokenizer, the task or the flags. ``problems`` has all mismatches."""
 
     def __init__(self, model: str, problems: Sequence[str]) -> None:
         problems = tuple(dict.fromkeys(problems))  # an output with two roles can have the same problem twice
@@ -118,7 +113,6 @@ def fit_signature(
     """Fits a model to a task.
 
     Args:
-        spec: the predictor's description of the model.
         roles: the outputs that the task reads.
         input_names: --tensor_input_names; empty selects all inputs of the model.
         output_names: --tensor_output_names, in the order of ``roles``; empty selects outputs by name and rank.

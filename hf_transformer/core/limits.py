@@ -35,7 +35,6 @@ class Admission:
         max_requests: the maximum number of requests (--max_concurrent_requests).
         max_tokens: the token budget of all requests (--max_queued_tokens).
         max_bytes: the maximum bytes of all bodies (--max_bytes_in_flight), at least the maximum bytes of one body.
-        collect_after: bytes of finished requests per garbage collection.
     """
 
     def __init__(
@@ -98,10 +97,7 @@ class Admission:
 
 
 class AdmissionTicket:
-    """One request's share of the limits: the bytes of its body, and its tokens after ``enter``.
-
-    The context manager releases the share on exit.
-    """
+    """The bytes and tokens of one request in Admission. The context manager releases both on exit."""
 
     __slots__ = ("admission", "bytes", "requests", "tokens")
 
@@ -110,8 +106,7 @@ class AdmissionTicket:
         self.bytes = self.requests = self.tokens = 0
 
     def hold(self, size: int) -> None:
-        """Adds received bytes to the share, or removes bytes for a negative size. Raises TooManyRequests over the
-        limit."""
+        """Adds received bytes; a negative size removes bytes. Raises TooManyRequests over the limit."""
         admission = self.admission
         if admission.bytes + size > admission.max_bytes:
             admission.require_bytes(size)
@@ -119,11 +114,7 @@ class AdmissionTicket:
         self.bytes += size
 
     def enter(self) -> None:
-        """Admits the request, and estimates its tokens from its bytes.
-
-        Raises:
-            TooManyRequests: the service has too many requests or tokens.
-        """
+        """Admits the request, and estimates its tokens from its bytes. Raises TooManyRequests over a limit."""
         admission, tokens = self.admission, self.bytes // BYTES_PER_TOKEN + 1
         admission.require()
         if tokens > admission.max_estimate:
@@ -171,11 +162,9 @@ class Limits:
     max_answer_values: int
 
     def check_texts(self, texts: Sequence[TextInput], name: str, *, single: bool = False) -> int:
-        """Returns the number of characters of all texts. ``name`` is the field of the list, or of its only text if
-        ``single`` is set.
+        """Returns the number of characters of all texts. Raises TooLarge over a limit.
 
-        Raises:
-            TooLarge: there are too many texts, or the texts are too long.
+        ``name`` is the field of the list, or of its only text if ``single`` is set.
         """
         self.check_instances(len(texts), name)
         total = 0

@@ -130,7 +130,6 @@ class ServedModel(Generic[PipelineT_co]):
 
     @property
     def state(self) -> State:
-        """The current state."""
         if self._serving is None:
             return State.SEARCHING
         return State.SUSPECT if self._errors >= SUSPECT_AFTER_ERRORS else State.READY
@@ -156,12 +155,7 @@ class ServedModel(Generic[PipelineT_co]):
         return answers
 
     async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Tokenizes texts within the limits of a request, and returns the windows of each text.
-
-        Raises:
-            NotReady: no model fits yet, so the maximum length is unknown.
-            RequestError: a text can't be encoded, or the texts exceed a limit.
-        """
+        """Tokenizes texts, see Pipeline.encode. Raises NotReady until a model fits."""
         return await self.pipeline.encode(texts, options)
 
     @property
@@ -266,8 +260,7 @@ class ServedModel(Generic[PipelineT_co]):
     async def check_predictor(self) -> str:
         """Asks the predictor for its model, and serves the model if it fits. Concurrent callers share one check.
 
-        Returns:
-            the reason why the check failed; empty after a successful check.
+        Returns the reason of a failed check, or an empty string.
         """
         if self._checking is None or self._checking.done():
             self._checking = asyncio.get_running_loop().create_task(self._check_predictor())
@@ -308,11 +301,8 @@ class ServedModel(Generic[PipelineT_co]):
             raise PredictorTimeout(f"the predictor did not describe its model in {self._checks.timeout:g} s") from error
 
     def _serve(self, spec: ModelSpec) -> Serving[PipelineT_co]:
-        """Serves the predictor's model, if new. Running requests keep their pipeline.
-
-        Raises:
-            ContractError: the model does not fit. The service then has no model.
-        """
+        """Serves the predictor's model, if new. Running requests keep their pipeline. Raises ContractError, and serves
+        no model, if the model does not fit."""
         serving = self._serving
         if serving is not None and not self._is_replaced(serving.spec, spec):
             return serving

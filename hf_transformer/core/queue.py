@@ -81,8 +81,7 @@ class BatchLimits:
         return rows * self.output_bytes(width) <= self.max_output_bytes and self.allow(rows, width, rows * length)
 
     def row_limit(self, share: int, width: int) -> int:
-        """Returns the maximum number of instances in a batch of ``width`` tokens. ``share`` is an equal share of all
-        instances, see Queue."""
+        """Returns the maximum number of rows of ``width`` tokens. ``share`` is an equal share of all instances."""
         if share < self.max_rows and self.allow_in_shared_memory is not None and self.costs is not None:
             if self.costs.outweighed(share * width) and self.allow_in_shared_memory(self.output_bytes(width)):
                 return share
@@ -133,11 +132,8 @@ class Queue(Generic[Instance]):
             self._remove(entry.key, entry.length, (entry,))
 
     def take(self, shares: int = 1) -> list[Instance]:
-        """Removes and returns the next batch, the oldest instance first. An empty queue returns an empty batch.
-
-        Args:
-            shares: the number of equal shares of all instances.
-        """
+        """Removes and returns the next batch, if any, the oldest instance first. ``shares`` is the number of equal
+        shares of all instances."""
         if not self._waiting:
             return []
         share = -(-(len(self._waiting) + self._in_flight + self._last_ended) // shares)

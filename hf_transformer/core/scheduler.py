@@ -98,7 +98,6 @@ class ConcurrencyLimit:
         return self._taken < self.count
 
     def acquire(self) -> None:
-        """Acquires a slot."""
         self._taken += 1
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
@@ -242,8 +241,7 @@ class Scheduler(Generic[Item]):
         """Queues the entries of a request. Await the ``future`` of the result, and call ``leave`` in a ``finally``.
 
         Args:
-            decode: makes the answer of an entry before the release of the predictor's buffer, for a high cost in a
-                thread.
+            decode: makes an entry's answer before the release of the predictor's buffer, perhaps in a thread.
 
         The future raises:
             PredictorTimeout: the scheduler's timeout passed.
@@ -285,11 +283,7 @@ class Scheduler(Generic[Item]):
         request.entries = ()  # breaks the reference cycle with the entries
 
     async def trial(self, item: Item) -> None:
-        """Runs one inference outside all batches and limits, and verifies the answer.
-
-        Raises:
-            RequestError: the model fails, breaks its contract, or answers NaN.
-        """
+        """Runs one inference outside all batches and limits. Raises RequestError for a failure or an invalid answer."""
         packed = self._builder.pack((item,))
         reply = await self._predictor.infer(ModelCall(packed.inputs, packed.outputs, {}))
         try:
@@ -441,8 +435,7 @@ def _has_waiting(entries: Sequence[Entry[Any]]) -> bool:
 
 
 def _record_start(entries: Sequence[Entry[Any]], started: float) -> int:
-    """Records the time in the queue and the batch's trace in the context of each request. Returns the batch's decoding
-    cost."""
+    """Records the queue time and the trace in the contexts of a batch. Returns the batch's decoding cost."""
     first = entries[0].request
     traceparent = first.context.headers.get("traceparent")
     cost = 0
