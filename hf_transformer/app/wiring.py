@@ -422,7 +422,7 @@ def scheduler_settings(config: Config, instances: int, output_bytes: int = MAX_O
 
     The default is one batch in flight for each of the model's ``instances``, and one more in transfer or decoding. More
     batches would only be smaller, each with the fixed cost of a batch (benchmarks/, "Batches in flight"). The default
-    maximum of output bytes is the minimum of ``output_bytes`` and ``largest_response``.
+    limit of output bytes is the smaller of ``output_bytes`` and ``largest_response``.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
@@ -448,7 +448,10 @@ def max_shared_bytes(config: Config) -> int:
 
 
 def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
-    """Returns a function that reports whether outputs of a size may currently use shared memory; None if it is off."""
+    """Returns a function for EncodingBatchBuilder that reports whether outputs may currently use shared memory.
+
+    Returns None if the maximum of outputs in shared memory is 0.
+    """
     limit = max_shared_bytes(config)
     return (lambda size: size <= limit and predictor.shares(size)) if limit else None
 
@@ -458,8 +461,8 @@ def padding_policy(
 ) -> PaddingPolicy:
     """Returns the side, the token id and the buckets of padding.
 
-    Padding with a mask uses the architecture's side, and padding without a mask the tokenizer's side. The maximum
-    bucket is the tokenizer's maximum length, since the model may have no more positions.
+    Padding with a mask uses the architecture's side. Padding without a mask uses the tokenizer's side. The maximum
+    width is the tokenizer's maximum length, since the model may have no more positions.
     """
     rules = batch_rules(model_config, tokenizer.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
     equal_lengths = rules.equal_lengths and signature.masked

@@ -52,13 +52,13 @@ FIRST_FIT = COLD_BATCHES + 4 * GROUP
 """The number of batches before the first fit."""
 
 DECAY = 127 / 128
-"""The decay of the weights of earlier groups, per group."""
+"""The decay of the weights of earlier groups, per new group."""
 
 MIN_SPREAD = 0.08
 """The minimum standard deviation of x for a fit, as a fraction of the mean of x."""
 
 GROWTH = 1.1
-"""The growth of the overhead, per group without a fit. Larger batches then increase the spread of x."""
+"""The growth of the overhead per group without a fit. Larger batches then increase the spread of x."""
 
 SLOW_WEIGHT = 0.1
 """The weight of a group that took longer than expected, since other clients can only delay a model."""

@@ -16,7 +16,7 @@ from hf_transformer.types.tokenization import TextInput
 BYTES_PER_TOKEN = 4
 """Average bytes of text per token, to estimate the tokens of a request from the size of its body."""
 MAX_ESTIMATE_SHARE = 8
-"""The divisor of the token budget that gives the maximum estimate, since a large body may have few tokens."""
+"""The divisor of the token budget for the maximum estimate, since a large body may have few tokens."""
 DEFAULT_MAX_BYTES: Final = 256 * 2**20
 """Default maximum of the bytes of all bodies."""
 COLLECT_AFTER_BYTES: Final = 64 * 2**20
@@ -27,9 +27,9 @@ Python's own threshold counts objects, not bytes."""
 class Admission:
     """Counts requests, their tokens and the bytes of their bodies, and refuses requests over a limit.
 
-    While tokens remain in the budget, it admits a request of any size, so small requests can't starve large requests.
-    The last admitted request may exceed the budget. Bytes of incomplete bodies count too, since many connections with
-    large bodies could exhaust the memory.
+    Requests of any size may enter while tokens remain in the budget, so small requests can't starve large requests. The
+    last admitted request may exceed the budget. Bytes of incomplete bodies count too, since many connections with large
+    bodies could exhaust the memory.
 
     Args:
         max_requests: the maximum number of requests (--max_concurrent_requests).
@@ -135,7 +135,7 @@ class AdmissionTicket:
             self.charge(tokens)
 
     def leave(self) -> None:
-        """Releases the whole share; further calls have no effect."""
+        """Releases all bytes and tokens of the request. Further calls have no effect."""
         admission = self.admission
         admission.requests -= self.requests
         admission.tokens -= self.tokens

@@ -61,7 +61,7 @@ class CheckSettings:
             (--enable_predictor_health_check).
         interval: the interval between two checks of a ready model (--predictor_check_seconds).
         min_interval: the minimum interval between two checks of a ready model, even after failed requests.
-        min_retry, max_retry: the first and the maximum interval of a model that is not ready; each retry doubles it.
+        min_retry, max_retry: the first and the maximum retry interval. Each retry doubles the interval.
         timeout: the timeout of one check, including its trial inference.
     """
 
@@ -74,7 +74,7 @@ class CheckSettings:
 
 
 class State(Enum):
-    """The state of the model, see the module."""
+    """The state of the served model, see the diagram of the module."""
 
     SEARCHING = "no model fits yet; requests are answered with 503"
     READY = "requests are answered"
@@ -260,7 +260,7 @@ class ServedModel(Generic[PipelineT_co]):
     async def check_predictor(self) -> str:
         """Asks the predictor for its model, and serves the model if it fits. Concurrent callers share one check.
 
-        Returns the reason of a failed check, or an empty string.
+        Returns the reason for the failure of the check, or an empty string.
         """
         if self._checking is None or self._checking.done():
             self._checking = asyncio.get_running_loop().create_task(self._check_predictor())
@@ -281,8 +281,7 @@ class ServedModel(Generic[PipelineT_co]):
                 raise
             problem = "a question to the predictor was broken off"  # by the transport
         except Exception as error:
-            # A bug of the service. Without this handler the model would never become ready, and the log would have no
-            # reason.
+            # A bug of the service. Without this handler the model would never become ready, and no log would say why.
             logger.exception("the predictor's model %r can't be served", self.name)
             problem = f"internal error: {type(error).__name__}"
         self._report(problem)
@@ -301,8 +300,8 @@ class ServedModel(Generic[PipelineT_co]):
             raise PredictorTimeout(f"the predictor did not describe its model in {self._checks.timeout:g} s") from error
 
     def _serve(self, spec: ModelSpec) -> Serving[PipelineT_co]:
-        """Serves the predictor's model, if new. Running requests keep their pipeline. Raises ContractError, and serves
-        no model, if the model does not fit."""
+        """Serves a new model of the predictor. Running requests keep their pipeline. Raises ContractError, and serves
+        no model, if the new model does not fit."""
         serving = self._serving
         if serving is not None and not self._is_replaced(serving.spec, spec):
             return serving
@@ -393,7 +392,7 @@ class Serving(Generic[PipelineT_co]):
 class FailureLog:
     """Logs the first of consecutive failed requests, and the first answer after them.
 
-    The log has at most one failure per FAILURE_LOG_SECONDS. ``clock`` returns seconds.
+    The log has at most one failure in FAILURE_LOG_SECONDS. ``clock`` returns seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

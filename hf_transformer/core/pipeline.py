@@ -1,4 +1,4 @@
-"""The path of one request from instances to predictions. This module is the place to start reading.
+"""The path of one request from instances to predictions. Start here to read the code.
 
 instances --task.item, .texts--> texts --tokenizer--> encodings --scheduler--> output rows
           --task.decode--> parts --task.answer--> predictions
@@ -27,7 +27,7 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 TRIAL_TEXT = "A short text."
 INLINE_VALUES = 20_000
-"""Maximum number of answer values for assembly on the event loop, about 5 ms. A thread keeps the GIL equally long
+"""Maximum number of answer values for assembly on the event loop, about 5 ms. A thread may hold the GIL equally long
 (sys.getswitchinterval)."""
 
 

@@ -41,7 +41,8 @@ class BatchLimits:
         fixed_length: the model's fixed width; None if the width may vary.
         max_padding: the maximum padding, as a fraction of the batch's tokens.
         costs: the estimated cost of a batch, as a further limit of padding. None sets no further limit.
-        allow_in_shared_memory: reports whether outputs of this size may currently use shared memory; None disables it.
+        allow_in_shared_memory: reports whether outputs of a given size may currently use shared memory. None forbids
+            shared memory.
     """
 
     max_rows: int
@@ -94,10 +95,10 @@ class Queue(Generic[Instance]):
     The oldest instance is always in the next batch, so no instance starves. Instances of the nearest lengths fill the
     batch, the oldest of each length first.
 
-    Batches are equal shares of all instances if each instance's outputs go through shared memory, and if the tokens of
-    a share take longer than the overhead of a batch. During the slow transfer of such outputs the predictor runs other
-    batches; with batches of maximum size it would be idle. Instances of the last ended batch count too, since their
-    clients usually send another request.
+    Batches are equal shares of all instances under two conditions. The outputs of each instance go through shared
+    memory, and the tokens of a share take longer than the overhead of a batch. During the slow transfer of such outputs
+    the predictor runs the other shares, but would be idle with batches of maximum size. Instances of the last ended
+    batch count too, since their clients usually send another request.
 
     Args:
         limits: returns the limits of a batch for its oldest instance. Instances with equal keys have equal limits.
@@ -132,8 +133,10 @@ class Queue(Generic[Instance]):
             self._remove(entry.key, entry.length, (entry,))
 
     def take(self, shares: int = 1) -> list[Instance]:
-        """Removes and returns the next batch, if any, the oldest instance first. ``shares`` is the number of equal
-        shares of all instances."""
+        """Removes and returns the next batch with its oldest instance first, or an empty list.
+
+        ``shares`` is the number of equal shares of all instances.
+        """
         if not self._waiting:
             return []
         share = -(-(len(self._waiting) + self._in_flight + self._last_ended) // shares)
