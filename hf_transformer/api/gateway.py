@@ -194,7 +194,7 @@ class Gateway:
         return answer
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
-        """The response to a request that the HTTP server rejects. An invalid request may have no headers."""
+        """The error response of the HTTP server itself. After a parser error, the request may have no headers."""
         retry = [(b"retry-after", b"1")] if status == 503 else []
         answer = error_response(self._errors_by_path(request.path), RequestError(message), status, *retry)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
