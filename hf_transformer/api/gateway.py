@@ -136,7 +136,7 @@ class GatewaySettings:
         hosts: the allowed Host headers (--allowed_hosts).
         origins: the allowed CORS origins (--cors_allow_origin).
         access_log: the line format of the access log.
-        open_paths: additional paths that need no key, for web pages.
+        open_paths: additional paths that need no key, for health checks and web pages.
         trusted_proxies: proxies with a trusted X-Forwarded-For header, for the access log, in uvicorn's format.
     """
 

@@ -21,7 +21,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{image}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy. It forbids inline scripts, and content from or requests to other hosts."""
+"""The Content-Security-Policy. It forbids inline scripts, and any content or connection from other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
