@@ -51,7 +51,6 @@ class Router:
 
     @property
     def templates(self) -> list[str]:
-        """The path templates of all endpoints."""
         return [template for _, template, _ in self._templates]
 
     def find(self, request: Request) -> Handler | None:
@@ -215,10 +214,7 @@ class Gateway:
         write_line(self._logger, self._log_format, record)
 
     def _before(self, request: Request) -> Response | None:
-        """Removes API keys from the request.
-
-        Returns the response to a preflight, a forbidden Host or an invalid key, else None.
-        """
+        """Removes API keys. Returns the response to a preflight, a forbidden Host or an invalid key, else None."""
         is_read = request.method in ("GET", "HEAD")
         # Kubernetes probes send the pod's address as Host.
         if self._hosts is not None and not (is_read and request.path in self._probed):

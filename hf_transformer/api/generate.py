@@ -89,7 +89,6 @@ Outputs = dict[str, list[str] | list[int]]
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """Creates the endpoints of this API, with their path templates."""
 
     async def generate(call: Call) -> Response:
         model, asked, head = _read(service, call, "generate")
@@ -179,7 +178,7 @@ def _normalize(fields: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
 
 
 def _number(text: str) -> Json:
-    """Parses a number. Returns other text unchanged, since the task rejects this text later."""
+    """Parses a number. Returns other text unchanged, and the task rejects this text later."""
     try:
         value = orjson.loads(text) if len(text) <= 40 else None
     except orjson.JSONDecodeError:
@@ -281,7 +280,6 @@ def _take_flag(parameters: dict[str, Json], name: str) -> bool | None:
 
 
 def _outputs(texts: Sequence[Piece], prompt_tokens: int, extra: Collection[str]) -> Outputs:
-    """Converts the texts of a prompt to outputs."""
     outputs: Outputs = {ANSWER: [text.text for text in texts]}
     if FINISH in extra:
         outputs[FINISH] = [str(text.finish) for text in texts]  # "None" for an unfinished text, as in vLLM's backend
@@ -310,7 +308,6 @@ class NewOutputs:
         self._texts = [Piece(0, choice, "") for choice in range(asked.request.sampling.n)]
 
     def add(self, piece: Piece) -> None:
-        """Adds a piece to the outputs of its choice."""
         new = self._texts[piece.choice]
         new.text += piece.text
         new.count += piece.count

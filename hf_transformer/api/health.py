@@ -50,7 +50,7 @@ MLflow, SageMaker) without the leading slash, each with a hint to the equivalent
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
-    """Returns the status, message and error format for a POST to an unknown path, or None without a hint."""
+    """Returns the status, message and error format for a POST to an unknown path, or None if no hint applies."""
     if _EXPLAIN.fullmatch(path):
         return 501, "the service has no explanations; add an explainer to the InferenceService", error_json
     if path.startswith(_MODEL_ROUTES) or (status != 404 and path != "/"):

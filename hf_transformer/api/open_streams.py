@@ -59,7 +59,6 @@ class OpenStreams:
             end.break_off()
 
     def close(self) -> None:
-        """Cancels the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

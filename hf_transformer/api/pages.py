@@ -21,7 +21,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{image}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy. It forbids inline scripts, and any content or connection from other hosts."""
+"""The Content-Security-Policy. It forbids inline scripts and all access to other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class Page:
                 yield f"{self.path}/{name}", file
 
     def routes(self) -> list[BaseRoute]:
-        """The routes of the page and its files."""
         return [_route(path, file, self.policy) for path, file in self.files]
 
 

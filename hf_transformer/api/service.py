@@ -33,10 +33,7 @@ class Models(dict[str, Model]):
         return list(self)
 
     def find(self, model: str, version: str = "") -> Model:
-        """Finds a model by name and optional version.
-
-        Raises UnknownModel, and for a version NotReady before the predictor has reported its version.
-        """
+        """Finds a model. Raises UnknownModel, and NotReady if the model's version is not yet known."""
         entry = self[model]
         if version and version != (served := entry.describe().version):
             expected = f"version {served!r}" if served else "no version, since the predictor reports none,"

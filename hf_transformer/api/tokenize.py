@@ -43,7 +43,6 @@ Result = TypeVar("Result")
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """Creates the endpoints of this API, with their path templates."""
 
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
         model = service.models[call.path["model"]]
@@ -169,7 +168,7 @@ def _prediction(text: PreparedText, encoding: Encoding, max_length: int) -> Mapp
 
 
 def _span_mapping(text: PreparedText) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
-    """A function that maps character spans of the prepared text to the original text, or None for an unchanged text.
+    """Returns a function from character spans of the prepared text to the original. Returns None without changes.
 
     Spans in the prompt map to (0, 0). In lower case, the dotted capital I has two characters.
     """

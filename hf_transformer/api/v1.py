@@ -53,7 +53,6 @@ EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """Creates the endpoints of this API, with their path templates."""
     models = service.models
 
     async def predict(call: Call) -> Response | TextStream:
@@ -197,7 +196,6 @@ class V1Stream(TextStream):
     content_type = b"application/jsonl"  # https://jsonlines.org
 
     def __init__(self, model: GenerativeModel, query: Query, context: Context) -> None:
-        """Raises RequestError for an invalid request."""
         request = model.task.request(query)
         super().__init__(model, request, context)
         self._texts = [[""] * request.sampling.n for _ in request.prompts]

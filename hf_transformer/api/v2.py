@@ -59,7 +59,6 @@ HEADER = HEADER_LENGTH.lower().encode()
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """Creates the endpoints of this API, with their path templates."""
 
     async def answer(call: Call) -> Response:
         model = service.models.find(**call.path)
@@ -84,7 +83,6 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 
 def routes(service: Service) -> list[Route]:
-    """Creates the GET routes of this API."""
     models = service.models
 
     async def ready(request: Request) -> JsonResponse:
