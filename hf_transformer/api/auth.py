@@ -17,7 +17,7 @@ from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
-"""Headers that may contain a key. With --api_keys_file, the service removes them from every request."""
+"""Headers that may contain a key. With --api_keys_file, the service removes these headers from every request."""
 _BEARER = b"bearer "
 API = "keys"
 """The API label in metrics for requests without a valid key, over HTTP and gRPC."""

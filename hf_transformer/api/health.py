@@ -1,7 +1,7 @@
 """Routes for liveness, readiness and metrics, and the errors of all routes outside the endpoints.
 
     GET /           {"status": "alive"}; redirects browsers to the playground, if enabled
-    GET /health     200 without a body, 503 while a model is not ready; also under the OpenAI API's prefix
+    GET /health     200 without a body, 503 if a model is not ready; also under the OpenAI API's prefix
     GET /metrics    Prometheus text
 
 vLLM also serves /health, and clients such as guidellm poll this route before they start.

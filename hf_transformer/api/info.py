@@ -40,7 +40,7 @@ class InfoSettings:
     Attributes:
         limits: the values of the flags in LIMITS.
         model_id: the model's id on the Hugging Face Hub, or None for a local folder.
-        grpc_port: the port, or None without gRPC or if the system chooses the port.
+        grpc_port: None if gRPC is disabled or the system chooses the port.
     """
 
     limits: Mapping[str, int]

@@ -86,7 +86,7 @@ def all_parameters(parameters: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _known(parameters: dict[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
-    """Removes unknown parameters, as KServe and Triton do. The response lists the unknown names."""
+    """Removes unknown parameters. KServe and Triton also ignore them. The response lists their names."""
     note_unknown(parameters, known, context.ignored)
     return {name: value for name, value in parameters.items() if name in known}
 
@@ -119,14 +119,14 @@ def _requested(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
 
 
 def is_for_backend(request: InferRequest) -> bool:
-    """Whether a request is for Triton's backends. ``text_input`` without other inputs may be V2's input."""
+    """Whether a request has the tensors of Triton's backends. ``text_input`` without other inputs may be V2's input."""
     if PROMPT not in request.inputs:
         return False
     return len(request.inputs) > 1 or any(name == ANSWER or name in EXTRA_OUTPUTS for name in request.outputs)
 
 
 def read_as_backend(model: GenerativeModel, request: InferRequest, context: Context) -> GenerateRequest:
-    """Parses a request for Triton's backends. Raises RequestError for an invalid input or parameter."""
+    """Parses a request with tensors of Triton's backends. Raises RequestError for an invalid input or parameter."""
     body = {name: _value(tensor) for name, tensor in request.inputs.items()}
     _switch_on(request, body, ANSWER, EXTRA_OUTPUTS, "")
     known = (*model.task.parameters, *PARAMETERS)

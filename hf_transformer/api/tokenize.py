@@ -168,7 +168,7 @@ def _prediction(text: PreparedText, encoding: Encoding, max_length: int) -> Mapp
 
 
 def _span_mapping(text: PreparedText) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
-    """Returns a function from character spans of the prepared text to the original. Returns None without changes.
+    """Returns a function from prepared to original character spans, or None for an unchanged text.
 
     Spans in the prompt map to (0, 0). In lower case, the dotted capital I has two characters.
     """

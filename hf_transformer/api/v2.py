@@ -115,7 +115,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def metadata(model: ModelDescription) -> dict[str, Json]:
-    """A model's metadata. It omits optional inputs, since some clients send all inputs in the metadata."""
+    """A model's metadata. It omits optional inputs, since some clients send every listed input."""
     return {
         "name": model.name,
         **({"versions": [model.version]} if model.version else {}),
