@@ -1,7 +1,7 @@
 """API keys (--api_keys_file).
 
-A client sends its key as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of
-OpenAI), over gRPC as metadata of the same names. The service neither forwards nor logs it.
+A client sends its key as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure OpenAI clients),
+over gRPC as metadata with these names. The service neither forwards nor logs keys.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from hf_transformer.credentials import ReloadableFile, keep_renewing
 from hf_transformer.errors import ConfigError
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
-"""Headers that may hold a key. With --api_keys_file the service removes them from every request."""
+"""Headers that may contain a key. With --api_keys_file, the service removes these headers from every request."""
 _BEARER = b"bearer "
 API = "keys"
-"""The metrics' API label of requests without a key, over HTTP and gRPC."""
+"""The API label in metrics for requests without a valid key, over HTTP and gRPC."""
 REFUSED = "a known API key is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
 
 
 class ApiKeys:
-    """The keys of --api_keys_file, reloaded when the file changes. Raises ConfigError, see read_keys.
-
-    The process keeps only keyed digests, and compares a client's key with all of them in constant time.
-    """
+    """The valid API keys, stored as keyed digests and compared in constant time. Raises ConfigError, see read_keys."""
 
     def __init__(self, path: str) -> None:
         self._salt = secrets.token_bytes(32)
@@ -40,11 +37,11 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
     async def keep_renewing(self) -> None:
-        """Reloads the file when it changes, until cancelled."""
+        """Reloads the keys after each change of the file, until cancelled."""
         await keep_renewing(self.file, lambda digests: None)
 
     def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether any of the headers (names in lower case) holds a known key."""
+        """Whether a header contains a valid key. Header names are in lower case."""
         known = False
         for name, value in headers:
             if name in HEADERS:
@@ -57,7 +54,7 @@ class ApiKeys:
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:
-    """The paths of liveness, readiness and metrics, which need no key: the kubelet and scrapers have none."""
+    """The paths of liveness, readiness and metrics. They need no key, since the kubelet and scrapers send no keys."""
     ready = [path for name in models for path in (f"/v1/models/{name}", f"/v2/models/{name}/ready")]
     return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready))
 
@@ -66,10 +63,10 @@ _KEY = re.compile(r"[!-~]{1,1024}")
 
 
 def read_keys(path: str) -> list[str]:
-    """Reads the keys of a file: one per line, without empty lines and comments (#).
+    """Reads a file with one key per line. Skips empty lines and comments (#).
 
     Raises:
-        ConfigError: the file can't be read, has no key, or has an invalid line; the message shows no key.
+        ConfigError: the file is unreadable, has no key, or has an invalid line. The message contains no key.
     """
     try:
         lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""Reads request bodies within the limits, decompresses them and converts them to UTF-8."""
+"""Reads and decompresses request bodies, and converts JSON to UTF-8."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
 CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
 )
-"""The supported charsets of JSON. Some of Python's other codecs take quadratic time."""
-GZIP = ("gzip", zlib.MAX_WBITS | 16)  # 16 selects a gzip header (zlib manual, inflateInit2)
+"""Supported charsets of JSON bodies. Some other Python codecs take quadratic time."""
+GZIP = ("gzip", zlib.MAX_WBITS | 16)  # 16 selects the gzip format (zlib manual, inflateInit2)
 COMPRESSIONS = {b"gzip": GZIP, b"x-gzip": GZIP, b"deflate": ("deflate", zlib.MAX_WBITS)}
-"""The name and zlib's window bits of each compression. ``deflate`` is zlib's format, as in RFC 9110 and Triton."""
+"""The name and zlib window bits of each compression. ``deflate`` is the zlib format, as in RFC 9110 and Triton."""
 ENCODINGS = COMPRESSIONS.keys() | {b"", b"identity"}
 JSON_TYPES = frozenset((b"application/json", b""))
-"""Content types of UTF-8 JSON, for which no charset has to be parsed."""
+"""Content types of UTF-8 JSON without a charset parameter."""
 MAX_MEMBERS = 16
-"""Gzip members in one body. Each member copies the rest of the body, so the limit bounds quadratic work."""
+"""Maximum gzip members in a body. Each member copies the remaining body, which takes quadratic time."""
 
 
 async def read_body(request: Request, limit: int, ticket: AdmissionTicket) -> bytes:
-    """Reads a request's body and decompresses gzip and deflate. It checks the headers first.
+    """Checks the headers, then reads the body and decompresses gzip and deflate.
 
     Args:
-        limit: bytes, before and after decompression.
-        ticket: counts the bytes of the body; the caller releases it.
+        limit: maximum bytes, before and after decompression.
+        ticket: counts the bytes of the body. The caller releases the ticket.
 
     Raises:
-        ClientGone: the client closed the connection before the end of the body.
-        TooLarge: the body exceeds the limit; the excess is not stored.
-        TooManyRequests: the service has no room for the body or for another request.
-        InvalidInput: the compression is not the header's.
-        UnsupportedEncoding: the header names another compression.
+        ClientGone: the client disconnected before the end of the body.
+        TooLarge: the body exceeds the limit.
+        TooManyRequests: the service has no capacity for the body or for another request.
+        InvalidInput: the body does not match Content-Encoding, or has too many gzip members.
+        UnsupportedEncoding: the service does not support the Content-Encoding.
     """
     headers, admission = request.headers, ticket.admission
     admission.require()
-    if (declared := int(headers.get(b"content-length", 0))) > 0:  # the parser takes digits only
+    if (declared := int(headers.get(b"content-length", 0))) > 0:  # the HTTP parser accepts digits only
         if declared > limit:
             raise _too_large(limit)
         admission.require_bytes(declared)
@@ -71,7 +71,7 @@ async def read_body(request: Request, limit: int, ticket: AdmissionTicket) -> by
 
 def _inflate(body: bytes, limit: int, kind: str, window: int) -> bytes:
     inflated = bytearray()
-    for _ in range(MAX_MEMBERS):  # a gzip file may have several members in a row (RFC 1952, 2.2)
+    for _ in range(MAX_MEMBERS):  # gzip data may have several members (RFC 1952, 2.2)
         inflater = zlib.decompressobj(window)
         try:
             inflated += inflater.decompress(body, limit + 1 - len(inflated))
@@ -92,11 +92,11 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
-    """Converts JSON text from the charset of the content type to UTF-8, without a byte order mark.
+    """Converts JSON text from the charset in Content-Type to UTF-8, and removes a UTF-8 byte order mark.
 
     Raises:
         UnsupportedEncoding: the charset is not in CHARSETS.
-        InvalidInput: the body is not in the charset.
+        InvalidInput: the body has bytes that the charset does not allow.
     """
     content_type = headers.get(b"content-type", b"")
     if content_type in JSON_TYPES:

@@ -1,4 +1,4 @@
-"""An HTTP request with its body: path, headers, JSON, and the context for the pipeline."""
+"""HTTP requests with their bodies, and the context for the pipeline."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hf_transformer.types.request import Context, Json
 V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """The path templates of a model in V2 and in the generate extension."""
 B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"x-b3-flags")
-"""Zipkin's headers. Source: https://github.com/openzipkin/b3-propagation"""
+"""Zipkin's trace headers. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
-"""Headers forwarded to the predictor in addition to the request id, for traces and permissions."""
+"""Headers that the service forwards to the predictor with the request id, for tracing and authorization."""
 TIMEOUT: Final = "timeout"
 TRITON_PARAMETERS = frozenset(
     (TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
 )
-"""Parameters that clients of Triton send with any request. All except ``timeout`` have no effect here."""
+"""Parameters that Triton clients send to any model. Only ``timeout`` has an effect here."""
 IGNORED: Final = "x-ignored-parameters"
-"""The response header, over gRPC the trailing metadata, with the names in a request that the service ignored."""
+"""The response header that lists the ignored names of a request. Over gRPC, the list is trailing metadata."""
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class Call:
     """An HTTP request with its body.
 
     Attributes:
-        path: the values of the path's template, such as ``model``.
-        headers: header values by name, names in lower case.
-        limits: the limits of JSON in the body.
+        path: the path parameters, such as ``model``.
+        headers: header values by lower-case name.
+        limits: the limits of the JSON body.
     """
 
     path: Mapping[str, str]
@@ -47,12 +47,12 @@ class Call:
     limits: JsonLimits
 
     def json(self) -> Json:
-        """The value in the body.
+        """Parses the JSON body.
 
         Raises:
-            UnsupportedEncoding: the charset is not supported.
+            UnsupportedEncoding: the service does not support the charset.
             InvalidInput: the body is not JSON.
-            TooLarge: the body exceeds the limits of JSON; this is checked before parsing.
+            TooLarge: the body exceeds the JSON limits. The check precedes parsing.
         """
         body = self.body
         if self.headers.get(b"content-type", b"") not in JSON_TYPES or body[:1] != b"{":
@@ -64,7 +64,7 @@ class Call:
 
 
 def context_of(request: Request) -> Context:
-    """The context of a request: its id and the forwarded headers."""
+    """The context of a request, with its id and forwarded headers."""
     headers = {"x-request-id": request.id}
     if not FORWARDED.isdisjoint(request.headers):
         for name in FORWARDED & request.headers.keys():
@@ -73,7 +73,7 @@ def context_of(request: Request) -> Context:
 
 
 def apply_triton_parameters(parameters: Mapping[str, Json], context: Context) -> Mapping[str, Json]:
-    """Removes TRITON_PARAMETERS from a request's parameters; ``timeout``, in microseconds, sets the deadline.
+    """Removes TRITON_PARAMETERS. ``timeout``, in microseconds, sets the request's deadline.
 
     Raises InvalidInput for an invalid timeout. Sources: extension_schedule_policy.md and extension_sequence.md in
     https://github.com/triton-inference-server/server/tree/main/docs/protocol
@@ -83,12 +83,12 @@ def apply_triton_parameters(parameters: Mapping[str, Json], context: Context) ->
     timeout = parameters.get(TIMEOUT)
     if timeout is not None and (type(timeout) is not int or timeout < 0):
         raise InvalidInput(f"parameters.{TIMEOUT}", "a whole number of microseconds, 0 or more", describe(timeout))
-    if timeout:  # 0 means none, as in Triton
+    if timeout:  # 0 means no timeout, as in Triton
         deadline = asyncio.get_running_loop().time() + timeout / 1e6
         context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
     return {name: value for name, value in parameters.items() if name not in TRITON_PARAMETERS}
 
 
 def new_request_id() -> str:
-    """A random id of 128 bits in hex, like a trace id. It is no secret, so it needs no system call."""
+    """A random 128-bit id in hex. The id is not a secret, so a pseudo-random generator is sufficient."""
     return f"{random.getrandbits(128):032x}"

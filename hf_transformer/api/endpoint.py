@@ -1,6 +1,6 @@
-"""A POST route of any API: admission, body, errors, metrics and traces.
+"""POST routes of all APIs, with admission, request bodies, errors, metrics and traces.
 
-Request -> Call -> the API's handler -> Response | TextStream -> Response | Stream
+Request -> Call -> handler of the API -> Response | TextStream -> Response | Stream
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hf_transformer.types.http import ClientGone, Request, Response, Stream
 from hf_transformer.types.request import Context
 
 if TYPE_CHECKING:
-    from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
+    from hf_transformer.observability.tracing import Trace  # OpenTelemetry is optional
 
 Handle = Callable[[Call], Awaitable[Response | TextStream]]
-"""Handles a call in one API: finds the model, parses the body, runs the model, renders the response."""
+"""An API's handler: finds the model, parses the body, runs the model and renders the response."""
 
 
 class Endpoint:
-    """A POST route. ``api`` is the API's label in metrics; ``render_error`` renders its error bodies."""
+    """A POST route. ``api`` is the API label in metrics, and ``render_error`` renders error bodies."""
 
     def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
         self._api = api
@@ -41,7 +41,7 @@ class Endpoint:
         self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
-        """Answers one request of any method. Raises ClientGone."""
+        """Answers a request; methods other than POST get status 405. Raises ClientGone."""
         service = self.service
         answer: Response | Stream | None = None
         context = context_of(request)
@@ -51,18 +51,18 @@ class Endpoint:
             context.headers, trace = service.tracing.begin(context.headers)
         try:
             if request.method != "POST":
-                # GET would fall through to the route of a model with a colon in its name.
+                # GET must not reach the fallback route /v1/models/{model}, which also matches a colon.
                 error = RequestError(f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST")
                 answer = error_response(self._render_error, error, 405, (b"allow", b"POST"))
             else:
-                # The slot is taken after the body: slow uploads don't hold one.
+                # Admission follows the upload, so that slow uploads don't occupy a slot.
                 body = await read_body(request, service.max_bytes, ticket)
                 context.arrived = perf_counter()
                 ticket.enter()
                 result = await self._handle(Call(request.params, request.headers, body, context, self._limits))
                 if isinstance(result, Response):
                     answer = result
-                else:  # the status waits for the first piece: an error before it has its own status
+                else:  # wait for the first piece, since an earlier error changes the status
                     parts = self._parts(result, request, context, trace)
                     headers = [(b"content-type", result.content_type), *UNBUFFERED]
                     answer = Stream(200, await anext(parts), parts, headers)
@@ -80,7 +80,7 @@ class Endpoint:
         return answer
 
     def _end(self, request: Request, context: Context, trace: Trace | None, status: int) -> None:
-        """Releases the admission of a request, and counts and traces it."""
+        """Releases a request's admission, and records its metrics and trace."""
         if context.ticket is not None:
             context.ticket.leave()
         self.service.metrics.count_request(self._api, status, context.arrived)
@@ -90,7 +90,7 @@ class Endpoint:
     async def _parts(
         self, stream: TextStream, request: Request, context: Context, trace: Trace | None
     ) -> AsyncGenerator[bytes, None]:
-        """The pieces of a stream. The request keeps its admission until the stream ends."""
+        """Yields the pieces of a stream. The request keeps its admission until the stream ends."""
         status, has_begun = CLIENT_CLOSED, False
         try:
             try:
@@ -104,21 +104,21 @@ class Endpoint:
                     raise
                 failure = to_request_error(error, context)
                 status, last = failure.status, stream.error(failure)
-                del failure  # it may refer to this frame
+                del failure  # its traceback may refer to this frame
                 yield last
         finally:
-            if has_begun:  # otherwise __call__ counts it
+            if has_begun:  # otherwise __call__ calls _end
                 self._end(request, context, trace, status)
 
     def _failed(self, error: Exception, context: Context) -> Response:
-        """The response to a failed request; not in __call__, to whose frame the error may refer."""
+        """The response to a failed request. In __call__, the error could form a reference cycle with the frame."""
         failure = to_request_error(error, context)
         retry = [] if failure.retry_after is None else [(b"retry-after", b"%d" % failure.retry_after)]
         return error_response(self._render_error, failure, failure.status, *retry)
 
 
 def server_timing(context: Context) -> bytes:
-    """The value of the header Server-Timing: the stages of a request, in milliseconds. ``predict`` excludes ``queue``.
+    """The Server-Timing header: durations of a request's stages in milliseconds. ``predict`` excludes ``queue``.
 
     Source: https://www.w3.org/TR/server-timing/"""
     return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (

@@ -1,4 +1,4 @@
-"""Errors in the answers of the APIs, and checks of a request's fields."""
+"""Error responses of the APIs, and checks of request fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ RenderError = Callable[[RequestError, int], bytes]
 
 
 def error_response(render: RenderError, error: RequestError, status: int, *headers: tuple[bytes, bytes]) -> Response:
-    """The response to a request that has failed."""
     return Response(status, render(error, status), [(b"content-type", JSON), *headers])
 
 
@@ -31,10 +30,9 @@ def error_json(error: RequestError, status: int) -> bytes:
 
 
 def to_request_error(error: Exception, context: Context) -> RequestError:
-    """The error that the client gets, about the client's own name of the field (``Context.field_names``).
+    """Converts an exception to the client's error, with the client's field name (``Context.field_names``).
 
-    An unexpected exception is a fault of the service: it is logged with its traceback, and the client gets the id of
-    the log entry.
+    Logs an unexpected exception with its traceback. The client receives only the request id.
     """
     if isinstance(error, FieldError):
         return error if context.field_names is None else error.at(context.field_names(error.path))
@@ -46,13 +44,13 @@ def to_request_error(error: Exception, context: Context) -> RequestError:
 
 
 def expect(value: Json, kind: type | UnionType, path: str, expected: str) -> Json:
-    """The same value. Raises InvalidInput about the field ``path`` unless the value is of type ``kind``."""
+    """Returns a value of type ``kind``. Raises InvalidInput for another type, with the field ``path``."""
     if not isinstance(value, kind):
         raise InvalidInput(path, expected, describe(value))
     return value
 
 
 def require_few(path: str, items: Sequence[Json], limit: int) -> None:
-    """Raises TooLarge for a list that exceeds every limit, before its items are read one by one."""
+    """Raises TooLarge for a list of more than ``limit`` items. Callers use this check before they parse the items."""
     if len(items) > limit:
         raise TooLarge(path, f"at most {limit} in a request (--max_instances, --max_sequences)", str(len(items)))

@@ -1,4 +1,4 @@
-"""The function around every request, parser errors included: request id, Host, CORS, keys, routing, access log."""
+"""HTTP gateway for all requests, with request ids, Host checks, CORS, API keys, routing and access log."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.http import HeaderLines, Request, Response, Stream
 
 Handler = Callable[[Request], Awaitable[Response | Stream]]
-"""Answers a request; raises only for a fault of the service."""
+"""Answers a request. Exceptions other than ClientGone are faults of the service."""
 
 _USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
-"""Request ids of clients that the service keeps: without control characters (C0 and C1), since logs and the predictor
-get them."""
+"""Valid request ids of clients. Control characters are invalid, since they are unsafe in logs and headers."""
 
 EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length, x-ignored-parameters"
-"""Response headers that a page of another origin may read."""
+"""Response headers that pages of other origins may read."""
 
 
 class Router:
-    """Finds the endpoint of a path: in a dict of known paths, else by template.
+    """Finds the endpoint of a path in a dict, else by template, such as ``/v1/models/{model}:predict``.
 
-    The first template that matches wins, such as ``/v1/models/{model}:predict``. The dict has the paths of ``models``.
+    The dict contains the paths of ``models``. The first matching template wins.
     """
 
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
@@ -52,11 +51,10 @@ class Router:
 
     @property
     def templates(self) -> list[str]:
-        """The path templates of all endpoints."""
         return [template for _, template, _ in self._templates]
 
     def find(self, request: Request) -> Handler | None:
-        """The endpoint of a request, or None. Sets the request's ``route`` and ``params``."""
+        """Finds an endpoint, and sets the request's ``route`` and ``params``. Returns None for an unknown path."""
         known = self._known.get(request.path)
         if known is not None:
             handler, request.route, request.params = known
@@ -69,18 +67,18 @@ class Router:
 
 
 HOSTS: Final = "hosts"
-"""The metrics' API label of requests with a forbidden Host."""
+"""The API label in metrics for requests with a forbidden Host header."""
 _PORT: Final = re.compile(rb":[0-9]*\Z")
 
 
 class AllowedHosts:
-    """The allowed names in a Host header (--allowed_hosts), in the forms of Starlette's TrustedHostMiddleware.
+    """The allowed names in Host headers (--allowed_hosts), in the format of Starlette's TrustedHostMiddleware.
 
-    They prevent DNS rebinding, where an attacker's host name resolves to the service's address and a browser treats the
-    service as part of the attacker's site. Such a request has the attacker's name in Host, which a page can't change.
+    The check prevents DNS rebinding, where an attacker's host name resolves to the service's address. Requests from the
+    attacker's page have this name in Host, and the page can't change Host.
 
     Args:
-        names: host names, IPv4 and IPv6 addresses, without ports; ``*.example.com`` matches all sub-domains.
+        names: host names or IP addresses, without ports. ``*.example.com`` matches all subdomains.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -89,13 +87,13 @@ class AllowedHosts:
         self._endings = tuple(name[1:] for name in bare if name.startswith(b"*."))
 
     def accept(self, host: bytes) -> bool:
-        """Whether a Host header has an allowed name. A port and a trailing dot are ignored."""
+        """Whether a Host header has an allowed name. The check ignores a port and a trailing dot."""
         name = _PORT.sub(b"", host.strip().lower()).removesuffix(b".")
         return name in self._names or name.endswith(self._endings)
 
 
 class Cors:
-    """CORS: the other origins whose pages may send requests (--cors_allow_origin).
+    """CORS responses for pages of the allowed origins (--cors_allow_origin).
 
     Source: https://fetch.spec.whatwg.org/#http-cors-protocol
     """
@@ -105,7 +103,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def lines(self, request: Request) -> HeaderLines:
-        """The CORS header lines of a response; none for a request without Origin."""
+        """The CORS headers of a response. The list is empty if the request has no Origin header."""
         origin = request.headers.get(b"origin")
         if origin is None:
             return []
@@ -116,13 +114,13 @@ class Cors:
         return [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", EXPOSED), *vary]
 
     def preflight(self, request: Request) -> Response | None:
-        """The response to a browser's preflight request; None for any other request."""
+        """The response to a CORS preflight request, or None for other requests."""
         headers = request.headers
         if request.method != "OPTIONS" or b"access-control-request-method" not in headers or b"origin" not in headers:
             return None
         lines = [
             (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-max-age", b"600"),  # seconds that the browser may cache the response
+            (b"access-control-max-age", b"600"),  # cache lifetime in seconds
         ]
         if wanted := headers.get(b"access-control-request-headers"):
             lines.append((b"access-control-allow-headers", wanted))
@@ -131,14 +129,14 @@ class Cors:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Optional gateway features; None or empty disables a feature.
+    """Optional gateway features. None or an empty value disables a feature.
 
     Attributes:
-        hosts: --allowed_hosts.
-        origins: --cors_allow_origin.
-        access_log: the format of a line in the access log.
-        open_paths: further paths that need no key, of pages that ask for one.
-        trusted_proxies: addresses whose X-Forwarded-For the access log uses, in uvicorn's form.
+        hosts: the allowed Host headers (--allowed_hosts).
+        origins: the allowed CORS origins (--cors_allow_origin).
+        access_log: the line format of the access log.
+        open_paths: additional paths that need no key, for health checks and web pages.
+        trusted_proxies: proxies with a trusted X-Forwarded-For header, for the access log, in uvicorn's format.
     """
 
     keys: ApiKeys | None = None
@@ -152,8 +150,8 @@ class GatewaySettings:
 class Gateway:
     """The HTTP application of the service (types.Application).
 
-    ``fallback`` answers all paths without an endpoint. ``errors_by_path`` gives the RenderError of the API that a path
-    belongs to. Raises ConfigError for an access log format with an unknown atom.
+    ``fallback`` answers paths without an endpoint. ``errors_by_path`` returns the RenderError for a path. Raises
+    ConfigError for an unknown atom in the access log format.
     """
 
     def __init__(
@@ -181,7 +179,7 @@ class Gateway:
             check_format(self._log_format)
 
     async def handle(self, request: Request) -> Response | Stream:
-        """Answers one request. Raises ClientGone, and any exception of a handler."""
+        """Answers a request. Raises ClientGone and the exceptions of handlers."""
         client_id = request.headers.get(b"x-request-id")
         request.id = new_request_id() if client_id is None else _usable_id(client_id)
         if self._log_format is not None:
@@ -195,7 +193,7 @@ class Gateway:
         return answer
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
-        """The response to a request that the server refuses. A request with an unreadable head has no fields."""
+        """The error response of the HTTP server itself. After a parser error, the request may have no headers."""
         retry = [(b"retry-after", b"1")] if status == 503 else []
         answer = error_response(self._errors_by_path(request.path), RequestError(message), status, *retry)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
@@ -205,7 +203,7 @@ class Gateway:
         return answer
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """Logs a request. ``answer`` is None if the client has disconnected; ``sent`` is in bytes of the body."""
+        """Logs a request. ``answer`` is None after a disconnect, and ``sent`` is the number of body bytes."""
         record: AccessRecord = request.log
         if self._log_format is None:
             return
@@ -216,12 +214,9 @@ class Gateway:
         write_line(self._logger, self._log_format, record)
 
     def _before(self, request: Request) -> Response | None:
-        """The response to a preflight and to a request with a forbidden Host or without a key.
-
-        None lets the request through; its key is removed.
-        """
+        """Removes API keys. Returns the response to a preflight, a forbidden Host or an invalid key, else None."""
         is_read = request.method in ("GET", "HEAD")
-        # Probes have the pod's address as Host.
+        # Kubernetes probes send the pod's address as Host.
         if self._hosts is not None and not (is_read and request.path in self._probed):
             host = request.headers.get(b"host", b"")
             if not self._hosts.accept(host):
@@ -242,16 +237,16 @@ class Gateway:
         return error_response(render, RequestError(REFUSED), 401, (b"www-authenticate", b"Bearer"))
 
     def _complete(self, request: Request, answer: Response | Stream) -> None:
-        """Adds the header lines of every response."""
+        """Adds the request id and CORS headers to a response."""
         answer.headers.append((b"x-request-id", request.id.encode("latin-1")))
         if self._cors is not None:
             answer.headers += self._cors.lines(request)
 
 
 def _usable_id(client_id: bytes) -> str:
-    """The client's request id if the service keeps it, else a new one."""
+    """The client's request id if valid, else a new id."""
     return client_id.decode("latin-1") if _USABLE_ID.fullmatch(client_id) else new_request_id()
 
 
 async def _nothing(*args: Any) -> None:
-    """A no-op ASGI application: uvicorn's middleware only edits the scope."""
+    """A no-op ASGI application for uvicorn's middleware, which only edits the scope."""

@@ -1,18 +1,17 @@
-"""Triton's generate extension: a prompt -> its text, whole or as server-sent events.
+"""Triton's generate extension: text generation in one response or as server-sent events.
 
     POST /v2/models/{m}[/versions/{v}]/generate          {"text_input": "...", "parameters": {...}}
                                                          -> {"model_name", "model_version", "text_output": "..."}
     POST /v2/models/{m}[/versions/{v}]/generate_stream   -> data: {"model_name", "model_version", "text_output": "..."}
 
-As in the vLLM backend, the text of generate begins with the prompt (--return_full_text), that of generate_stream does
-not; a request can set both. A stream has at least one event per text.
+As in the vLLM backend, generate returns the prompt with the text (--return_full_text), and generate_stream only new
+text. A request can override both defaults. A stream has at least one event per text.
 
-The prompt may be in a list of one. Parameters are V1's, in ``parameters`` or at the top level. Clients of Triton's vLLM
-and TensorRT-LLM backends also send ``exclude_input_in_output``, ``sampling_parameters`` (JSON text with the fields of
-vLLM's SamplingParams), booleans that request extra outputs, and TensorRT-LLM's names (``_rename``). tensors.py reads
-the tensors of these backends like a body.
+``text_input`` may be a list with one prompt. V1's parameters may be in ``parameters`` or at the top level. Clients of
+Triton's vLLM and TensorRT-LLM backends also send ``exclude_input_in_output``, ``sampling_parameters`` (vLLM's
+SamplingParams as JSON text), booleans for extra outputs, and TensorRT-LLM's names (``_rename``).
 
-Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md,
+Sources: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md,
 https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md,
 https://github.com/triton-inference-server/vllm_backend/blob/main/src/utils/request.py and
 https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
@@ -43,19 +42,19 @@ from hf_transformer.types.request import Context, Json, Query
 API = "generate"
 PROMPT, ANSWER = "text_input", "text_output"
 ABOUT = ("id", "model_name", "model_version")
-"""Fields of Triton that are neither inputs nor parameters."""
+"""Triton's fields that are neither inputs nor parameters."""
 SAMPLING = "sampling_parameters"
 EXCLUDE, FULL = "exclude_input_in_output", "return_full_text"
 BAD_WORDS = "bad_words"
-"""An unsupported parameter; TensorRT-LLM's examples send it empty."""
+"""An unsupported parameter. TensorRT-LLM's example clients send an empty value."""
 FINISH, PROMPT_TOKENS, NEW_TOKENS = "finish_reason", "num_input_tokens", "num_output_tokens"
 EXTRA_OUTPUTS = {name: f"return_{name}" for name in (FINISH, PROMPT_TOKENS, NEW_TOKENS)}
-"""Extra outputs, each with the boolean parameter that requests it."""
+"""The boolean parameter that requests each extra output."""
 NUMBERS = frozenset(
     "max_tokens min_tokens temperature top_p top_k min_p seed n presence_penalty frequency_penalty repetition_penalty "
     "best_of length_penalty logprobs prompt_logprobs truncate_prompt_tokens".split()
 )
-"""Numeric fields of SamplingParams. vLLM's backend also takes them as text: its sample client sends them so."""
+"""Numeric fields of SamplingParams. As in vLLM's backend, clients may also send these numbers as strings."""
 IGNORED_DEFAULTS: Mapping[str, Json] = {
     "best_of": 1,
     "beam_width": 1,
@@ -72,25 +71,24 @@ IGNORED_DEFAULTS: Mapping[str, Json] = {
     "return_context_logits": False,
     "return_generation_logits": False,
 }
-"""Unsupported fields, each with its default value, which Triton's clients send."""
+"""Unsupported fields with their defaults. Triton clients send the defaults; other values are invalid."""
 RANDOM_SEED, END_ID, PAD_ID = "random_seed", "end_id", "pad_id"
-"""TensorRT-LLM's names of seed, stop_token_ids and the padding token."""
+"""TensorRT-LLM's names for the seed, a stop token and the padding token."""
 PARAMETERS = frozenset(
     (
         *(SAMPLING, EXCLUDE, BAD_WORDS, RANDOM_SEED, END_ID, PAD_ID, "image", "lora_name"),
         *(*NUMBERS, *IGNORED_DEFAULTS, *EXTRA_OUTPUTS.values()),
     )
 )
-"""Parameters of Triton's vLLM and TensorRT-LLM backends, supported or not."""
+"""Parameters of Triton's vLLM and TensorRT-LLM backends, including unsupported parameters."""
 NO_TOKEN = -1
-"""TensorRT-LLM's ``end_id`` of a text that no token ends."""
+"""TensorRT-LLM's value of ``end_id`` that disables the end token."""
 
 Outputs = dict[str, list[str] | list[int]]
-"""The outputs for a prompt, by vLLM's names: an element per text, or one for the prompt."""
+"""The outputs for a prompt by vLLM's names. A list has one element per text, or one element for the prompt."""
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, with the templates of their paths."""
 
     async def generate(call: Call) -> Response:
         model, asked, head = _read(service, call, "generate")
@@ -110,7 +108,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A request for generation; ``stream`` requests a stream, ``extra`` the outputs in addition to the text."""
+    """A generation request. ``stream`` requests a stream, and ``extra`` lists the extra outputs."""
 
     request: GenerationRequest
     stream: bool
@@ -118,7 +116,7 @@ class GenerateRequest:
 
 
 def _read(service: Service, call: Call, route: str) -> tuple[GenerativeModel, GenerateRequest, dict[str, Json]]:
-    """Reads a call: its model, its request, and the first members of its responses. Raises RequestError."""
+    """Parses the model, the request and the first fields of each response. Raises RequestError."""
     model = generative(service.models.find(**call.path), route)
     body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
     asked = read_body(model.task, body, call.context, streamed=route == "generate_stream")
@@ -130,13 +128,13 @@ def _read(service: Service, call: Call, route: str) -> tuple[GenerativeModel, Ge
 def read_body(
     task: TextGeneration, body: Mapping[str, Json], context: Context, streamed: bool | None = None
 ) -> GenerateRequest:
-    """The request in a body, or in tensors by name. It ignores the fields of ABOUT, and sets ``context.field_names``.
+    """Parses the fields of a body, or tensors by name, except ABOUT. Sets ``context.field_names``.
 
-    ``streamed`` is whether the route streams by default, then without the prompt; None for a route that can do both.
-    Raises RequestError for an invalid field.
+    ``streamed`` is true for generate_stream, false for generate, and None for requests with tensors. Raises
+    RequestError for an invalid field.
     """
     prompt = body.get(PROMPT)
-    if isinstance(prompt, list) and len(prompt) == 1:  # a tensor of one element may be either
+    if isinstance(prompt, list) and len(prompt) == 1:  # a tensor of one element may be a list or a string
         prompt = prompt[0]
     if not isinstance(prompt, str):
         raise InvalidInput(PROMPT, "a string", "nothing" if prompt is None else describe(prompt))
@@ -153,7 +151,7 @@ def read_body(
     _rename(parameters, client_paths)
     draws = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
     if draws and task.settings.generation.top_k == GenerationSettings().top_k:
-        parameters.setdefault("top_k", 0)  # vLLM's default, unless client or operator have set it
+        parameters.setdefault("top_k", 0)  # vLLM's default, unless the client or operator sets top_k
     extra = [name for name, switch in EXTRA_OUTPUTS.items() if _take_flag(parameters, switch)]
     stream = parameters.setdefault(STREAM, streamed or False)
     _set_full_text(parameters, stream is True if streamed is None else streamed)
@@ -162,7 +160,7 @@ def read_body(
 
 
 def _normalize(fields: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
-    """Reads fields as vLLM's backend does: parses numbers in text, and drops nulls and IGNORED_DEFAULTS."""
+    """Parses numbers in strings, as vLLM's backend does, and removes nulls and IGNORED_DEFAULTS."""
     normalized: dict[str, Json] = {}
     for name, value in fields.items():
         if name in NUMBERS and isinstance(value, str):
@@ -180,7 +178,7 @@ def _normalize(fields: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
 
 
 def _number(text: str) -> Json:
-    """The number in a text; another text unchanged, which the task refuses."""
+    """Parses a number. Returns other text unchanged, and the task rejects this text later."""
     try:
         value = orjson.loads(text) if len(text) <= 40 else None
     except orjson.JSONDecodeError:
@@ -189,7 +187,7 @@ def _number(text: str) -> Json:
 
 
 def _take_sampling(top_level: dict[str, Json], nested: dict[str, Json]) -> dict[str, Json]:
-    """Removes ``sampling_parameters`` from either place and returns its fields. Raises InvalidInput or TooLarge."""
+    """Removes ``sampling_parameters`` from both levels and returns its fields. Raises InvalidInput or TooLarge."""
     path = SAMPLING if SAMPLING in top_level else f"parameters.{SAMPLING}"
     value, duplicate = top_level.pop(SAMPLING, None), nested.pop(SAMPLING, None)
     if value is None:
@@ -202,7 +200,7 @@ def _take_sampling(top_level: dict[str, Json], nested: dict[str, Json]) -> dict[
 
 
 def json_parameters(value: Json, path: str) -> dict[str, Json]:
-    """Parameters in an object or in JSON text. Raises InvalidInput or TooLarge about the field ``path``."""
+    """Reads parameters from an object or JSON text. Raises InvalidInput or TooLarge for the field ``path``."""
     if isinstance(value, str):
         if len(value) > SMALL_BYTES:
             raise TooLarge(path, f"at most {SMALL_BYTES} characters of JSON text", str(len(value)))
@@ -217,7 +215,7 @@ def json_parameters(value: Json, path: str) -> dict[str, Json]:
 def _merge(
     top_level: Mapping[str, Json], nested: Mapping[str, Json], sampling: Mapping[str, Json]
 ) -> tuple[dict[str, Json], dict[str, str]]:
-    """All parameters, and the client's path of each. vLLM's sample client sends some twice, with the same value."""
+    """Merges the parameters, and maps each name to the client's path. Duplicate parameters must have equal values."""
     parameters, client_paths = dict(top_level), {name: name for name in (*nested, *top_level)}
     client_paths |= {name: f"parameters.{name}" for name in nested if name not in top_level}
     for fields, parent in ((nested, "parameters"), (sampling, SAMPLING)):
@@ -234,7 +232,7 @@ def _merge(
 
 
 def _rename(parameters: dict[str, Json], client_paths: dict[str, str]) -> None:
-    """Replaces TensorRT-LLM's parameters by the task's, and updates the client's paths.
+    """Converts TensorRT-LLM's parameters to the task's, and updates the client's paths.
 
     ``end_id`` becomes a stop token. ``pad_id`` has no effect, since texts have no padding.
     """
@@ -254,7 +252,7 @@ def _rename(parameters: dict[str, Json], client_paths: dict[str, str]) -> None:
             put("ignore_eos", END_ID, True)
         elif "stop_token_ids" not in parameters:
             put("stop_token_ids", END_ID, [end])
-        elif isinstance(ends := parameters["stop_token_ids"], list):  # the task refuses other types
+        elif isinstance(ends := parameters["stop_token_ids"], list):  # the task rejects other types
             parameters["stop_token_ids"] = [*ends, end]
 
 
@@ -266,7 +264,7 @@ def _token_id(value: Json, name: str) -> int:
 
 
 def _set_full_text(parameters: dict[str, Json], streamed: bool) -> None:
-    """Replaces ``exclude_input_in_output`` by the task's parameter, which is false by default in a stream."""
+    """Converts ``exclude_input_in_output`` to ``return_full_text``. A stream omits the prompt by default."""
     exclude = _take_flag(parameters, EXCLUDE)
     if exclude is not None:
         if parameters.setdefault(FULL, not exclude) is exclude:
@@ -276,13 +274,12 @@ def _set_full_text(parameters: dict[str, Json], streamed: bool) -> None:
 
 
 def _take_flag(parameters: dict[str, Json], name: str) -> bool | None:
-    """Removes a boolean from the parameters; None if they have none of the name."""
+    """Removes a boolean parameter and returns its value, or None for a missing parameter."""
     value: bool | None = expect(parameters.pop(name, None), bool | None, f"parameters.{name}", "true or false")
     return value
 
 
 def _outputs(texts: Sequence[Piece], prompt_tokens: int, extra: Collection[str]) -> Outputs:
-    """The outputs of choices with these texts."""
     outputs: Outputs = {ANSWER: [text.text for text in texts]}
     if FINISH in extra:
         outputs[FINISH] = [str(text.finish) for text in texts]  # "None" for an unfinished text, as in vLLM's backend
@@ -294,7 +291,7 @@ def _outputs(texts: Sequence[Piece], prompt_tokens: int, extra: Collection[str])
 
 
 async def whole(model: GenerativeModel, asked: GenerateRequest, context: Context) -> Outputs:
-    """Generates all outputs of a request. Raises RequestError."""
+    """Generates the complete outputs of a request. Raises RequestError."""
     generation = await model.generate(asked.request, context)
     async with generation as running:
         [texts] = await running.collect()
@@ -302,7 +299,7 @@ async def whole(model: GenerativeModel, asked: GenerateRequest, context: Context
 
 
 class NewOutputs:
-    """The outputs of a stream: for each choice, the text since the last event."""
+    """The unsent outputs of a stream, for each choice."""
 
     __slots__ = ("_extra", "_texts")
 
@@ -311,14 +308,13 @@ class NewOutputs:
         self._texts = [Piece(0, choice, "") for choice in range(asked.request.sampling.n)]
 
     def add(self, piece: Piece) -> None:
-        """Adds a piece of any choice."""
         new = self._texts[piece.choice]
         new.text += piece.text
         new.count += piece.count
         new.finish = piece.finish
 
     def take(self, prompt_tokens: int, choice: int | None = None) -> Outputs:
-        """Removes and returns the new outputs of one choice, or of all."""
+        """Removes and returns the unsent outputs of one choice, or of all choices."""
         texts = self._texts if choice is None else [self._texts[choice]]
         outputs = _outputs(texts, prompt_tokens, self._extra)
         for text in texts:
@@ -327,12 +323,12 @@ class NewOutputs:
 
 
 def _unwrap(outputs: Outputs) -> dict[str, Json]:
-    """Outputs in Triton's form: a single element instead of a list of one."""
+    """Replaces a list of one element by the element, as in Triton's responses."""
     return {name: values[0] if len(values) == 1 else values for name, values in outputs.items()}
 
 
 class GenerateStream(TextStream):
-    """An event for each piece with text, and at least one per text; with ``asked.stream`` false one event in all."""
+    """A stream with one or more events per text. If ``asked.stream`` is false, one event contains all texts."""
 
     __slots__ = ("_asked", "_head", "_outputs", "_seen")
 
@@ -343,7 +339,7 @@ class GenerateStream(TextStream):
         self._asked = asked
         self._head = head
         self._outputs = NewOutputs(asked)
-        self._seen: set[int] = set()  # choices with an event
+        self._seen: set[int] = set()  # choices that have an event
 
     def piece(self, piece: Piece) -> bytes:
         self._outputs.add(piece)

@@ -1,14 +1,14 @@
-"""Liveness, readiness and metrics, and the errors of all routes that are not endpoints.
+"""Routes for liveness, readiness and metrics, and the errors of all routes outside the endpoints.
 
     GET /           {"status": "alive"}; redirects browsers to the playground, if enabled
-    GET /health     200 without a body, 503 while a model is not ready; also under the OpenAI API's prefix
+    GET /health     200 without a body, 503 if a model is not ready; also under the OpenAI API's prefix
     GET /metrics    Prometheus text
 
-/health is vLLM's: guidellm and other clients of its OpenAI API poll it before they start.
+vLLM also serves /health, and clients such as guidellm poll this route before they start.
 
-A 404 names the right route for a path that resembles one of ours or belongs to another server (docs/clients.md).
-OpenAI's clients are often configured with a base_url without the prefix or without /v1. They show only errors in
-OpenAI's form, so such paths get this form. Like KServe's server without an explainer, :explain responds with 501.
+A 404 suggests a route of this service for an incomplete path or a route of another server (docs/clients.md). OpenAI
+clients often omit the prefix or /v1 in base_url. They show only errors in OpenAI's format, so these paths return this
+format. As in KServe without an explainer, :explain returns 501.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hf_transformer.observability.metrics import CONTENT_TYPE
 
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
 _MODEL_ROUTES = ("/v1/models/", "/v2/models/")
-"""Routes of V1 and V2, whose models may have the names of OpenAI's routes."""
+"""Prefixes of the model routes of V1 and V2. A model may have the name of an OpenAI route."""
 _ROUTES = sorted(TASKS, key=len, reverse=True)
-"""OpenAI's routes, longest first: a path that ends with chat/completions also ends with completions."""
+"""OpenAI's routes, longest first, since a path that ends with chat/completions also ends with completions."""
 _FOREIGN = {
     r"(?:.*/)?responses": "the service has no Responses API; set the client to {base}/chat/completions",
     r"(?:v\d/)?score|v2/rerank|rerank": "{base}/rerank returns the scores of documents for a query",
@@ -46,11 +46,11 @@ _FOREIGN = {
     "/v2/models/NAME/infer return predictions",
 }
 """Route patterns of other servers (OpenAI, vLLM, Cohere, text-embeddings-inference, text-generation-inference, Ollama,
-MLflow, SageMaker), without the first slash, and the hint to the equivalent route."""
+MLflow, SageMaker) without the leading slash, each with a hint to the equivalent route."""
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
-    """A better status and message for a POST to an unknown path, and the form of its body; None without a hint."""
+    """Returns the status, message and error format for a POST to an unknown path, or None if no hint applies."""
     if _EXPLAIN.fullmatch(path):
         return 501, "the service has no explanations; add an explainer to the InferenceService", error_json
     if path.startswith(_MODEL_ROUTES) or (status != 404 and path != "/"):
@@ -68,12 +68,12 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
 
 
 def health_paths(openai_prefix: str) -> list[str]:
-    """Paths of the health route, without duplicates."""
+    """The distinct paths of the health route."""
     return list(dict.fromkeys(f"{root}/health" for root in ("", root_of(openai_prefix))))
 
 
 def routes(service: Service, openai_prefix: str, page: str | None = None) -> list[BaseRoute]:
-    """The routes of this module; ``page`` is the URL of the page for browsers, relative to /."""
+    """Creates the routes of this module. ``page`` is the redirect target for browsers, relative to /."""
 
     async def alive(request: Request) -> Response:
         headers = None if page is None else {"Vary": "Accept"}
@@ -95,7 +95,7 @@ def routes(service: Service, openai_prefix: str, page: str | None = None) -> lis
 
 
 def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
-    """The handlers of errors in routes: RequestError, and Starlette's for unknown paths and methods."""
+    """Exception handlers for RequestError, and for Starlette's errors about unknown paths and methods."""
     render_for = errors_by_path(openai_prefix)
 
     async def handle(request: Request, error: Exception) -> Response:
@@ -108,7 +108,7 @@ def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
         elif isinstance(error, HTTPException):
             detail, status = error.detail, error.status_code
             if status == 405 and error.headers:
-                # Starlette joins a set, whose order differs between processes.
+                # Starlette joins a set, and its order differs between processes.
                 headers["Allow"] = ", ".join(sorted(error.headers["Allow"].split(", ")))
                 detail += f", expected {headers['Allow']}"
             if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:

@@ -1,7 +1,7 @@
-"""Information about the served model, for pages and clients that adapt to it.
+"""Information about the served model, for web pages and clients.
 
-    GET /v1/models/{m}/info     its task, labels, limits, protocols, examples, ...
-    GET /info                   the fields of text-embeddings-inference, under its names
+    GET /v1/models/{m}/info     task, labels, limits, protocols, examples, ...
+    GET /info                   information in the format of text-embeddings-inference
 
 Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/openapi.json (Info)
 """
@@ -29,18 +29,18 @@ LIMITS = (
     "max_concurrent_requests max_queued_tokens max_batch_tokens"
 ).split()
 TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
-"""The model types of text-embeddings-inference by task; it has no type for other tasks."""
+"""The model types of text-embeddings-inference by task. Other tasks have no type."""
 TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfoSettings:
-    """Fields of the responses that come from flags.
+    """Response fields that depend on flags.
 
     Attributes:
-        limits: the values of LIMITS.
-        model_id: the model's id on the hub; None for a folder.
-        grpc_port: None without gRPC, and where the system chooses the port.
+        limits: the values of the flags in LIMITS.
+        model_id: the model's id on the Hugging Face Hub, or None for a local folder.
+        grpc_port: None if gRPC is disabled or the system chooses the port.
     """
 
     limits: Mapping[str, int]
@@ -53,7 +53,7 @@ class InfoSettings:
 
 
 def routes(service: Service, settings: InfoSettings) -> list[Route]:
-    """The routes of this module. Like V2's metadata they respond with 503 until the predictor has been reached."""
+    """Creates the routes of this module. Like V2's metadata, they return 503 before contact with the predictor."""
     models = service.models
     return [
         json_route("/v1/models/{model}/info", lambda model: describe_model(models[model], settings)),
@@ -62,7 +62,7 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 
 
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
-    """The response about one model. Raises NotReady until the predictor has been reached."""
+    """The response of /v1/models/{m}/info. Raises NotReady before contact with the predictor."""
     description, task = model.describe(), model.task.settings
     base = f"{root_of(settings.openai_prefix)}/v1"
     return {
@@ -88,7 +88,7 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
 
 
 def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
-    """The fields of some tasks only."""
+    """The task-specific fields."""
     if name == "fill_mask":
         return {"mask_token": task.vocabulary.mask_token}
     if name == "text_embedding":
@@ -103,7 +103,7 @@ def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
 
 
 def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
-    """The fields of a generative model, with the parameters of OpenAI's API and of V1 that it supports."""
+    """The fields of a generative model, such as its supported parameters of OpenAI's API and V1."""
     pipeline, template, defaults = model.pipeline, model.chat_template, model.task.settings.generation
     return {
         "interface": pipeline.interface,
@@ -115,9 +115,9 @@ def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
 
 
 def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
-    """The response with text-embeddings-inference's names. Raises NotReady until the predictor has been reached.
+    """The response of /info. Raises NotReady before contact with the predictor.
 
-    It omits model_dtype and max_batch_requests, which depend on the predictor, and sha and docker_label.
+    The response omits model_dtype and max_batch_requests, which depend on the predictor, and sha and docker_label.
     """
     description, task, limits = model.describe(), model.task.settings, settings.limits
     kind = TEI_TYPES.get(description.task)

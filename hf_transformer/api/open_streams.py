@@ -1,4 +1,4 @@
-"""Ends the open streams on shutdown."""
+"""Ends open streams on shutdown."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Final
 from hf_transformer.errors import Unavailable
 
 LAST_EVENT_SECONDS: Final = 1.0
-"""Seconds of the grace period reserved for the last event of streams; at most a fifth of the period."""
+"""Seconds of the grace period for the last events of streams. The maximum is a fifth of the period."""
 
 
 class StreamEnd:
-    """Cancels the stream of the current task on shutdown.
-
-    It never cuts a piece: it cancels the task only while the task waits for the next piece.
-    """
+    """Ends the stream of the current task on shutdown. Cancels the task only while the task waits for a piece."""
 
     __slots__ = ("_is_broken", "_task", "is_sending")
 
@@ -26,24 +23,24 @@ class StreamEnd:
         self._is_broken = self.is_sending = False
 
     def break_off(self) -> None:
-        """Ends the stream."""
+        """Cancels a waiting task. During a send, the stream ends in ``sent`` instead."""
         self._is_broken = True
         if self._task is not None and not self.is_sending:
             self._task.cancel()
 
     def sent(self) -> None:
-        """Notes that a piece has been sent. Raises Unavailable if the stream has been ended meanwhile."""
+        """Marks the piece as sent. Raises Unavailable after ``break_off``."""
         self.is_sending = False
         if self._is_broken:
             raise shutting_down()
 
     def has_cancelled(self) -> bool:
-        """Whether ``break_off`` alone cancelled the task."""
+        """Whether ``break_off`` was the only cancellation of the task."""
         return self._is_broken and self._task is not None and self._task.uncancel() == 0
 
 
 class OpenStreams:
-    """The running streams. On shutdown they have the grace period, less LAST_EVENT_SECONDS."""
+    """The open streams. On shutdown, they may run for the grace period minus LAST_EVENT_SECONDS."""
 
     def __init__(self) -> None:
         self._open: set[StreamEnd] = set()
@@ -51,7 +48,7 @@ class OpenStreams:
         self._timer: asyncio.TimerHandle | None = None
 
     def end_within(self, grace: float) -> None:
-        """Schedules the end of all streams shortly before ``grace`` seconds have passed; called on the event loop."""
+        """Schedules the end of all streams shortly before ``grace`` seconds pass. Requires a running event loop."""
         if self._timer is None:
             wait = grace - min(LAST_EVENT_SECONDS, grace / 5)
             self._timer = asyncio.get_running_loop().call_later(wait, self._end)
@@ -62,13 +59,12 @@ class OpenStreams:
             end.break_off()
 
     def close(self) -> None:
-        """Cancels the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     @contextmanager
     def track(self) -> Iterator[StreamEnd]:
-        """Tracks the stream of the current task. Raises Unavailable once streams have been ended."""
+        """Tracks the stream of the current task. Raises Unavailable after the timer has ended all streams."""
         if self._is_over:
             raise shutting_down()
         end = StreamEnd()

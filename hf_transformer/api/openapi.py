@@ -1,6 +1,6 @@
-"""GET /openapi.json: one OpenAPI 3.1 document of all HTTP routes, from openapi.yaml in this folder.
+"""GET /openapi.json: the OpenAPI 3.1 document of the HTTP APIs.
 
-The file describes every task and every setting. Source: https://spec.openapis.org/oas/v3.1.1.html
+The template openapi.yaml describes every task and every setting. Source: https://spec.openapis.org/oas/v3.1.1.html
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hf_transformer.types.request import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
 CONDITION = "x-for"
-"""The key of an object with the tasks and settings to which the object applies."""
+"""The key for the tasks and settings of an object. The document omits objects of other tasks and settings."""
 OPENAI = "/openai/"
-"""The prefix of the OpenAI API's paths in the file."""
+"""The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
 
 
 def route(document: Mapping[str, Json]) -> Route:
-    """The route of a document, serialized once."""
+    """Creates the route of a document, and serializes the document once."""
     body = orjson.dumps(document)
 
     async def show(request: Request) -> Response:
@@ -39,13 +39,13 @@ def route(document: Mapping[str, Json]) -> Route:
 
 
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """Builds the document of a service; ``keys`` says whether requests need an API key (--api_keys_file)."""
+    """Builds the document of a service. ``keys`` is true if requests need an API key (--api_keys_file)."""
     name = service.models.names[0]
     task = service.models[name].task
     root = root_of(openai_prefix)
     words = {"{model}": name, "[MASK]": task.settings.vocabulary.mask_token or "[MASK]"}
     conditions = {task.name, "openai_prefix" if root else "no_openai_prefix", *(["api_keys"] if keys else ())}
-    # libyaml is eight times as fast as the parser in Python, but PyYAML may lack it.
+    # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     source = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
     tailored: dict[str, Json] = _tailor(source, conditions, words)
@@ -58,13 +58,13 @@ def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dic
 
 
 def predict_examples(document: Mapping[str, Json], model: str) -> list[Json]:
-    """A document's examples of V1's predict route: {"summary", "value"}, where the value is a body."""
+    """The examples of V1's predict route, as {"summary", "value"} with a request body as the value."""
     operation = document["paths"][f"/v1/models/{model}:predict"]["post"]
     return list(operation["requestBody"]["content"]["application/json"]["examples"].values())
 
 
 def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str]) -> Any:
-    """A value of the file with its words replaced, and without the objects of other tasks and settings."""
+    """Replaces words in a template value, and omits the objects of other tasks and settings."""
     if isinstance(value, str):
         for word, replacement in words.items():
             value = value.replace(word, replacement)

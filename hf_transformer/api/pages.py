@@ -1,4 +1,4 @@
-"""Pages for a browser and their files: /docs (Swagger UI for /openapi.json) and /playground.
+"""Web pages: /docs (Swagger UI for /openapi.json) and /playground.
 
 /openapi.json does not describe these routes. scripts/swagger_ui downloads Swagger UI's files.
 """
@@ -21,13 +21,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{image}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy: no content from other hosts, no requests to them, and no inline scripts."""
+"""The Content-Security-Policy. It forbids inline scripts and all access to other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page at ``path``, with the files of ``folder`` below it. Their URLs are relative, so that the page works behind
-    a proxy under any path."""
+    """A page at ``path`` with the files of ``folder``. Relative URLs allow any path prefix at a proxy."""
 
     path: str
     folder: Path
@@ -35,7 +34,7 @@ class Page:
 
     @property
     def files(self) -> Iterator[tuple[str, Path]]:
-        """The paths of the page, each with its file, which may be compressed."""
+        """The URL paths of the page, each with its file. A file may be gzip-compressed."""
         for file in sorted(self.folder.iterdir()):
             name = file.name.removesuffix(".gz")
             if name == "index.html":
@@ -44,7 +43,6 @@ class Page:
                 yield f"{self.path}/{name}", file
 
     def routes(self) -> list[BaseRoute]:
-        """The routes of the page and its files."""
         return [_route(path, file, self.policy) for path, file in self.files]
 
 
@@ -63,7 +61,7 @@ def _route(path: str, file: Path, policy: str) -> Route:
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Vary": "Accept-Encoding",
-        "Cache-Control": "no-cache",  # revalidate: another version of the service may be running
+        "Cache-Control": "no-cache",  # revalidate, since a new version of the service has other files
         "ETag": tag,
     }
 
@@ -78,7 +76,7 @@ def _route(path: str, file: Path, policy: str) -> Route:
 
 
 def takes_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding header allows gzip; without gzip or * it does not (RFC 9110, 12.5.3)."""
+    """Whether an Accept-Encoding header allows gzip. The header must contain gzip or * (RFC 9110, 12.5.3)."""
     allowed = {}
     for entry in accepted.lower().split(","):
         coding, _, weight = (part.strip() for part in entry.partition(";"))

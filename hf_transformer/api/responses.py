@@ -1,4 +1,4 @@
-"""JSON responses: GET routes, and the readiness of models for all APIs."""
+"""JSON responses, GET routes and readiness checks for all APIs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JsonResponse(StarletteResponse):
 
 
 def json_route(path: str, answer: Callable[..., Json]) -> Route:
-    """A GET route that responds with JSON; ``answer`` gets the path's parameters as keyword arguments."""
+    """Creates a GET route with a JSON response. ``answer`` receives the path parameters as keyword arguments."""
 
     async def show(request: StarletteRequest) -> JsonResponse:
         return JsonResponse(answer(**request.path_params))
@@ -44,7 +44,7 @@ def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]
 
 
 async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
-    """The error of the first model that is not ready; None if all models are ready."""
+    """Returns the error of the first model that is not ready, or None if all models are ready."""
     try:
         for model in models:
             await model.require_ready()
@@ -54,7 +54,7 @@ async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
 
 
 async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonResponse:
-    """The response to a readiness probe of the models, with the fields of ``about``."""
+    """The response to a readiness probe of the models. ``about`` contains additional fields."""
     error = await find_not_ready(models)
     if error is None:
         return JsonResponse({**about, "ready": True})

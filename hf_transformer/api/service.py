@@ -1,4 +1,4 @@
-"""The objects that all APIs share: the served models by name, limits, metrics and admission."""
+"""Shared objects of all APIs, such as the served models, limits, metrics and admission."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hf_transformer.observability.metrics import Metrics
 
 if TYPE_CHECKING:
     from hf_transformer.api.open_streams import OpenStreams
-    from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
+    from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is optional
 
 
 Model: TypeAlias = ServedModel[Pipeline]
 
 
 class Models(dict[str, Model]):
-    """The served models by name; today there is one. Another name raises UnknownModel."""
+    """The served models by name, at present one model. An unknown name raises UnknownModel."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         super().__init__({model.name: model for model in models})
@@ -33,10 +33,7 @@ class Models(dict[str, Model]):
         return list(self)
 
     def find(self, model: str, version: str = "") -> Model:
-        """The model of this name and, unless empty, this version.
-
-        Raises UnknownModel, and NotReady for a version before the predictor has reported its own.
-        """
+        """Finds a model. Raises UnknownModel, and NotReady if the model's version is not yet known."""
         entry = self[model]
         if version and version != (served := entry.describe().version):
             expected = f"version {served!r}" if served else "no version, since the predictor reports none,"
@@ -49,13 +46,13 @@ class Models(dict[str, Model]):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The models, limits and shared parts of a service.
+    """The models, limits and shared objects of a service.
 
     Attributes:
-        max_bytes: size limit of a request, also after decompression.
-        max_texts: limit of texts in a request, the larger of --max_instances and --max_sequences.
-        max_json_depth: limit of nesting in tools and their arguments.
-        executor: the threads for long work; None for the event loop's default.
+        max_bytes: maximum size of a request, before and after decompression.
+        max_texts: maximum texts in a request, the larger of --max_instances and --max_sequences.
+        max_json_depth: maximum nesting of tools and their arguments.
+        executor: the threads for long work. None selects the event loop's default executor.
     """
 
     models: Models
@@ -73,7 +70,7 @@ class Service:
 
 
 def generative(model: Model, route: str) -> GenerativeModel:
-    """The model if it generates text. Raises InvalidInput for another model; the message names ``route``."""
+    """Returns a model that generates text. Raises InvalidInput for other models, with ``route`` in the message."""
     if not isinstance(model, GenerativeModel):
         expected = f"a model for text_generation or text2text_generation, which {route} needs"
         raise InvalidInput("", expected, f"{model.name!r} for {model.task.name}")

@@ -1,7 +1,7 @@
-"""Streaming of generated text over HTTP and gRPC, as async iterators of bytes.
+"""Streams of generated text over HTTP and gRPC, as async iterators of bytes.
 
-Over HTTP the status waits for the first piece, so an earlier error has its own status and body. A later error is the
-last event of the stream, in the API's form. On shutdown streams end with an error within the grace period.
+Over HTTP, the response starts with the first piece, so an earlier error has its own status and body. A later error is
+the last event of the stream, in the API's format. On shutdown, streams end with an error within the grace period.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from hf_transformer.types.http import HeaderLines
 from hf_transformer.types.request import Context, Json
 
 UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-"""Headers that keep proxies from buffering pieces; the second is nginx's."""
+"""Headers that disable buffering in proxies. nginx reads X-Accel-Buffering."""
 STREAM = "stream"
-"""The parameter that asks for a stream."""
+"""The parameter that requests a stream."""
 
 
 def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
-    """Whether a request asks for a stream. The task refuses a value that is not a boolean."""
+    """Whether the parameters request a stream. The task rejects values that are not booleans."""
     return parameters.get(STREAM) is True and STREAM in task.parameters
 
 
 def not_streamed() -> InvalidInput:
-    """The error of a request that asks for a stream where the API has none."""
+    """The error for a stream request to an API without streams."""
     hint = "V1, generate_stream, OpenAI's endpoints and gRPC's ModelStreamInfer can stream"
     return InvalidInput(f"parameters.{STREAM}", "false, since this API does not stream", "true", hint)
 
 
 class TextStream(ABC):
-    """The streamed texts of one request in the form of an API: by default server-sent events, with V2's errors.
+    """A stream of a request's texts in an API's format. The default is server-sent events with V2's errors.
 
     Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
@@ -61,21 +61,21 @@ class TextStream(ABC):
 
     @abstractmethod
     def piece(self, piece: Piece) -> bytes:
-        """Serializes a piece; empty if the API sends nothing for it."""
+        """Serializes a piece. The result is empty if the API sends nothing for the piece."""
 
     def end(self) -> bytes:
-        """The bytes after the last piece; may be empty."""
+        """The final bytes after the last piece, possibly empty."""
         return b""
 
     def error(self, error: RequestError) -> bytes:
-        """Serializes an error, which ends the stream."""
+        """Serializes an error as the end of the stream."""
         return event(error_json(error, error.status))
 
 
 async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[bytes, None]:
-    """The serialized pieces of a stream. None is empty, except the only one of an empty stream.
+    """Yields serialized pieces that are not empty. An empty stream yields a single empty piece.
 
-    Raises RequestError, on shutdown Unavailable.
+    Raises RequestError, and Unavailable on shutdown.
     """
     has_begun, last = False, b""
     with streams.track() as end:
@@ -86,7 +86,7 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
                         stream.remaining -= 1
                     data = stream.piece(piece)
                     if not stream.remaining:
-                        last = data  # sent together with the end
+                        last = data  # yielded together with the end
                     elif data:
                         has_begun = end.is_sending = True
                         yield data
@@ -101,5 +101,5 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
 
 
 def event(data: bytes) -> bytes:
-    """A server-sent event; ``data`` is JSON without line breaks."""
+    """Formats a server-sent event. ``data`` is JSON without line breaks."""
     return b"data: " + data + b"\n\n"

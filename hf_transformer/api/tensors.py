@@ -1,7 +1,7 @@
-"""The V2 protocol over REST and over gRPC: tensors -> Query, Answers -> tensors.
+"""V2 inference over REST and gRPC. Converts tensors to a Query, and Answers to tensors.
 
-A generative model also takes the tensors of Triton's vLLM and TensorRT-LLM backends, so that their clients work
-unchanged. The inputs have the names and meanings of the generate extension's fields (generate.py), and may be [1, 1]:
+Generative models also accept the tensors of Triton's vLLM and TensorRT-LLM backends, so that clients of these backends
+work unchanged. The inputs match the generate extension's fields (generate.py). The shape [1, 1] is also valid for [1]:
 
     text_input BYTES [1], stream BOOL [1], sampling_parameters BYTES [1], exclude_input_in_output BOOL [1], ...
     -> text_output BYTES [n], finish_reason BYTES [n], num_input_tokens UINT32 [1], num_output_tokens UINT32 [n]
@@ -38,21 +38,20 @@ from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Tensor, Texts
 
 JSON_PARAMETERS = "parameters"
-"""The parameter with further parameters as JSON text: gRPC has no list parameters, but some tasks have."""
+"""The parameter for additional parameters as JSON text. gRPC has no list parameters, but some tasks need lists."""
 LISTS = ("stop_token_ids",)
-"""Inputs of the backends that are always lists, also with one element."""
+"""Backend inputs that are always lists, even with one element."""
 SEVERAL = (*STOP, BAD_WORDS, *LISTS)
-"""Inputs of the backends with any number of elements."""
+"""Backend inputs with any number of elements."""
 
 
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
-    """Answers one request with the tensors that it asks for. Raises RequestError, among them InvalidInput for an
-    unknown input or output and for an invalid value."""
+    """Answers a request with the requested tensors. Raises RequestError."""
     if isinstance(model, GenerativeModel) and is_for_backend(request):
         asked = read_as_backend(model, request, context)
         if asked.stream:
             raise not_streamed()
-        version = model.describe().version  # read first: the predictor may reload the model meanwhile
+        version = model.describe().version  # read before generation: the predictor may reload the model
         outputs = backend_tensors(await whole(model, asked, context), request)
     else:
         query = to_query(model.task, request, context)
@@ -67,7 +66,7 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
 
 
 def to_query(task: Servable, request: InferRequest, context: Context) -> Query:
-    """The query in a request's tensors. Raises InvalidInput for an unknown tensor or an invalid value."""
+    """Converts a request's tensors to a query. Raises InvalidInput for an unknown tensor or an invalid value."""
     parameters = _known(all_parameters(request.parameters), task.parameters, context)
     if request.outputs:
         _switch_on(request, parameters, OUTPUT, task.switched_on_by, "parameters.")
@@ -75,7 +74,7 @@ def to_query(task: Servable, request: InferRequest, context: Context) -> Query:
 
 
 def all_parameters(parameters: Mapping[str, Json]) -> dict[str, Json]:
-    """A request's parameters, including those in JSON text. Raises InvalidInput or TooLarge."""
+    """Merges a request's parameters with its JSON_PARAMETERS. Raises InvalidInput or TooLarge."""
     merged = dict(parameters)
     if JSON_PARAMETERS not in merged:
         return merged
@@ -87,7 +86,7 @@ def all_parameters(parameters: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _known(parameters: dict[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
-    """The known parameters. Others are ignored, as in KServe and Triton, and named in the response."""
+    """Removes unknown parameters. KServe and Triton also ignore them. The response lists their names."""
     note_unknown(parameters, known, context.ignored)
     return {name: value for name, value in parameters.items() if name in known}
 
@@ -95,9 +94,9 @@ def _known(parameters: dict[str, Json], known: Collection[str], context: Context
 def _switch_on(
     request: InferRequest, parameters: dict[str, Json], output: str, switches: Mapping[str, str], prefix: str
 ) -> None:
-    """Sets the parameters that switch on the requested outputs; ``output`` needs none.
+    """Sets the parameters that enable the requested outputs. ``output`` needs no parameter.
 
-    Raises InvalidInput for an unknown output, or one that a parameter of the request switches off.
+    Raises InvalidInput for an unknown output, or for an output that a parameter disables.
     """
     for name in request.outputs:
         switch = switches.get(name)
@@ -109,25 +108,25 @@ def _switch_on(
 
 
 def _requested(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
-    """All outputs, or the requested ones, in the order of the request."""
+    """Selects the requested outputs in the order of the request, or all outputs by default."""
     if not request.outputs:
         return outputs
     by_name = {tensor.name: tensor for tensor in outputs}
     return [by_name[name] for name in request.outputs]
 
 
-# The tensors of Triton's backends
+# Tensors of Triton's backends
 
 
 def is_for_backend(request: InferRequest) -> bool:
-    """Whether a request is in the form of Triton's backends. A single ``text_input`` may also be V2's input."""
+    """Whether a request has the tensors of Triton's backends. ``text_input`` without other inputs may be V2's input."""
     if PROMPT not in request.inputs:
         return False
     return len(request.inputs) > 1 or any(name == ANSWER or name in EXTRA_OUTPUTS for name in request.outputs)
 
 
 def read_as_backend(model: GenerativeModel, request: InferRequest, context: Context) -> GenerateRequest:
-    """Reads a request in the form of Triton's backends. Raises RequestError for an invalid input or parameter."""
+    """Parses a request with tensors of Triton's backends. Raises RequestError for an invalid input or parameter."""
     body = {name: _value(tensor) for name, tensor in request.inputs.items()}
     _switch_on(request, body, ANSWER, EXTRA_OUTPUTS, "")
     known = (*model.task.parameters, *PARAMETERS)
@@ -136,12 +135,12 @@ def read_as_backend(model: GenerativeModel, request: InferRequest, context: Cont
 
 
 def backend_tensors(outputs: Outputs, request: InferRequest) -> list[Tensor]:
-    """The tensors of all outputs, or of the requested ones."""
+    """Converts the requested outputs, by default all outputs, to tensors."""
     return _requested(request, [_tensor(name, values) for name, values in outputs.items()])
 
 
 def _value(tensor: Tensor | Texts) -> Json:
-    """The JSON value of an input. Raises InvalidInput for an unknown input or another shape."""
+    """Converts an input to JSON. Raises InvalidInput for an unknown input or an invalid shape."""
     name = tensor.name
     if name in ABOUT or name == "parameters":
         raise InvalidInput("inputs", f"{PROMPT!r} and its parameters", repr(name))
@@ -150,7 +149,7 @@ def _value(tensor: Tensor | Texts) -> Json:
         raise InvalidInput("inputs", f"one element for {name!r}, the shape [1] or [1, 1]", str(list(tensor.shape)))
     if isinstance(tensor, Texts):
         values: list[Json] = list(tensor.texts)
-    else:  # the shortest digits of a float: float32's 0.1 becomes JSON's 0.1
+    else:  # str gives the shortest digits: float32's 0.1 becomes JSON's 0.1
         elements = tensor.data.reshape(-1)
         values = [float(str(item)) if isinstance(item, np.floating) else item.item() for item in elements]
     return values[0] if count == 1 and name not in LISTS else values

@@ -1,9 +1,9 @@
-"""The served model's tokenizer, for clients that count tokens or need ids.
+"""The served model's tokenizer, for clients that count tokens or need token ids.
 
     POST /v1/models/{m}:tokenize    {"instances": [text | {"text", "text_pair"}]} -> {"predictions": [{"ids", ...}]}
     POST /v1/models/{m}:detokenize  {"instances": [[id, ...]]}                    -> {"predictions": [text]}
 
-Texts are tokenized without truncation. The response has the part that the predict route would truncate.
+Tokenization does not truncate texts. The response describes the truncation in the predict route.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tok
 
 API = "tokenize"
 TOKEN_VALUES = 7
-"""Values per token in a response: id, token, two offsets, special mask, type id and sequence id."""
+"""The number of response values per token: id, token, two offsets, special mask, type id and sequence id."""
 PROMPTS = ("prompt", "prompt_name")
-"""Parameters of the predict route that prepend a prompt, for models with prompts."""
+"""The predict parameters that prepend a prompt, for models with prompts."""
 MAX_INLINE_TOKENS = 2000
-"""The most tokens that are rendered on the event loop, which takes up to 1 ms; more use a thread."""
+"""The maximum tokens per call on the event loop, for up to 1 ms. Calls with more tokens use a thread."""
 
 Result = TypeVar("Result")
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, with the templates of their paths."""
 
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
         model = service.models[call.path["model"]]
@@ -53,7 +52,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         return model, model.tokenizer, query
 
     async def off_loop(tokens: int, function: Callable[[], Result]) -> Result:
-        """Calls a function, in a thread for many tokens."""
+        """Calls a function, in a thread for more than MAX_INLINE_TOKENS."""
         if tokens <= MAX_INLINE_TOKENS:
             return function()
         return await asyncio.get_running_loop().run_in_executor(service.executor, function)
@@ -69,7 +68,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         model, tokenizer, query = read(call)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
         texts = read_lists(query)
-        # Encoding of ids only counts them, for the limits of texts.
+        # For ids, ``encode`` only counts tokens, to check the limits of texts.
         await model.encode(texts, Tokenization(whole=True, token_values=1))
         await off_loop(sum(len(text.ids) for text in texts), lambda: check_ids(texts, query.name, tokenizer))
         predictions = await tokenizer.decode_off_loop([text.ids for text in texts], service.executor, skip)
@@ -83,7 +82,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """A text or a pair of the client, and the same as prepared for the model, with the ``prompt`` and lower-cased."""
+    """A client's text or pair, and its form for the model with the ``prompt`` and in lower case."""
 
     original: TextInput
     prepared: TextInput
@@ -91,8 +90,8 @@ class PreparedText:
 
 
 def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tokenization]:
-    """The texts and the options of a request. Raises InvalidInput for an invalid instance or parameter."""
-    # Only tasks that read sentence-transformers' files change a text before tokenizing.
+    """Parses the texts and options of a request. Raises InvalidInput for an invalid instance or parameter."""
+    # Only tasks that read sentence-transformers files change a text before tokenization.
     prompts = PROMPTS if task.reads_sentence_transformers else ()
     parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
@@ -101,7 +100,7 @@ def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tok
     texts = [PreparedText(text, text) for text in inputs]
     if isinstance(task, Task) and prompts:
         options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
-        # Such a task takes no pairs, so pairs stay unchanged.
+        # These tasks don't support pairs, so pairs remain unchanged.
         texts = [
             PreparedText(text, task.texts(text, options)[0], options.prompt)
             if isinstance(text, str)
@@ -112,7 +111,7 @@ def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tok
 
 
 def read_lists(query: Query) -> list[TokenIds]:
-    """The lists of ids in a request, with unchecked elements. Raises InvalidInput for another type than a list."""
+    """Reads the lists of ids in a request, without a check of the ids. Raises InvalidInput for other types."""
     texts = []
     for index, instance in enumerate(query.instances):
         if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
@@ -123,7 +122,7 @@ def read_lists(query: Query) -> list[TokenIds]:
 
 
 def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> None:
-    """Raises InvalidInput for an element that is not the id of a token."""
+    """Raises InvalidInput for an element that is not a token id."""
     for index, text in enumerate(texts):
         path = f"{name}[{index}]"
         ids = read_token_ids(list(text.ids), path, tokenizer.vocab_size).ids if text.ids else ()
@@ -133,13 +132,13 @@ def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> Non
 
 
 def render(texts: Sequence[PreparedText], encodings: Sequence[Encoding], max_length: int) -> bytes:
-    """The response to a tokenize request; ``max_length`` is the model's limit in tokens, special tokens included."""
+    """Renders a tokenize response. ``max_length`` is the model's maximum tokens, including special tokens."""
     predictions = [_prediction(text, encoding, max_length) for text, encoding in zip(texts, encodings, strict=True)]
     return orjson.dumps({"predictions": predictions})
 
 
 def _prediction(text: PreparedText, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
-    """Renders an encoding. Offsets and spans are null if the tokenizer has none."""
+    """Renders an encoding. Offsets and spans are null for a tokenizer without offsets."""
     cut = encoding.cut
     if cut is None:
         raise AssertionError("the encoding of a whole text has its truncation")
@@ -169,9 +168,9 @@ def _prediction(text: PreparedText, encoding: Encoding, max_length: int) -> Mapp
 
 
 def _span_mapping(text: PreparedText) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
-    """A function from spans of the prepared text to spans of the original, in characters; None if they are equal.
+    """Returns a function from prepared to original character spans, or None for an unchanged text.
 
-    A prompt's tokens get (0, 0). Lower-casing turns one character (the dotted capital I) into two.
+    Spans in the prompt map to (0, 0). In lower case, the dotted capital I has two characters.
     """
     original, prepared = text.original, text.prepared
     if not isinstance(original, str) or not isinstance(prepared, str) or original == prepared:
@@ -180,7 +179,7 @@ def _span_mapping(text: PreparedText) -> Callable[[tuple[int, int]], tuple[int, 
     shift = len(text.prompt)
     if len(cased) == len(prepared):
         return lambda span: (max(0, span[0] - shift), max(0, span[1] - shift))
-    # The span in the original of each prepared character.
+    # The start and end in the original text, for each prepared character.
     starts = [max(0, index - shift) for index, character in enumerate(cased) for _ in character.lower()]
     ends = [max(0, index + 1 - shift) for index, character in enumerate(cased) for _ in character.lower()]
     return lambda span: (starts[span[0]], ends[span[1] - 1]) if span[1] > span[0] else (0, 0)

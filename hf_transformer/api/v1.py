@@ -1,22 +1,22 @@
 """KServe's V1 protocol over REST.
 
     GET  /v1/models                 {"models": ["bert"]}
-    GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 while it is not
+    GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 if the model is not ready
     POST /v1/models/{m}:predict     {"instances": [...], "parameters": {...}} -> {"predictions": [...]}
                                     "parameters": {"stream": true} streams generated text
 
-A stream has a JSON object per line (application/jsonl). KServe's runtime guide reads such a stream line by line
-(Streaming Responses), and does not define the lines:
+A stream has a JSON object per line (application/jsonl). KServe's runtime guide (Streaming Responses) does not define
+the format of a line:
 
     {"instance": 0, "text": " paris"}
     {"instance": 0, "text": ".", "finish_reason": "stop", "generated_text": "The capital of france is paris."}
 
-``instance`` is the index of the instance, and ``choice`` the index of the text where num_return_sequences asks for
-several. Lines of different texts may interleave. The last line of a text has ``finish_reason`` (stop, length) and
-``generated_text``, the concatenation of its ``text``. An error ends the stream with the line {"error": ...}.
+``instance`` is the index of the instance. If num_return_sequences is above 1, ``choice`` is the index of the text.
+Lines of different texts may interleave. The last line of a text has ``finish_reason`` (stop, length) and the complete
+``generated_text``. An error ends the stream with the line {"error": ...}.
 
-The response to a CloudEvent is a CloudEvent in the same mode: binary (ce-* headers) or structured (the body is
-application/cloudevents+json, with the request or the predictions as its data).
+The response to a CloudEvent is a CloudEvent in the request's mode: binary (ce-* headers) or structured
+(application/cloudevents+json).
 
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
@@ -47,13 +47,12 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Context, Json, Query
 
 CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
-"""The headers of a CloudEvent in binary mode."""
+"""The required headers of a CloudEvent in binary mode."""
 EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
-"""The content type of a CloudEvent in structured mode, and the prefix of those of other formats and of batches."""
+"""The content type of a structured CloudEvent in JSON, and the prefix of all CloudEvent content types."""
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, with the templates of their paths."""
     models = service.models
 
     async def predict(call: Call) -> Response | TextStream:
@@ -62,7 +61,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         query = parse_event(call) if structured else parse(call.json())
         query.parameters = apply_triton_parameters(query.parameters, call.context)
         if len(query.instances) > service.max_texts:
-            require_few(query.name, query.instances, service.max_texts)  # generation parses before checking the count
+            require_few(query.name, query.instances, service.max_texts)  # generation checks the count after parsing
         if query.parameters and wants_stream(model.task, query.parameters):
             if structured:
                 raise not_streamed()
@@ -79,7 +78,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 
 def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[Route]:
-    """The other routes of this API. ``cards`` are the OpenAI API's model objects, if it shares the routes."""
+    """Creates the GET routes. ``cards`` contains OpenAI's model objects, if the OpenAI API shares these routes."""
     models = service.models
     openai_list = {} if cards is None else {"object": "list", "data": list(cards.values())}
 
@@ -94,7 +93,7 @@ def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = No
 
 
 def event_attributes(model: str) -> dict[str, str]:
-    """The attributes of a CloudEvent in a response, as in KServe. Knative's brokers and channels route by them.
+    """The CloudEvent attributes of a response, as in KServe. Knative uses these attributes for routing.
 
     Source: https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md
     """
@@ -108,14 +107,14 @@ def event_attributes(model: str) -> dict[str, str]:
 
 
 def parse_event(call: Call) -> Query:
-    """Reads the predict request in a CloudEvent in structured mode.
+    """Parses the predict request in a structured CloudEvent.
 
     Source: https://github.com/cloudevents/spec/blob/main/cloudevents/formats/json-format.md
 
     Raises:
         UnsupportedEncoding: the format is not JSON, or the body is a batch of events.
-        InvalidInput: the body is no event, or its data is no predict request.
-        TooLarge: the body exceeds the limits of JSON.
+        InvalidInput: the body is not an event, or its data is not a predict request.
+        TooLarge: the body exceeds the JSON limits.
     """
     content_type = call.headers[b"content-type"].partition(b";")[0].strip()
     if content_type.lower() != EVENT:
@@ -142,12 +141,12 @@ def parse_event(call: Call) -> Query:
 
 
 def _decode(data: Json, call: Call) -> Json:
-    """The value of an event's JSON in base64. Raises RequestError."""
+    """Parses an event's base64-encoded JSON. Raises RequestError."""
     try:
         if not isinstance(data, str):
             raise ValueError
         text = base64.b64decode(data, validate=True)
-    except ValueError:  # the base class of binascii.Error
+    except ValueError:  # also binascii.Error, a subclass
         got = "another string" if isinstance(data, str) else describe(data)
         raise InvalidInput("body", "JSON in base64 (RFC 4648)", got) from None
     try:
@@ -157,22 +156,22 @@ def _decode(data: Json, call: Call) -> Json:
 
 
 def render(answers: Answers) -> bytes:
-    """The JSON of a predict response. Extra output tensors are flat lists with their shape, as in KServe."""
+    """Renders a predict response. Extra output tensors are flat lists with their shape, as in KServe."""
     body: dict[str, Json] = {"predictions": answers.predictions}
     if answers.outputs:
         body["outputs"] = [
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "data": tensor.data.ravel()}
             for tensor in answers.outputs
         ]
-    # Embeddings are float32 arrays: serialized as such they need half the digits of a double.
+    # float32 arrays of embeddings need half the digits of float64 arrays.
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def parse(payload: Json) -> Query:
-    """Reads the JSON value of a predict request. Raises InvalidInput for a value of another shape."""
+    """Parses the JSON value of a predict request. Raises InvalidInput for an invalid structure."""
     if not isinstance(payload, dict):
         raise InvalidInput("body", 'an object with "instances"', describe(payload))
-    name = "instances" if "instances" in payload else "inputs"  # V2 clients send the latter; KServe reads it too
+    name = "instances" if "instances" in payload else "inputs"  # as in KServe, for V2 clients
     if name not in payload or (name == "instances" and "inputs" in payload):
         got = "both" if name in payload else describe(payload)
         raise InvalidInput("body", '"instances" or "inputs"', got)
@@ -190,14 +189,13 @@ def parse(payload: Json) -> Query:
 
 
 class V1Stream(TextStream):
-    """Lines of JSON, one for each piece; the last line of a text has the whole text."""
+    """A stream of JSON lines, one line per piece. The last line of a text contains the complete text."""
 
     __slots__ = ("_texts", "_with_choice")
 
     content_type = b"application/jsonl"  # https://jsonlines.org
 
     def __init__(self, model: GenerativeModel, query: Query, context: Context) -> None:
-        """Raises RequestError for an invalid request."""
         request = model.task.request(query)
         super().__init__(model, request, context)
         self._texts = [[""] * request.sampling.n for _ in request.prompts]

@@ -1,15 +1,15 @@
-"""The open inference protocol (V2) over REST.
+"""The Open Inference Protocol (V2) over REST.
 
     GET  /v2[/]                                     {"name", "version", "extensions"}
     GET  /v2/health/live                            {"live": true}
-    GET  /v2/health/ready                           {"ready": true}, 503 while a model is not
+    GET  /v2/health/ready                           {"ready": true}, 503 if a model is not ready
     GET  /v2/models                                 {"models": ["bert"]}
     GET  /v2/models/{m}[/versions/{v}]              {"name", "versions", "platform", "inputs", "outputs"}
-    GET  /v2/models/{m}[/versions/{v}]/config       the tensors in the form of Triton's configuration
-    GET  /v2/models/{m}[/versions/{v}]/stats        counts and durations of requests, in Triton's form
-    GET  /v2/models/stats                           the same for all models
-    GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 while it is not
-    POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or raw
+    GET  /v2/models/{m}[/versions/{v}]/config       the model configuration in Triton's format
+    GET  /v2/models/{m}[/versions/{v}]/stats        counts and durations of requests, in Triton's format
+    GET  /v2/models/stats                           the statistics of all models
+    GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 if it is not ready
+    POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or binary format
     POST /v2/repository/index                       {"ready": false} -> [{"name", "version", "state", "reason"}]
 
 Sources: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md, and
@@ -46,20 +46,19 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelDescription, TensorSpec
 
 SERVER = "hf_transformer"
-"""The server's name, also in fields for a model's framework and format."""
+"""The server's name, also the platform and backend of each model."""
 SERVER_METADATA: Json = {
     "name": SERVER,
     "version": __version__,
     "extensions": ["binary_tensor_data", "model_configuration", "statistics"],
 }
-"""The server's metadata; the extensions are Triton's."""
+"""The server's metadata, with Triton's names of extensions."""
 BINARY = b"application/octet-stream"
 HEADER = HEADER_LENGTH.lower().encode()
-"""The header with the length of the JSON before the raw tensors, in lower case."""
+"""The header with the length of the JSON before binary tensors, in lower case."""
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, with the templates of their paths."""
 
     async def answer(call: Call) -> Response:
         model = service.models.find(**call.path)
@@ -84,7 +83,6 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
 
 def routes(service: Service) -> list[Route]:
-    """The other routes of this API."""
     models = service.models
 
     async def ready(request: Request) -> JsonResponse:
@@ -94,7 +92,7 @@ def routes(service: Service) -> list[Route]:
         model = models[request.path_params["model"]]
         answer = await readiness([model], {"name": model.name})
         if answer.status_code == 200:
-            models.find(**request.path_params)  # raises for another version
+            models.find(**request.path_params)  # raises for an unknown version
         return answer
 
     def by_path(render: Callable[[ModelDescription], Json]) -> Callable[..., Json]:
@@ -117,7 +115,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def metadata(model: ModelDescription) -> dict[str, Json]:
-    """A model's metadata, with required inputs only: clients without its configuration would send all inputs."""
+    """A model's metadata. It omits optional inputs, since some clients send every listed input."""
     return {
         "name": model.name,
         **({"versions": [model.version]} if model.version else {}),
@@ -128,8 +126,7 @@ def metadata(model: ModelDescription) -> dict[str, Json]:
 
 
 def configuration(model: ModelDescription, max_instances: int) -> dict[str, Json]:
-    """A model in the form of Triton's configuration, for perf_analyzer and other clients. ``dims`` exclude the batch
-    axis, which counts the instances."""
+    """A model's configuration in Triton's format, for clients such as perf_analyzer. ``dims`` omits the batch axis."""
 
     def tensor(spec: TensorSpec) -> dict[str, Json]:
         return {"name": spec.name, "data_type": data_type(spec.datatype), "dims": list(spec.shape[1:])}
@@ -146,7 +143,7 @@ def configuration(model: ModelDescription, max_instances: int) -> dict[str, Json
 
 
 def ready_models(models: Models) -> list[ModelDescription]:
-    """Descriptions of the ready models; Triton's statistics also include loaded models only."""
+    """The descriptions of ready models. Triton's statistics also include only loaded models."""
     ready = []
     for model in models.values():
         with suppress(NotReady):
@@ -155,7 +152,7 @@ def ready_models(models: Models) -> list[ModelDescription]:
 
 
 def statistics(models: Iterable[ModelDescription], totals: Mapping[str, float]) -> dict[str, Json]:
-    """The service's counts and durations (``Metrics.totals``) in Triton's form, without those by batch size."""
+    """Converts ``Metrics.totals`` to Triton's statistics, without statistics by batch size."""
 
     def duration(count: float, seconds: float) -> dict[str, int]:
         return {"count": int(count), "ns": round(seconds * 1e9)}
@@ -175,7 +172,7 @@ def statistics(models: Iterable[ModelDescription], totals: Mapping[str, float]) 
     entries: list[Json] = []
     for model in models:
         if model.task in GENERATION:
-            # A batch of a logits model has a step of each text. Other generative models get one call per text.
+            # A logits model runs one step per text in a batch. Other generative models receive one call per text.
             counts = {"inference_count": texts, "execution_count": batches or texts}
         else:
             counts = {"inference_count": int(totals["instances"]), "execution_count": batches}
@@ -185,7 +182,7 @@ def statistics(models: Iterable[ModelDescription], totals: Mapping[str, float]) 
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:
-    """The served models with their states, and the reason of a model that is not ready."""
+    """The state of each served model, with a reason if the model is not ready."""
     entries: list[dict[str, Json]] = []
     for model in models.values():
         error = await find_not_ready([model])
@@ -205,7 +202,7 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
 
 
 def _check_named(model: Model, request: InferRequest) -> None:
-    """Raises InvalidInput for a body whose model or version differs from the path's."""
+    """Raises InvalidInput for a model or version in the body that differs from the path."""
     for field, name, expected in (
         ("model_name", request.model_name, model.name),
         ("model_version", request.model_version, model.describe().version),
@@ -215,7 +212,7 @@ def _check_named(model: Model, request: InferRequest) -> None:
 
 
 def _parse(call: Call, max_texts: int) -> InferRequest:
-    """The tensors of a call. A body with raw tensors has no charset. Raises RequestError."""
+    """Parses the tensors of a call. A body with binary tensors has no charset. Raises RequestError."""
     length = call.headers.get(HEADER)
     try:
         if length is None:
