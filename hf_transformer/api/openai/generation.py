@@ -72,8 +72,8 @@ class GeneratedAnswer(TextStream):
         object: type of a complete response.
         chunk_object: type of a chunk of a stream.
 
-    If ``usage`` is "last", the last chunk reports the tokens of all choices. If ``usage`` is "every", each earlier chunk
-    also reports the tokens of its choice so far.
+    If ``usage`` is "last", the last chunk reports the tokens of all choices. If ``usage`` is "every", each earlier
+    chunk also reports the tokens of its choice so far.
     """
 
     __slots__ = ("_envelope", "_head", "_new_tokens", "_tail", "_usage")
