@@ -48,7 +48,7 @@ MOST_USED = {
 
 
 def overview(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
-    """Renders --help on one screen of ``width`` columns. ``commands`` contains their descriptions by name."""
+    """Renders --help on one screen of ``width`` columns. ``commands`` maps each command to its description."""
     by_name = {option.name: option for option in options}
     used = {f"--{name} {by_name[name].convert.metavar}": text for name, text in MOST_USED.items()}
     groups = {}
@@ -95,7 +95,8 @@ def group_key(title: str) -> str:
 
 
 def help_about(topic: str, options: Sequence[Option], width: int) -> str:
-    """Renders --help=TOPIC: all flags, a group or a flag. Raises ConfigError with the known topics if unknown."""
+    """Renders --help=TOPIC: all flags, a group or a flag. For an unknown topic, raises ConfigError with known
+    topics."""
     groups = groups_of(options)
     word = topic.lower().lstrip("-").replace("-", "_")
     by_name = {name: option for option in options for name in (option.name, *option.aliases)}

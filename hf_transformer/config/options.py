@@ -62,7 +62,7 @@ LOCAL_FOLDER = Converter(
 
 
 def scheme_as_switch(text: str) -> str | None:
-    """Converts OpenShift AI's PREDICTOR_PROTOCOL to --predictor_use_ssl if it contains a scheme, else to None."""
+    """Converts a scheme in OpenShift AI's PREDICTOR_PROTOCOL to --predictor_use_ssl. Returns None for other texts."""
     return {"https": "true", "http": "false"}.get(text.strip().lower())
 
 
@@ -374,7 +374,7 @@ IGNORED: tuple[Option, ...] = (
     no_effect("dtype", "KServe: the data type of the weights.", "the predictor holds the weights"),
     no_effect("max_threads", "KServe: threads of the gRPC server.", "no thread pool serves requests"),
 )
-"""Options without effect, accepted so that KServe's manifests work unchanged. The log mentions each set option."""
+"""Options without effect, accepted so that KServe's manifests work unchanged. The log mentions the options in use."""
 
 
 def all_options() -> tuple[Option, ...]:

@@ -44,13 +44,12 @@ class UnknownNote(str):
 
     @property
     def refusal(self) -> str:
-        """The error message with --strict_flags."""
+        """The error message that replaces the warning."""
         return re.sub(r" (is|are) ignored", r" \1 refused (--strict_flags)", self, count=1)
 
 
 def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Setting], list[str]]:
-    """Reads settings by option name, and warnings, from a command line. Raises ConfigError for a flag without a
-    value."""
+    """Reads settings by option name, and warnings, from a command line. Raises ConfigError for a missing value."""
     known = {name: option for option in options for name in (option.name, *option.aliases)}
     words = deque(argv)
     settings: dict[str, Setting] = {}
@@ -142,7 +141,7 @@ def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
 
 
 def nearest(name: str, candidates: Mapping[str, str]) -> str:
-    """Returns the end of a warning, which suggests the candidate with the most similar key, if any."""
+    """Suggests the candidate whose key is most similar to the name. Returns an empty text if no key is similar."""
     from difflib import get_close_matches  # imported here, since most runs do not need it
 
     matches = get_close_matches(name, candidates, n=1, cutoff=0.5)

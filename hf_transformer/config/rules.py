@@ -128,7 +128,7 @@ def predictor_certificates(draft: Draft) -> None:
 
 
 def both_files(draft: Draft, pair: tuple[str, str], purpose: str) -> None:
-    """Requires both options of a pair or neither, and the files to exist."""
+    """Raises ConfigError if only one option of a pair is set, or if a file does not exist."""
     for name, partner in (pair, pair[::-1]):
         if name not in draft.settings:
             continue
@@ -147,7 +147,7 @@ def access_log(draft: Draft) -> None:
 
 
 def quiet_requests(draft: Draft) -> None:
-    """Prefers --disable_log_requests to --enable_log_requests, the safer choice."""
+    """Prefers --disable_log_requests to --enable_log_requests, to protect the texts of requests."""
     if draft.values.get("disable_log_requests") and draft.values.get("enable_log_requests"):
         draft.ignore("enable_log_requests", f"{draft.source('disable_log_requests')} is given")
         draft.values["enable_log_requests"] = False

@@ -24,8 +24,8 @@ _KEY_HEADERS = frozenset(name.decode() for name in HEADERS)
 _VALID_ID = re.compile(r"[!-~]{1,128}")
 """A request id that metadata can contain. gRPC fails the whole call for an invalid metadata value."""
 MAX_DETAILS_BYTES = 2000
-"""Maximum length of a status message. gRPC sends it as a header with three bytes per non-ASCII byte. Clients accept 8
-KiB of headers."""
+"""Maximum bytes of a status message. gRPC's header has three bytes per non-ASCII byte; clients accept 8 KiB of
+headers."""
 CLOSING_WRITE_SECONDS = 3.0
 """Maximum time for a client to read a message while the server is closing."""
 
@@ -63,7 +63,7 @@ class ActiveCalls:
         await self._idle.wait()
 
     def context(self, rpc: Rpc) -> Context:
-        """Returns a call's context: forwarded metadata, the client's deadline, and the request id or an empty id."""
+        """Returns a call's context: forwarded metadata, deadline and request id. An invalid or missing id is empty."""
         metadata = rpc.invocation_metadata() or ()
         headers = {name: value for name, value in metadata if name in self._forwarded and isinstance(value, str)}
         remaining = rpc.time_remaining()
@@ -108,7 +108,7 @@ def trailing_metadata(context: Context) -> list[tuple[str, str]]:
 
 
 def ensure_request_id(context: Context, message_id: str = "") -> str:
-    """Returns and forwards the request id: the metadata's id, else a valid ``message_id``, else a new id."""
+    """Returns the request id from metadata, a valid ``message_id`` or a new id, and adds it to forwarded headers."""
     if not context.request_id:
         valid = message_id and _VALID_ID.fullmatch(message_id)
         context.request_id = message_id if valid else new_request_id()

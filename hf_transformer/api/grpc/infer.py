@@ -103,7 +103,7 @@ class Inference:
 
 
 class StreamedPieces(TextStream):
-    """Sends a ModelStreamInferResponse for each piece of text; the last has triton_final_response=true.
+    """Sends a ModelStreamInferResponse for each piece of text. The last response has triton_final_response=true.
 
     A response contains ``output-0`` BYTES [1], or the requested ``outputs`` if the request has the form of Triton's
     backends. A text's last response has the parameter ``finish_reason``. The parameters ``instance`` and ``choice``

@@ -1,7 +1,7 @@
 """Server interceptor: checks API keys (see api/auth.py), and writes the access log for calls of the V2 protocol.
 
 Log lines have the format in --access_log_format. They contain gRPC's status number (0 for OK) and name, the method
-POST, the full method name as the path, and metadata as headers. The size is the response message's, 0 for a stream.
+POST, the full method name as the path, and metadata as headers. A stream has a response size of 0 bytes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PUBLIC_METHODS = (
     "/grpc.health.v1.Health/Watch",
     *(f"{LOGGED_PREFIX}{name}" for name in PROBES),
 )
-"""Methods that require no API key. The HTTP server has the same exceptions."""
+"""Methods that require no API key, like their HTTP equivalents."""
 HANDLER_KINDS: dict[tuple[bool, bool], tuple[str, Any]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
-"""Attribute of the behavior and constructor of the handler, by request_streaming and response_streaming."""
+"""Name of the handler's attribute, and its constructor, by (request_streaming, response_streaming)."""
 STATUS_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 UNKNOWN, CANCELLED = (code.value[0] for code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED))
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -130,7 +130,7 @@ def _as_headers(metadata: Metadata) -> list[tuple[bytes, bytes]]:
 
 
 def _status_number(code: Any) -> int:
-    """Converts gRPC's representations of a status to its number: a number, a StatusCode, or None for OK."""
+    """Returns the number of a status, which gRPC represents as a number, a StatusCode, or None for OK."""
     if code is None:
         return 0
     number: int = code if isinstance(code, int) else code.value[0]

@@ -121,8 +121,8 @@ class DisconnectTracebackFilter(logging.Filter):
 
 
 class GrpcServer:
-    """The gRPC server, an async context manager. Raises ConfigError for an unusable certificate or log format, and on
-    entering for an unavailable port."""
+    """The gRPC server, an async context manager. The constructor raises ConfigError for an invalid certificate or log
+    format; __aenter__ raises ConfigError if the port is unavailable."""
 
     def __init__(
         self, service: Service, settings: GrpcSettings, keys: ApiKeys | None = None, log_format: str | None = None

@@ -42,7 +42,7 @@ CHAT_FIELDS = (
 ).split()
 FIELDS = (*SHARED, *ignored_fields("chat/completions"), *CHAT_FIELDS)
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Message roles with their names in chat templates, which use the older name of ``developer``."""
+"""Message roles with their names in chat templates. ``system`` is the older name of ``developer``."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """String fields of a message. vLLM and other servers return a model's reasoning in the last two."""
 CACHE_CONTROL = "cache_control"
@@ -106,7 +106,7 @@ def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
 def _prompt_renderer(
     model: GenerativeModel, parameters: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
 ) -> Callable[[], str]:
-    """Returns a thread-safe function that renders the prompt. Raises InvalidInput or TooLarge, as does the function."""
+    """Returns a thread-safe function that renders the prompt. Both functions raise InvalidInput or TooLarge."""
     template = model.chat_template
     if template is None:
         hint = "use completions, or start the service with --chat_template"
@@ -284,8 +284,7 @@ def _read_tool_choice(value: Json, tools: list[dict[str, Json]]) -> bool:
 
 
 class MessageParser:
-    """Splits a generated message into content and, with ``tools``, tool calls. ``one_call`` keeps only the first
-    call."""
+    """Splits a generated message into content and, with ``tools``, tool calls. ``one_call`` drops further calls."""
 
     __slots__ = ("_one_call", "_parser", "calls")
 
@@ -314,7 +313,7 @@ class MessageParser:
         return content, calls
 
     def reason(self, finish: str | None) -> str | None:
-        """Returns the message's finish reason: ``tool_calls`` instead of ``stop`` if it contains calls."""
+        """Returns the message's finish reason: ``tool_calls`` replaces ``stop`` if the message contains calls."""
         return "tool_calls" if self.calls and finish == "stop" else finish
 
 

@@ -108,7 +108,7 @@ def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
 
 
 def _alternatives(token: TokenText) -> dict[str, float]:
-    """Returns the likeliest tokens and the chosen token. For equal texts, it keeps the likeliest token."""
+    """Returns the likeliest tokens and the chosen token. Equal texts share an entry for the likeliest token."""
     alternatives: dict[str, float] = {}
     for candidate in (*token.top, token):
         alternatives.setdefault(_name(candidate), logprob(candidate))

@@ -65,8 +65,8 @@ def _single_input(path: str) -> str:
 
 
 def read_query(parameters: Parameters, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
-    """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids without
-    ``token_inputs``, and as read_texts does."""
+    """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
+    ``token_inputs`` is false; see read_texts for other errors."""
 
     def read_ids(ids: list[Json], path: str) -> Json:
         if not token_inputs:

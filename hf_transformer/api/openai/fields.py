@@ -197,7 +197,7 @@ def find_model(models: Models, name: str) -> Model:
 def read_texts(
     path: str, value: Json, max_texts: int, read_ids: Callable[[list[Json], str], Ids]
 ) -> tuple[list[str | Ids], bool]:
-    """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts token ids at a path.
+    """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
 
     Raises:
         InvalidInput: the field has another type.

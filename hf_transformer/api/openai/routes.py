@@ -59,7 +59,7 @@ def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | 
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
-    """Returns a function from path to RenderError: OpenAI's under the prefix, V1's and V2's elsewhere."""
+    """Returns a function that maps a path to its API's RenderError."""
     root = root_of(prefix)
     base = f"{root or '/v1'}/"
 
