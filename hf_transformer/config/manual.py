@@ -1,4 +1,4 @@
-"""The texts of --help, rendered from the declared options; scripts/config_docs renders the reference page."""
+"""Renders --help from the declared options. scripts/config_docs renders the reference page."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ MOST_USED = {
     "http_port": "port to listen on (8080)",
     "workers": "processes that share the port (1)",
 }
-"""The flags in the overview, with their descriptions there."""
+"""Flags in the overview, with short descriptions."""
 
 
 def overview(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
-    """The text of --help, on one screen of ``width`` columns: the commands, the most used flags, and the groups of all
-    others. ``commands`` has the description of each command by name."""
+    """Renders --help on one screen of ``width`` columns. ``commands`` maps each command to its description."""
     by_name = {option.name: option for option in options}
     used = {f"--{name} {by_name[name].convert.metavar}": text for name, text in MOST_USED.items()}
     groups = {}
@@ -74,7 +73,7 @@ def overview(options: Sequence[Option], commands: Mapping[str, str], width: int)
 
 
 def entries(texts: Mapping[str, str], width: int) -> list[str]:
-    """One line per name and text. A list of names that does not fit is cut after a whole name and ends with dots."""
+    """Renders a line for each name and text. Truncates a long list of names after a complete name, and adds dots."""
     column = max(map(len, texts)) + 2
     lines = []
     for name, text in texts.items():
@@ -86,18 +85,18 @@ def entries(texts: Mapping[str, str], width: int) -> list[str]:
 
 
 def groups_of(options: Sequence[Option]) -> dict[str, list[Option]]:
-    """The options by the title of their group, in order."""
+    """Groups the options by section title, in order."""
     return {title: list(members) for title, members in groupby(options, attrgetter("group"))}
 
 
 def group_key(title: str) -> str:
-    """The word that selects a group in --help=WORD."""
+    """Returns the word that selects a group in --help=WORD."""
     return title.lower().split()[-1 if title.startswith("Text ") else 0]
 
 
 def help_about(topic: str, options: Sequence[Option], width: int) -> str:
-    """The text of --help=TOPIC: all flags, a group's, or one. Raises ConfigError, with the known topics, for an unknown
-    one."""
+    """Renders --help=TOPIC: all flags, a group or a flag. For an unknown topic, raises ConfigError with known
+    topics."""
     groups = groups_of(options)
     word = topic.lower().lstrip("-").replace("-", "_")
     by_name = {name: option for option in options for name in (option.name, *option.aliases)}
@@ -120,7 +119,7 @@ def help_about(topic: str, options: Sequence[Option], width: int) -> str:
 
 
 def named_option(message: str, options: Sequence[Option]) -> Option | None:
-    """The option whose flag or variable comes first in an error message."""
+    """Finds the option whose flag or variable an error message mentions first."""
     known = {name: option for option in options for name in (option.name, *option.aliases)}
     known |= {variable.name: option for option in options for variable in option.all_variables}
     words = (word.removeprefix("--").replace("-", "_") for word in re.findall(r"--[\w-]+|\b[A-Z][A-Z_]+\b", message))
@@ -128,7 +127,7 @@ def named_option(message: str, options: Sequence[Option]) -> Option | None:
 
 
 def option_help(option: Option, width: int) -> str:
-    """A flag with its value, and indented its use, default and variables."""
+    """Renders a flag with its value, followed by its indented help, default and variables."""
     value = f"[={option.convert.metavar}]" if option.boolean else f" {option.convert.metavar}"
     facts = [f"default: {option.shown_default}"] if option.shown_default else []
     facts.append("variable: " + ", ".join(variable.name for variable in option.all_variables))

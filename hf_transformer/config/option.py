@@ -1,7 +1,4 @@
-"""The declaration of an option, which gives its flag, variables, default, limits and help.
-
-The fields of ``Config`` are declarations. The parser, --help and the reference page read them.
-"""
+"""Declaration of options. The parser, --help and the reference page read the declarations in ``Config``."""
 
 from __future__ import annotations
 
@@ -15,18 +12,18 @@ from hf_transformer.errors import ConfigError, without_userinfo
 
 PREFIX = "HF_TRANSFORMER_"
 MAX_QUOTED = 100
-"""Characters of a bad value in an error message."""
+"""Maximum characters of an invalid value in an error message."""
 LARGEST_INT32 = 2**31 - 1
 BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "y", "t"), True) | dict.fromkeys(
     ("false", "0", "no", "off", "n", "f"), False
 )
-"""The words that KServe takes for booleans."""
+"""Words that KServe accepts as booleans."""
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50, "warn": 30, "fatal": 50}
-"""The logging module's levels by name; trace is uvicorn's."""
+"""Levels of the logging module by name. uvicorn adds ``trace``."""
 
 
 class Secret(str):
-    """A string whose repr() is masked."""
+    """A string with a masked repr()."""
 
     __slots__ = ()
 
@@ -38,10 +35,10 @@ class Secret(str):
 class Converter:
     """Converts the text of a flag or variable to a value."""
 
-    metavar: str  # the placeholder in --help
-    expects: str  # the accepted values, for error messages
-    read: Callable[[str], Any]  # converts a text; raises ValueError to refuse it
-    show: Callable[[Any], str] = str  # formats a value as a user writes it
+    metavar: str  # placeholder in --help
+    expects: str  # description of valid values for error messages
+    read: Callable[[str], Any]  # converts a text; raises ValueError if invalid
+    show: Callable[[Any], str] = str  # formats a value as users write it
 
 
 def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(?s:.*)") -> Converter:
@@ -56,7 +53,7 @@ def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(
 
 
 def integer(least: int = 0, most: int = LARGEST_INT32) -> Converter:
-    """Accepts a whole number in ASCII digits from ``least`` to ``most``, both included."""
+    """Accepts an integer in ASCII digits from ``least`` to ``most`` inclusive."""
     limits = f"of {least} or more" if most == LARGEST_INT32 else f"from {least} to {most}"
 
     def read(text: str) -> int:
@@ -68,7 +65,7 @@ def integer(least: int = 0, most: int = LARGEST_INT32) -> Converter:
 
 
 def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, metavar: str = "NUMBER") -> Converter:
-    """Accepts a finite number greater than ``above``, or equal to it if ``zero``, and at most ``most``."""
+    """Accepts a finite number greater than ``above``, or equal to ``above`` if ``zero``, and at most ``most``."""
     expects = f"a number of at least {above:g}" if zero else f"a number above {above:g}"
 
     def read(text: str) -> float:
@@ -81,7 +78,7 @@ def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, me
 
 
 def one_of(*names: str, why: str = "") -> Converter:
-    """Accepts one of the names, in any case; ``why`` explains the choice in error messages."""
+    """Accepts one of the names, ignoring case. ``why`` explains the choice in error messages."""
     expects = ", ".join(names[:-1]) + f" or {names[-1]}" + (f" ({why})" if why else "")
 
     def read(text: str) -> str:
@@ -94,7 +91,7 @@ def one_of(*names: str, why: str = "") -> Converter:
 
 
 def name_list(metavar: str, expects: str, pattern: str = ".+") -> Converter:
-    """Accepts different names separated by commas or spaces, also in the brackets and quotes of a JSON list."""
+    """Accepts distinct names separated by commas or spaces, with or without the brackets and quotes of a JSON list."""
 
     def read(text: str) -> tuple[str, ...]:
         bare = text.strip().removeprefix("[").removesuffix("]")
@@ -134,7 +131,7 @@ LOG_LEVEL = Converter(
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable. ``read`` maps its text to the option's, or to None if it does not set the option."""
+    """An environment variable. ``read`` converts its text to the option's text; None leaves the option unset."""
 
     name: str
     read: Callable[[str], str | None] = lambda text: text
@@ -142,19 +139,19 @@ class Variable:
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of a flag."""
+    """The declaration of an option."""
 
-    name: str  # the flag with underscores
-    group: str  # the title above it in --help
+    name: str  # name of the flag, with underscores
+    group: str  # section title in --help
     help: str
     convert: Converter
     default: Any = None
-    variables: Sequence[str | Variable] = ()  # in addition to its own variable
+    variables: Sequence[str | Variable] = ()  # in addition to HF_TRANSFORMER_<NAME>
     aliases: tuple[str, ...] = ()  # old names of the flag
     default_text: str = ""  # describes a default that depends on other values
-    many: bool = False  # all words after the flag are values
+    many: bool = False  # the flag accepts several values
     may_be_empty: bool = False
-    no_effect: str = ""  # the reason why setting it changes nothing
+    no_effect: str = ""  # the reason why the option has no effect
 
     @property
     def flag(self) -> str:
@@ -166,13 +163,13 @@ class Option:
 
     @property
     def all_variables(self) -> tuple[Variable, ...]:
-        """The option's own variable, then those of KServe; the first one that is set wins."""
+        """The option's own variable, then KServe's. The first variable with a value takes precedence."""
         variables = (PREFIX + self.name.upper(), *self.variables)
         return tuple(Variable(variable) if isinstance(variable, str) else variable for variable in variables)
 
     @property
     def shown_default(self) -> str:
-        """The default as a user writes it; empty if there is none."""
+        """The default as users write it; empty if the option has no default."""
         if self.default_text or self.default is None:
             return self.default_text
         return self.convert.show(self.default)
@@ -180,14 +177,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Setting:
-    """The text that sets an option; ``source`` is its flag or variable, as the user wrote it."""
+    """A text for an option. ``source`` is the flag or variable as the user wrote it."""
 
     option: Option
     text: str
     source: str
 
     def value(self) -> Any:
-        """The converted value. Raises ConfigError, which names the source, the text and the expected form."""
+        """Converts the text. Raises ConfigError with the source, the text and the expected form."""
         convert = self.option.convert
         if not self.text.strip() and not self.option.may_be_empty:
             raise self.error(convert.expects)
@@ -197,7 +194,7 @@ class Setting:
             raise self.error(convert.expects) from None
 
     def error(self, expected: str) -> ConfigError:
-        """The error for this text, which quotes it unless it is a secret."""
+        """Returns the error for this text. Quotes the text unless it is a secret."""
         message = f"{self.source}: expected {expected}"
         if self.option.convert.read is Secret:
             return ConfigError(message)
@@ -206,8 +203,8 @@ class Setting:
 
 
 def option(group: str, help: str, convert: Converter, default: Any = None, **more: Any) -> Any:
-    """A dataclass field that declares an option; its name is the flag. ``default`` may be a function that makes the
-    value, or MISSING for a required option; ``more`` are other attributes of Option."""
+    """Declares an option as a dataclass field named like the flag. ``default`` may be a function that computes the
+    value, or MISSING for a required option. ``more`` sets other attributes of Option."""
     metadata = {"group": group, "help": help, "convert": convert, **more}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -215,7 +212,7 @@ def option(group: str, help: str, convert: Converter, default: Any = None, **mor
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """The options that a dataclass's fields declare, in order."""
+    """Returns the options that a dataclass's fields declare, in order."""
     return tuple(
         Option(name=item.name, default=None if item.default is MISSING else item.default, **item.metadata)
         for item in fields(kind)

@@ -1,7 +1,7 @@
 """All options: each field of Config declares a flag, its variables, default, limits and help.
 
-Every flag also has its own variable, HF_TRANSFORMER_<FLAG IN CAPITALS>; ``variables`` are the names that KServe and its
-users know. They exclude bare names such as HTTP_PORT: Kubernetes sets variables of that form for its services.
+Every flag has a variable HF_TRANSFORMER_<FLAG IN CAPITALS>. ``variables`` adds KServe's names, but no bare names such
+as HTTP_PORT: Kubernetes sets variables of that form for its services.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SECONDS = number(0, 10**6, metavar="SECONDS")
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
 
 HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
-"""A name, an IPv4 or an IPv6 address. One bracket may be missing, since ``name_list`` strips it like that of a list."""
+"""A name, an IPv4 or an IPv6 address. ``name_list`` may strip a bracket of an IPv6 address."""
 
 
 def local_folder(text: str) -> str:
-    """The path of a local folder or of a file:// URI. Raises ValueError for another URI."""
+    """Returns the path of a local folder or of a file:// URI. Raises ValueError for other URIs."""
     uri = re.match(r"(\w+)://", text)
     if uri is None:
         return text
@@ -62,18 +62,18 @@ LOCAL_FOLDER = Converter(
 
 
 def scheme_as_switch(text: str) -> str | None:
-    """The value of --predictor_use_ssl, if OpenShift AI's PREDICTOR_PROTOCOL is a scheme instead of a protocol."""
+    """Converts a scheme in OpenShift AI's PREDICTOR_PROTOCOL to --predictor_use_ssl. Returns None for other texts."""
     return {"https": "true", "http": "false"}.get(text.strip().lower())
 
 
 def default_threads() -> int:
-    """The number of tokenizer threads for the CPUs that this process may run on."""
+    """Returns the number of tokenizer threads for the CPUs available to this process."""
     return min(32, len(os.sched_getaffinity(0)) + 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The settings of one service, checked and complete; every worker process gets the same object."""
+    """The validated settings of one service. Every worker process gets the same object."""
 
     # fmt: off
     model_name: str = option(
@@ -364,7 +364,7 @@ class Config:
 
 
 def no_effect(name: str, help: str, why: str) -> Option:
-    """An option of KServe's runtime that changes nothing here."""
+    """Declares an option of KServe's runtime that has no effect here."""
     effect = f"has no effect here: {why}"
     return Option(name, "Accepted without effect", f"{help} It {effect}.", plain_text(), no_effect=effect)
 
@@ -374,16 +374,16 @@ IGNORED: tuple[Option, ...] = (
     no_effect("dtype", "KServe: the data type of the weights.", "the predictor holds the weights"),
     no_effect("max_threads", "KServe: threads of the gRPC server.", "no thread pool serves requests"),
 )
-"""Options accepted so that manifests written for KServe work unchanged. The log mentions each that is set."""
+"""Options without effect, accepted so that KServe's manifests work unchanged. The log mentions the options in use."""
 
 
 def all_options() -> tuple[Option, ...]:
-    """All options: the fields of Config, then the options without effect."""
+    """Returns the options of Config, then the options without effect."""
     return (*options_of(Config), *IGNORED)
 
 
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """The configuration, and lines to log once logging is set up. Raises ConfigError: one line that names the flag or
+    """Returns the configuration, and warnings to log after logging setup. Raises ConfigError with one line: the flag or
     variable, its value and the expected form."""
     settings, notes = collect(all_options(), argv, environ)
     draft = Draft(settings, {name: setting.value() for name, setting in settings.items()}, notes)

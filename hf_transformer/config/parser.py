@@ -1,8 +1,7 @@
-"""Reads the command line and the environment into a text per option.
+"""Reads the text of each option from the command line and the environment.
 
-A flag may be spelled with underscores or hyphens, as ``--flag value`` or ``--flag=value``. The last one wins, and a
-flag wins over a variable. Unknown flags and variables are ignored with a note, not an error: users of KServe and vLLM
-have other flags in their manifests.
+Flags accept underscores or hyphens, as ``--flag value`` or ``--flag=value``. A flag's last value takes precedence, and
+flags override variables. Manifests for KServe and vLLM contain other flags, so unknown flags only cause warnings.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from hf_transformer.config.option import PREFIX, Option, Setting
 from hf_transformer.errors import ConfigError
 
 MAX_QUOTED_WORDS = 3
-"""Words without a flag that a note quotes."""
+"""Maximum number of words without a flag that a warning quotes."""
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""The start of the values that Kubernetes sets in <SERVICE>_PORT, for every service of the namespace."""
+"""Start of the values that Kubernetes sets in <SERVICE>_PORT, for every service of the namespace."""
 SERVICE_LINK_NAME = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_.*)$")
-"""The end of the names of Kubernetes' other service variables."""
+"""End of the names of Kubernetes' other service variables."""
 OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT", f"{PREFIX}BENCH_API_KEY"})
-"""Variables of the other commands, which this one accepts."""
+"""Variables of other commands, accepted without a warning."""
 
 
 def collect(
     options: Sequence[Option], argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Setting], list[str]]:
-    """The settings by option name, and notes for the log. Raises ConfigError for a flag without its value, and with
-    --strict_flags for anything unknown."""
+    """Returns the settings by option name, and warnings. Raises ConfigError for a flag without a value and, with
+    --strict_flags, for an unknown flag, variable or argument."""
     from_flags, flag_notes = read_flags(options, argv)
     from_variables, variable_notes = read_variables(options, environ)
     settings, notes = from_variables | from_flags, flag_notes + variable_notes
@@ -39,18 +38,18 @@ def collect(
 
 
 class UnknownNote(str):
-    """A note about a flag, variable or argument of no option; --strict_flags makes it an error."""
+    """A warning about an unknown flag, variable or argument. --strict_flags converts it to an error."""
 
     __slots__ = ()
 
     @property
     def refusal(self) -> str:
-        """The message of the error that --strict_flags raises."""
+        """The error message that replaces the warning."""
         return re.sub(r" (is|are) ignored", r" \1 refused (--strict_flags)", self, count=1)
 
 
 def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Setting], list[str]]:
-    """The settings by option name, and notes, from a command line. Raises ConfigError for a flag without its value."""
+    """Reads settings by option name, and warnings, from a command line. Raises ConfigError for a missing value."""
     known = {name: option for option in options for name in (option.name, *option.aliases)}
     words = deque(argv)
     settings: dict[str, Setting] = {}
@@ -85,12 +84,12 @@ def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word of the command line is a flag; a negative number is not."""
+    """Whether a command-line word is a flag. A negative number is a value."""
     return re.match(r"--?[A-Za-z]", word) is not None
 
 
 def following_values(words: deque[str], most: int | None = None) -> list[str]:
-    """Removes and returns the words up to the next flag, at most ``most``."""
+    """Removes and returns the words before the next flag, at most ``most``."""
     values: list[str] = []
     while words and words[0] != "--" and not is_flag(words[0]) and len(values) != most:
         values.append(words.popleft())
@@ -98,8 +97,7 @@ def following_values(words: deque[str], most: int | None = None) -> list[str]:
 
 
 def following_text(option: Option, spelled: str, words: deque[str]) -> str:
-    """Removes and returns the value of a flag without ``=``; a bare boolean is true. Raises ConfigError if there is no
-    value."""
+    """Removes and returns a flag's value, true for a bare boolean. Raises ConfigError for a missing value."""
     values = following_values(words, None if option.many else 1)
     if option.boolean and not values:
         return "true"
@@ -110,7 +108,7 @@ def following_text(option: Option, spelled: str, words: deque[str]) -> str:
 
 
 def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tuple[dict[str, Setting], list[str]]:
-    """The settings by option name, and notes, from the environment; an empty variable counts as unset."""
+    """Reads settings by option name, and warnings, from the environment. Empty variables count as unset."""
     settings: dict[str, Setting] = {}
     notes: list[str] = []
     known: dict[str, str] = {}
@@ -134,7 +132,7 @@ def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tup
 
 
 def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
-    """A note that names the flag, but not its value, which may be a secret."""
+    """Returns a warning that names the flag without its value, which may be a secret."""
     flag, space, _ = spelled.partition(" ")
     name = flag.lstrip("-").replace("-", "_")
     if space and name in known:
@@ -143,8 +141,8 @@ def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
 
 
 def nearest(name: str, candidates: Mapping[str, str]) -> str:
-    """The end of a note: the candidate whose key is most similar to the name, if any."""
-    from difflib import get_close_matches  # here, because most starts have nothing to compare
+    """Suggests the candidate whose key is most similar to the name. Returns an empty text if no key is similar."""
+    from difflib import get_close_matches  # imported here, since most runs do not need it
 
     matches = get_close_matches(name, candidates, n=1, cutoff=0.5)
     return f"; did you mean {candidates[matches[0]]}?" if matches else ""

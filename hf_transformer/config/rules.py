@@ -1,7 +1,4 @@
-"""Rules between options: each checks or completes the values that the user set.
-
-They run in order, on one draft. A rule that finds a contradiction raises ConfigError with one line.
-"""
+"""Rules between options: each rule checks or completes a draft, in order. Raises ConfigError for a contradiction."""
 
 from __future__ import annotations
 
@@ -24,37 +21,37 @@ ANY_ADDRESS = ("0.0.0.0", "::", "0")  # noqa: S104 - compared, not bound
 
 @dataclass
 class Draft:
-    """An unfinished Config: the user's settings, the values by option name, and notes for the log."""
+    """An incomplete Config: the user's settings, the values by option name, and warnings to log."""
 
     settings: Mapping[str, Setting]
     values: dict[str, Any]
     notes: list[str]
 
     def source(self, name: str) -> str:
-        """The flag or variable that sets an option."""
+        """Returns the flag or variable that sets an option."""
         return self.settings[name].source
 
     def ignore(self, name: str, why: str) -> None:
-        """Adds the note that an option is not used."""
+        """Adds the warning that the service ignores an option."""
         self.notes.append(f"{self.source(name)} is ignored: {why}")
 
 
 def mention_ignored(draft: Draft) -> None:
-    """Adds a note for each option that changes nothing here."""
+    """Adds a warning for each option without effect."""
     for setting in draft.settings.values():
         if setting.option.no_effect:
             draft.notes.append(f"{setting.source} {setting.option.no_effect}")
 
 
 def one_form_of_answer(draft: Draft) -> None:
-    """Refuses probabilities together with logits."""
+    """Refuses --return_probabilities together with --return_raw_logits."""
     if draft.values.get("return_probabilities") and draft.values.get("return_raw_logits"):
         sources = f"{draft.source('return_probabilities')} and {draft.source('return_raw_logits')}"
         raise ConfigError(f"{sources} exclude each other: give one of them")
 
 
 def one_model(draft: Draft) -> None:
-    """Prefers the hub's model to the folder, as KServe does, and fills in the tokenizer's revision from the model's."""
+    """Prefers --model_id to --model_dir, as KServe does. The tokenizer's revision defaults to the model's."""
     if "model_id" in draft.settings and "model_dir" in draft.settings:
         draft.ignore("model_dir", f"{draft.source('model_id')} is given")
     if draft.values.get("tokenizer_revision") is None and "model_revision" in draft.values:
@@ -62,13 +59,13 @@ def one_model(draft: Draft) -> None:
 
 
 def hidden_token(draft: Draft) -> None:
-    """Warns of a token on the command line."""
+    """Warns about a token on the command line."""
     if "hf_token" in draft.settings and draft.source("hf_token").startswith("-"):
         draft.notes.append(f"{draft.source('hf_token')} shows in process lists: better set HF_TOKEN")
 
 
 def predictor_address(draft: Draft) -> None:
-    """Splits the scheme off the predictor's host, and adds the port."""
+    """Separates the scheme from the predictor's host, and adds the port to the host."""
     if "predictor_host" not in draft.settings:
         raise ConfigError("--predictor_host is required: where Triton listens, such as --predictor_host=localhost:8000")
     source = draft.source("predictor_host")
@@ -87,7 +84,7 @@ def predictor_address(draft: Draft) -> None:
 
 
 def split_address(setting: Setting) -> tuple[str | None, str, int | None]:
-    """Scheme, host and port of an address; an IPv6 host gets brackets. Raises ConfigError for a wrong address."""
+    """Returns scheme, host and port of an address, with brackets around IPv6. Raises ConfigError if invalid."""
     scheme, separator, rest = setting.text.strip().rpartition("://")
     if separator and scheme.lower() not in ("http", "https"):
         raise setting.error("a scheme of http or https, or none")
@@ -111,9 +108,9 @@ def is_ipv6(text: str) -> bool:
 
 
 def predictor_certificates(draft: Draft) -> None:
-    """Requires the certificates to exist with TLS; without it REQUESTS_CA_BUNDLE may be for other programs."""
+    """Requires existing certificates for TLS. Without TLS, REQUESTS_CA_BUNDLE may belong to other programs."""
     file = draft.values.get("predictor_ca_file")
-    if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder too
+    if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder
         del draft.values["predictor_ca_file"]
         draft.values.setdefault("predictor_ca_path", file)
         file = None
@@ -131,7 +128,7 @@ def predictor_certificates(draft: Draft) -> None:
 
 
 def both_files(draft: Draft, pair: tuple[str, str], purpose: str) -> None:
-    """Requires certificate and key together, and their files to exist."""
+    """Raises ConfigError if only one option of a pair is set, or if a file does not exist."""
     for name, partner in (pair, pair[::-1]):
         if name not in draft.settings:
             continue
@@ -142,15 +139,15 @@ def both_files(draft: Draft, pair: tuple[str, str], purpose: str) -> None:
 
 
 def access_log(draft: Draft) -> None:
-    """Refuses unknown atoms at the start instead of at the first request."""
+    """Refuses unknown atoms of the format at startup instead of at the first request."""
     if "access_log_format" in draft.settings:
-        from hf_transformer.observability.access_log import check_format  # only here: few services log accesses
+        from hf_transformer.observability.access_log import check_format  # here, since few services use it
 
         check_format(draft.values["access_log_format"], draft.source("access_log_format"))
 
 
 def quiet_requests(draft: Draft) -> None:
-    """Prefers not to log texts, the safer choice."""
+    """Prefers --disable_log_requests to --enable_log_requests, to protect the texts of requests."""
     if draft.values.get("disable_log_requests") and draft.values.get("enable_log_requests"):
         draft.ignore("enable_log_requests", f"{draft.source('disable_log_requests')} is given")
         draft.values["enable_log_requests"] = False

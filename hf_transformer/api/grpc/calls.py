@@ -1,4 +1,4 @@
-"""Shared gRPC call handling: context of a call, active calls, and errors as statuses."""
+"""Shared handling of gRPC calls: their context, the number of active calls, and errors as statuses."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))
 _KEY_HEADERS = frozenset(name.decode() for name in HEADERS)
 _VALID_ID = re.compile(r"[!-~]{1,128}")
-"""A request id that metadata can carry. gRPC fails the whole call for an invalid metadata value."""
+"""A request id that metadata can contain. gRPC fails the whole call for an invalid metadata value."""
 MAX_DETAILS_BYTES = 2000
-"""The longest status message. gRPC sends it as a header, three bytes for each non-ASCII byte; clients accept 8 KiB of
+"""Maximum bytes of a status message. gRPC's header has three bytes per non-ASCII byte; clients accept 8 KiB of
 headers."""
 CLOSING_WRITE_SECONDS = 3.0
-"""Time for a client to read a message once the server is closing."""
+"""Maximum time for a client to read a message while the server is closing."""
 
 Rpc = grpc.aio.ServicerContext[Any, Any]
 UnaryMethod = Callable[[bytes, Context], Awaitable[bytes]]
-"""The body of a unary method: serialized request -> serialized response."""
+"""Implementation of a unary method: converts a serialized request to a serialized response."""
 
 
 class ActiveCalls:
-    """Counts the calls whose handlers run; ``started`` counts all calls so far.
+    """Counts running handlers in ``active``, and all calls so far in ``started``.
 
-    With ``keys``, clients send API keys, which are not forwarded to the predictor. With ``timing``, responses have the
+    If ``keys`` is true, the predictor does not get the clients' API keys. If ``timing`` is true, responses have the
     trailing metadata server-timing.
     """
 
@@ -59,11 +59,11 @@ class ActiveCalls:
             self._idle.set()
 
     async def wait_until_idle(self) -> None:
-        """Waits until no handler runs. gRPC may still be sending a response then."""
+        """Waits until no handler runs. gRPC may still send a response afterwards."""
         await self._idle.wait()
 
     def context(self, rpc: Rpc) -> Context:
-        """The context of a call: forwarded metadata, the client's deadline, and the request id, empty without one."""
+        """Returns a call's context: forwarded metadata, deadline and request id. An invalid or missing id is empty."""
         metadata = rpc.invocation_metadata() or ()
         headers = {name: value for name, value in metadata if name in self._forwarded and isinstance(value, str)}
         remaining = rpc.time_remaining()
@@ -77,7 +77,7 @@ class ActiveCalls:
         return context
 
     def unary(self, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The handler of a unary method. Messages stay bytes: the codec parses them with fewer copies."""
+        """Returns the handler of a unary method. Messages stay bytes, since the codec parses them with fewer copies."""
 
         async def handle(body: bytes, rpc: Rpc) -> bytes:
             context, failure = self.context(rpc), None
@@ -100,7 +100,7 @@ class ActiveCalls:
 
 
 def trailing_metadata(context: Context) -> list[tuple[str, str]]:
-    """The trailing metadata of every call: the request id, and the names of ignored parameters if any."""
+    """Returns the trailing metadata of a call: the request id, and the names of ignored parameters if any."""
     metadata = [(REQUEST_ID, ensure_request_id(context))]
     if context.ignored:
         metadata.append((IGNORED, ", ".join(context.ignored)))
@@ -108,7 +108,7 @@ def trailing_metadata(context: Context) -> list[tuple[str, str]]:
 
 
 def ensure_request_id(context: Context, message_id: str = "") -> str:
-    """The request id: the metadata's, else the message's if valid, else a new one. It is forwarded to the predictor."""
+    """Returns the request id from metadata, a valid ``message_id`` or a new id, and adds it to forwarded headers."""
     if not context.request_id:
         valid = message_id and _VALID_ID.fullmatch(message_id)
         context.request_id = message_id if valid else new_request_id()
@@ -117,16 +117,16 @@ def ensure_request_id(context: Context, message_id: str = "") -> str:
 
 
 def without_traceback(error: RequestError) -> RequestError:
-    """The same error, without traceback, cause and context: their frames keep the request's message alive."""
+    """Clears an error's traceback, cause and context: their frames keep the request's message in memory."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
 async def abort(rpc: Rpc, error: RequestError, context: Context, *, seconds: float | None = None) -> NoReturn:
-    """Ends a call with an error's status, which the client has ``seconds`` to read.
+    """Ends a call with an error's status. The client has ``seconds`` to read the status.
 
     gRPC sends the status after all messages of the call, so a client that reads nothing delays it. Raises
-    CancelledError if the client disconnects or ``seconds`` are over; gRPC then ends the call without a status.
+    CancelledError if the client disconnects or the time expires; gRPC then ends the call without a status.
     """
     metadata = trailing_metadata(context)
     if error.retry_after is not None:
@@ -139,5 +139,5 @@ async def abort(rpc: Rpc, error: RequestError, context: Context, *, seconds: flo
 
 
 def error_details(error: RequestError) -> str:
-    """The error's message, truncated to MAX_DETAILS_BYTES."""
+    """Returns the error's message, truncated to MAX_DETAILS_BYTES."""
     return str(error).encode(errors="replace")[:MAX_DETAILS_BYTES].decode(errors="ignore")

@@ -1,7 +1,4 @@
-"""ModelInfer: a serialized request -> a serialized response, with admission, metrics and traces.
-
-Also the responses to one request of a stream, complete or in pieces of generated text.
-"""
+"""ModelInfer with admission, metrics and traces, and the streamed pieces of generated texts."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from hf_transformer.types.request import Budget, Context
 
 @contextmanager
 def measured(service: Service, context: Context, method: str) -> Iterator[None]:
-    """Records metrics and a trace for one request. Raises RequestError in place of an unexpected exception."""
+    """Records metrics and a trace for one request. Converts an unexpected exception to RequestError."""
     tracing, trace = service.tracing, None
     if tracing is not None:
         context.headers, trace = tracing.begin(context.headers)
@@ -58,11 +55,8 @@ def measured(service: Service, context: Context, method: str) -> Iterator[None]:
 
 
 class Inference:
-    """Answers serialized ModelInferRequests, and refuses them once ``closing`` is set.
-
-    ``max_send`` is the largest response in bytes, -1 for no limit. gRPC itself would end a whole stream over a larger
-    one.
-    """
+    """Answers serialized ModelInferRequests, and refuses requests once ``closing`` is set. ``max_send`` is the maximum
+    response size in bytes, -1 for no limit. For a larger response, gRPC itself would end a whole stream."""
 
     def __init__(self, service: Service, closing: asyncio.Event, max_send: int = -1) -> None:
         self.service = service
@@ -70,7 +64,7 @@ class Inference:
         self._max_send = max_send
 
     async def infer(self, body: bytes, context: Context) -> bytes:
-        """The serialized ModelInferResponse. Raises RequestError."""
+        """Returns the serialized ModelInferResponse. Raises RequestError."""
         if self.closing.is_set():
             raise shutting_down()
         with measured(self.service, context, "ModelInfer"), AdmissionTicket(self.service.admission) as ticket:
@@ -97,7 +91,7 @@ class Inference:
         return self._max_send == -1 or len(message) <= self._max_send
 
     def checked_size(self, message: bytes) -> bytes:
-        """The same message. Raises TooLarge if gRPC can't send it."""
+        """Returns the message. Raises TooLarge if gRPC can't send it."""
         if not self.fits(message):
             raise TooLarge(
                 "",
@@ -109,10 +103,11 @@ class Inference:
 
 
 class StreamedPieces(TextStream):
-    """A ModelStreamInferResponse for each piece of text; the last one has triton_final_response=true.
+    """Sends a ModelStreamInferResponse for each piece of text. The last response has triton_final_response=true.
 
-    Each has ``output-0`` BYTES [1], or for a request in the form of Triton's backends the requested ``outputs``. The
-    last piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` identify one of several texts.
+    A response contains ``output-0`` BYTES [1], or the requested ``outputs`` if the request has the form of Triton's
+    backends. A text's last response has the parameter ``finish_reason``. The parameters ``instance`` and ``choice``
+    identify a text among several.
     """
 
     __slots__ = ("_infer_request", "_outputs", "_version")
@@ -154,7 +149,7 @@ class StreamedPieces(TextStream):
 
 
 def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
-    """The pieces of a generated text, None for a request that wants one response. Raises RequestError."""
+    """Returns the stream of a generated text; None if the request expects a single response. Raises RequestError."""
     if not isinstance(model, GenerativeModel):
         return None
     if is_for_backend(request):

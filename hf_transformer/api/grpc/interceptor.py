@@ -1,7 +1,7 @@
-"""Server interceptor: API keys (see api/auth.py), and the access log for calls of the V2 protocol.
+"""Server interceptor: checks API keys (see api/auth.py), and writes the access log for calls of the V2 protocol.
 
-Log lines have the format in --access_log_format, with gRPC's values: its status number (0 for OK) and name, the method
-POST, the full method name as the path, and metadata as headers. Bytes are the response message's, 0 for a stream.
+Log lines have the format in --access_log_format. They contain gRPC's status number (0 for OK) and name, the method
+POST, the full method name as the path, and metadata as headers. A stream has a response size of 0 bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hf_transformer.protocol.grpc import SERVICE
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
     Interceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:  # the library's own classes are not generic
+else:  # gRPC's own classes are not generic
     Interceptor = grpc.aio.ServerInterceptor
 
 LOGGED_PREFIX = f"/{SERVICE}/"
@@ -34,13 +34,13 @@ PUBLIC_METHODS = (
     "/grpc.health.v1.Health/Watch",
     *(f"{LOGGED_PREFIX}{name}" for name in PROBES),
 )
-"""Methods that need no API key; the HTTP server has the same exceptions."""
+"""Methods that require no API key, like their HTTP equivalents."""
 HANDLER_KINDS: dict[tuple[bool, bool], tuple[str, Any]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
-"""The behavior's attribute and the handler's constructor, by whether requests and responses are streams."""
+"""Name of the handler's attribute, and its constructor, by (request_streaming, response_streaming)."""
 STATUS_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 UNKNOWN, CANCELLED = (code.value[0] for code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED))
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -49,8 +49,8 @@ Metadata = Iterable[tuple[str, str | bytes]]
 class CallGuard(Interceptor):
     """Ends calls without a valid API key as UNAUTHENTICATED, and logs each finished call at level INFO.
 
-    Without ``keys`` every call is allowed; without ``log_format`` none is logged. Raises ConfigError for an unknown
-    atom in the format.
+    If ``keys`` is None, calls need no key. If ``log_format`` is None, there is no log. Raises ConfigError for an
+    unknown atom in the format.
     """
 
     def __init__(self, metrics: Metrics, keys: ApiKeys | None, log_format: str | None) -> None:
@@ -64,7 +64,7 @@ class CallGuard(Interceptor):
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], call: Any
     ) -> Handler:
-        """Wraps the handler of a call; None for an unknown method, which the type stubs don't declare."""
+        """Wraps the handler of a call. Returns None for an unknown method, contrary to the type stubs."""
         handler = await continuation(call)
         if not handler:
             return handler
@@ -72,7 +72,7 @@ class CallGuard(Interceptor):
         behavior = getattr(handler, attribute)
         if self._keys is not None and call.method not in PUBLIC_METHODS:
             if not self._keys.accept(_as_headers(call.invocation_metadata or ())):
-                # As a stream, the call ends before gRPC reads its message.
+                # A stream handler ends the call before gRPC reads the message.
                 (_, constructor), behavior = HANDLER_KINDS[True, True], self._refuse
         if self._log_format is not None and call.method.startswith(LOGGED_PREFIX):
             behavior = self._logged(call.method, behavior, self._log_format)
@@ -94,7 +94,7 @@ class CallGuard(Interceptor):
             except asyncio.CancelledError:
                 record.status = CANCELLED
                 raise
-            except BaseException:  # rpc.abort raises, and a bug of the service may
+            except BaseException:  # an abort, or an unexpected error
                 record.status = _status_number(rpc.code()) or UNKNOWN
                 raise
             finally:
@@ -105,7 +105,7 @@ class CallGuard(Interceptor):
 
 
 class GrpcAccessRecord(AccessRecord):
-    """One call for the access log. ``method`` is its full name, ``peer`` as in gRPC (ipv4:127.0.0.1:4711)."""
+    """A call for the access log. ``method`` is the full name; ``peer`` has gRPC's form (ipv4:127.0.0.1:4711)."""
 
     def __init__(self, method: str, metadata: Metadata, peer: str) -> None:
         super().__init__({"method": "POST", "path": method, "http_version": "2", "headers": _as_headers(metadata)})
@@ -122,7 +122,7 @@ class GrpcAccessRecord(AccessRecord):
 
 
 def _as_headers(metadata: Metadata) -> list[tuple[bytes, bytes]]:
-    """Metadata in the form of ASGI's headers."""
+    """Converts metadata to ASGI headers."""
     return [
         (name.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
         for name, value in metadata
@@ -130,7 +130,7 @@ def _as_headers(metadata: Metadata) -> list[tuple[bytes, bytes]]:
 
 
 def _status_number(code: Any) -> int:
-    """The number of a status that gRPC holds as a number, a StatusCode, or None for OK."""
+    """Returns the number of a status, which gRPC represents as a number, a StatusCode, or None for OK."""
     if code is None:
         return 0
     number: int = code if isinstance(code, int) else code.value[0]

@@ -35,17 +35,17 @@ from hf_transformer.types.tensors import ModelDescription
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
-"""The response class of Health/List; None before grpcio-health-checking 1.85."""
+"""Response class of Health/List; None if grpcio-health-checking is older than 1.85."""
 WATCH_SECONDS = 1.0
-"""The interval between two checks of a watched service."""
+"""Interval between two checks of a watched service."""
 
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 JsonMethod = Callable[[Any], Json | Awaitable[Json]]
-"""The body of a method: request message -> response in protobuf's JSON form, as in V2 over REST."""
+"""Implementation of a method. It returns the response in protobuf's JSON form, as in V2 over REST."""
 
 
 def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
-    """The handlers of the V2 protocol's methods other than inference, by name."""
+    """Returns the handlers of the V2 protocol's methods, except inference, by name."""
     models = service.models
 
     def describe(request: Any) -> ModelDescription:
@@ -57,7 +57,7 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
     async def model_ready(request: pb.ModelReadyRequest) -> Json:
         try:
             return {"ready": await find_not_ready([models.find(request.name, request.version)]) is None}
-        except (NotReady, UnknownModel):  # as in Triton; a model that is not ready has no version
+        except (NotReady, UnknownModel):  # as in Triton; a model has no version until it is ready
             return {"ready": False}
 
     def model_statistics(request: pb.ModelStatisticsRequest) -> Json:
@@ -81,7 +81,7 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
 
 
 async def _call_json(name: str, method: JsonMethod, body: bytes, context: Context) -> bytes:
-    """The serialized response of a method to a serialized request. Raises RequestError."""
+    """Calls a method with a serialized request and serializes its response. Raises RequestError."""
     try:
         request = decode(getattr(pb, f"{name}Request"), body)
     except Malformed as error:
@@ -92,11 +92,11 @@ async def _call_json(name: str, method: JsonMethod, body: bytes, context: Contex
 
 
 class Health:
-    """grpc.health.v1: the health of one model, or of all models for the empty name and the V2 service's.
+    """grpc.health.v1: the health of one model, or of all models for the empty name and the V2 service's name.
 
-    grpcio-health-checking's own servicer is unsuitable: it returns a stored status, and one watcher disconnecting stops
-    updates to the others. Here each call checks the models. Once ``closing`` is set, every status is NOT_SERVING, and
-    watches end.
+    The servicer of grpcio-health-checking is unsuitable: it returns a stored status, and one disconnecting watcher
+    stops updates to the others. This class checks the models on each call. After ``closing`` is set, all statuses are
+    NOT_SERVING, and watches end.
     """
 
     def __init__(self, models: Models, closing: asyncio.Event) -> None:
@@ -106,7 +106,7 @@ class Health:
 
     @property
     def methods(self) -> Handlers:
-        """The service's handlers by method name."""
+        """Handlers by method name."""
         parse, serialize = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
         handlers: Handlers = {
             "Check": grpc.unary_unary_rpc_method_handler(self.check, parse, serialize),
@@ -117,19 +117,19 @@ class Health:
         return handlers
 
     async def check(self, request: HealthCheckRequest, rpc: Rpc) -> HealthCheckResponse:
-        """The present status of a service. Ends the call as NOT_FOUND for an unknown name."""
+        """Returns the current status of a service. Ends the call as NOT_FOUND for an unknown name."""
         if request.service not in self._names:
             known = ", ".join(filter(None, self._names))
             await rpc.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:200]!r} is unknown, known: {known}")
         return HealthCheckResponse(status=await self._status(request.service))
 
     async def list(self, request: bytes, rpc: Rpc) -> Any:
-        """The present status of every service. The request message is empty."""
+        """Returns the current status of every service. The request message is empty."""
         statuses = {name: HealthCheckResponse(status=await self._status(name)) for name in self._names}
         return HEALTH_LIST(statuses=statuses)
 
     async def watch(self, request: HealthCheckRequest, rpc: Rpc) -> AsyncIterator[HealthCheckResponse]:
-        """The present status of a service and each change; SERVICE_UNKNOWN for an unknown name."""
+        """Yields the current status of a service and every change; SERVICE_UNKNOWN for an unknown name."""
         last: int | None = None
         while True:
             closing = self._closing.is_set()
@@ -154,7 +154,7 @@ class Health:
 
 
 def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:
-    """Adds grpc.reflection.v1alpha for all services; for V2 it lists only ``methods``."""
+    """Adds grpc.reflection.v1alpha for all services. For V2, reflection lists only ``methods``."""
     pool = DescriptorPool()
     for module in (health_pb2, reflection_pb2, pb):
         file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)

@@ -3,9 +3,9 @@
     inference.GRPCInferenceService
         ServerLive, ServerReady, ModelReady     {live} or {ready}
         ServerMetadata, ModelMetadata           names, versions, tensors
-        ModelConfig                             tensors in the form of Triton's configuration, for its clients
-        ModelStatistics, RepositoryIndex        counts and times, and the served models, in Triton's form
-        ModelInfer, ModelStreamInfer            tensors -> tensors, raw or typed
+        ModelConfig                             tensors in the form of Triton's model configuration
+        ModelStatistics, RepositoryIndex        request statistics and served models, in Triton's form
+        ModelInfer, ModelStreamInfer            inference on raw or typed tensors
     grpc.health.v1.Health, grpc.reflection.v1alpha.ServerReflection
 
 Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_grpc.md
@@ -35,20 +35,19 @@ from hf_transformer.errors import ConfigError
 from hf_transformer.protocol.grpc import SERVICE
 
 MAX_OPTION = 2**31 - 1
-"""The largest value of a gRPC option."""
+"""Maximum value of a gRPC option."""
 IDENTITY_ONLY, ALL_ALGORITHMS = 0b1, 0b111
-"""Sets of gRPC's compression algorithms, with a bit for each of identity, deflate and gzip."""
+"""Bit sets of gRPC's compression algorithms: identity, deflate and gzip."""
 MAX_CONCURRENT_STREAMS = 128
-"""Concurrent calls of one connection; further calls wait in the client. gRPC refuses a call with more than 16 KiB of
-header fields, but first buffers up to a megabyte for it. HTTP/2 compresses a field to one byte, so 5 MB over one
-connection take 180 MB of memory. With a limit of 1,124 calls, it was 290 MB."""
+"""Maximum concurrent calls of a connection; clients queue further calls. gRPC buffers up to a megabyte of header fields
+before it refuses a call with more than 16 KiB. HTTP/2 compresses a field to one byte: 5 MB from one connection take 180
+MB of memory, or 290 MB at a maximum of 1,124 calls."""
 MAX_REFUSING_SECONDS = 1.0
-"""The maximum time in which a closing server refuses new calls. After it gRPC resets pending calls, which their clients
-report as CANCELLED."""
+"""Maximum time in which a closing server refuses new calls. Afterwards, pending calls end as CANCELLED."""
 QUIET_SECONDS = 0.1
-"""The time without a new call after which no call is considered pending."""
+"""Time without a new call after which the server assumes that no call is pending."""
 QUIET_CHECKS = 10
-"""Checks within QUIET_SECONDS. Each is one turn of the event loop, and gRPC hands over a call in each turn."""
+"""Number of checks within QUIET_SECONDS. gRPC delivers a pending call in each iteration of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,15 @@ class GrpcSettings:
     """Settings of the gRPC server. Times are in seconds.
 
     Attributes:
-        host, port: the address to listen on.
-        certificate: PEM files of a certificate and its private key, reloaded when they change; None for no TLS.
-        max_receive, max_send: the largest messages in bytes, -1 for no limit.
-        compression: whether messages may be compressed.
-        grace: time for calls in flight when the server closes.
-        connections: the maximum number of open connections, handshakes included; further ones are closed.
-        handshake: time for the handshakes of TLS and HTTP/2.
-        patience: time for a client to read a response of a stream.
-        idle: time after which a connection without a call is closed. Clients then open another one.
+        host, port: address to listen on.
+        certificate: PEM files of the certificate and its private key, reloaded on changes; None disables TLS.
+        max_receive, max_send: maximum message sizes in bytes, -1 for no limit.
+        compression: whether the server accepts compressed messages.
+        grace: maximum time for calls in flight to finish when the server closes.
+        connections: maximum number of open connections, handshakes included.
+        handshake: maximum time for the handshakes of TLS and HTTP/2.
+        patience: maximum time for a client to read a response of a stream.
+        idle: time after which the server closes a connection without calls.
     """
 
     host: str
@@ -81,10 +80,10 @@ class GrpcSettings:
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
-        """The server's channel arguments.
+        """Channel arguments of the server.
 
-        maximum_concurrent_rpcs is not set: it would refuse health checks too, and a busy service would be restarted.
-        --max_concurrent_requests limits requests, and stream.py the memory of streams.
+        maximum_concurrent_rpcs is not set: it would also refuse health checks, so that a busy service would restart.
+        --max_concurrent_requests limits requests, and stream.py limits the memory of streams.
         """
         return (
             ("grpc.max_receive_message_length", self.max_receive),
@@ -93,40 +92,37 @@ class GrpcSettings:
             ("grpc.server_handshake_timeout_ms", min(int(self.handshake * 1e3) or 1, MAX_OPTION)),
             ("grpc.max_connection_idle_ms", min(int(self.idle * 1e3) or 1, MAX_OPTION)),
             ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-            # gRPC inflates a message before the service can refuse it: 16 kB may become 16 MB. Without compression,
-            # gRPC refuses a compressed message by its header, as UNIMPLEMENTED.
+            # gRPC decompresses a message before the service can refuse it: 16 kB may become 16 MB. With compression
+            # disabled, gRPC refuses a compressed message by its header, as UNIMPLEMENTED.
             ("grpc.compression_enabled_algorithms_bitset", ALL_ALGORITHMS if self.compression else IDENTITY_ONLY),
-            # Overload protection also counts calls that have ended for the client. It refused a quarter of the calls of
-            # a client with more than MAX_CONCURRENT_STREAMS, as UNAVAILABLE.
+            # Overload protection also counts calls that the client considers finished. As UNAVAILABLE, it refused a
+            # quarter of the calls of a client with more than MAX_CONCURRENT_STREAMS.
             ("grpc.http.overload_protection", 0),
-            # All workers listen on one port; the serve command has checked that no other process does.
+            # All workers share the port; the serve command has checked that no other process uses it.
             ("grpc.so_reuseport", 1),
-            # Clients may send a keepalive ping every few seconds, as the predictor's channel here does. By default
+            # Clients may send a keepalive ping every few seconds, as the service does to the predictor. By default,
             # gRPC closes the connection at the third ping within a long inference.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-            # The streams of a client whose machine is gone end within two minutes.
+            # End the streams of an unreachable client within two minutes.
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
         )
 
 
 class DisconnectTracebackFilter(logging.Filter):
-    """Drops gRPC's traceback when a client disconnects before its response is sent. Handlers can't catch that error:
-    gRPC sends a response after its handler has returned."""
+    """Drops gRPC's traceback if a client disconnects before it receives the response. Handlers can't catch this error,
+    since gRPC sends the response after the handler returns."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        # A batch of operations that did not start is a bug here, such as invalid metadata.
+        # A failure to start a batch of operations is a bug of the service, such as invalid metadata.
         return not isinstance(error, grpc.aio.InternalError) or "start_batch" in str(error)
 
 
 class GrpcServer:
-    """The gRPC server, an async context manager.
-
-    Raises:
-        ConfigError: the certificate or the log format can't be used; on entering, the port is not available.
-    """
+    """The gRPC server, an async context manager. The constructor raises ConfigError for an invalid certificate or log
+    format; __aenter__ raises ConfigError if the port is unavailable."""
 
     def __init__(
         self, service: Service, settings: GrpcSettings, keys: ApiKeys | None = None, log_format: str | None = None
@@ -176,7 +172,7 @@ class GrpcServer:
         self._logger.removeFilter(self._filter)
 
     def start_shutdown(self) -> None:
-        """Starts refusing new calls and lets those in flight finish. Leaving the context waits for that."""
+        """Starts refusing new calls. Calls in flight may finish before the context manager exits."""
         self._closing.set()
         if self._shutdown_task is None:
             self._shutdown_task = asyncio.create_task(self._shutdown())
@@ -184,8 +180,8 @@ class GrpcServer:
     async def _shutdown(self) -> None:
         """Stops the server once no handler runs and clients have had CLOSING_WRITE_SECONDS to read their responses.
 
-        Otherwise, a client that does not read would delay the shutdown for the whole grace period. gRPC can't end a
-        single call.
+        gRPC can't end a single call, so a client that reads nothing would delay the shutdown for the whole grace
+        period.
         """
         now = asyncio.get_running_loop().time
         latest = now() + self._settings.grace
@@ -203,8 +199,7 @@ class GrpcServer:
         await stopping
 
     async def _refuse_until(self, latest: float) -> None:
-        """Waits for QUIET_SECONDS without a new call, at most until ``latest`` on the event loop's clock. Meanwhile the
-        handlers refuse all calls."""
+        """Waits for QUIET_SECONDS without a new call, at most until ``latest``. Meanwhile, handlers refuse calls."""
         quiet_checks, started = 0, self.calls.started
         while quiet_checks < QUIET_CHECKS and asyncio.get_running_loop().time() < latest:
             await asyncio.sleep(QUIET_SECONDS / QUIET_CHECKS)
@@ -213,8 +208,8 @@ class GrpcServer:
 
 
 def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:
-    """Credentials that follow changes of the certificate's files. gRPC calls ``reload`` for each connection, which
-    costs two calls of stat. Raises ConfigError."""
+    """Returns credentials that gRPC reloads when the certificate's files change. Raises ConfigError. Each connection
+    costs two calls of ``stat``."""
     files = certificate, private_key
     pair = ReloadableFile("the certificate for gRPC", files, lambda: read_key_pair(*files))
 
@@ -224,5 +219,5 @@ def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:
     def reload() -> grpc.ServerCertificateConfiguration | None:
         return configuration(pair.value) if pair.renew() else None
 
-    # None means unchanged, which the type stubs don't know.
+    # The type stubs lack None, which means unchanged.
     return grpc.dynamic_ssl_server_credentials(configuration(pair.value), reload)  # type: ignore[arg-type]  # wrong stub

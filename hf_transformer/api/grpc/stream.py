@@ -1,4 +1,4 @@
-"""ModelStreamInfer: concurrent requests of one stream, with limits on the bytes that streams hold."""
+"""ModelStreamInfer: concurrent requests of a stream, with limits on the memory of all streams."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from hf_transformer.protocol import grpc_server_codec as codec
 from hf_transformer.types.request import Context
 
 MAX_STREAM_REQUESTS = 32
-"""Requests of one stream in flight. Further requests wait in the client, by HTTP/2's flow control."""
+"""Maximum requests of a stream in flight. HTTP/2's flow control delays further requests."""
 MAX_STREAM_BYTES = 4 << 20
-"""The maximum size of a stream's pending requests and responses. Beyond it, the stream stops reading. A single larger
+"""Maximum size of a stream's pending requests and responses. At the maximum, the stream stops reading. A single larger
 message is allowed."""
 FULL_STREAMS = 16
-"""The number of streams that may use MAX_STREAM_BYTES. Further streams have one request at a time, like unary calls."""
+"""Maximum number of streams that use MAX_STREAM_BYTES. Further streams process one request at a time."""
 
 
 class HeldBytes:
-    """The memory of all streams together, and the limits for one stream and for all of them."""
+    """The pending bytes of all streams, the maximum for each stream, and the maximum for all streams."""
 
     def __init__(self, max_message: int) -> None:
         self.bytes = 0
@@ -41,10 +41,10 @@ class HeldBytes:
 
 
 class StreamQuota:
-    """The limits of one stream: the bytes of its unanswered requests and unsent responses, and its admission tickets.
+    """Limits of one stream: bytes of unanswered requests and unsent responses, and admission tickets.
 
-    A request without a ticket waits for another request of the same stream. A stream without pending bytes may always
-    read one request, so every stream makes progress.
+    If admission is full, a request waits for another request of the same stream. A stream without pending bytes may
+    always read a request, so that every stream makes progress.
     """
 
     def __init__(self, all_streams: HeldBytes, admission: Admission) -> None:
@@ -57,7 +57,7 @@ class StreamQuota:
         self._freed = asyncio.Event()
 
     async def wait_for_room(self) -> None:
-        """Waits until the stream may read one more request."""
+        """Waits until the stream may read another request."""
         while self._sizes and (
             len(self._sizes) >= MAX_STREAM_REQUESTS
             or self._bytes >= self._all.max_per_stream
@@ -66,16 +66,16 @@ class StreamQuota:
             await self._wait_until_freed()
 
     def hold_request(self, key: object, size: int) -> None:
-        """Counts a request's size, or the last response's if larger, since the next response may be as large."""
+        """Counts the request's size, or the last response's if larger: the next response may be as large."""
         self._set_size(key, max(size, self._last_response))
 
     def hold_response(self, key: object, size: int) -> None:
-        """Counts the bytes of a request's response instead of the request's."""
+        """Counts the response's size instead of the request's size."""
         self._last_response = size
         self._set_size(key, size)
 
     def drop(self, key: object) -> None:
-        """Removes a request's bytes from the count."""
+        """Stops counting the size of a request or its response."""
         self._add(-self._sizes.pop(key, 0))
 
     def _set_size(self, key: object, size: int) -> None:
@@ -89,8 +89,7 @@ class StreamQuota:
 
     @asynccontextmanager
     async def ticket(self, size: int) -> AsyncIterator[AdmissionTicket]:
-        """Admits one request of ``size`` bytes. Raises TooManyRequests if other clients use the service's whole
-        capacity."""
+        """Admits a request of ``size`` bytes. Raises TooManyRequests if other clients use the whole capacity."""
         with AdmissionTicket(self._admission) as ticket:
             ticket.hold(size)
             while self._tickets and not self._admission.has_room:
@@ -111,9 +110,9 @@ class StreamQuota:
 def stream_method(
     inference: Inference, calls: ActiveCalls, max_message: int, patience: float
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """The handler of ModelStreamInfer. ``max_message`` is the largest request in bytes, -1 for no limit.
+    """Returns the handler of ModelStreamInfer. ``max_message`` is the maximum request size in bytes, -1 for no limit.
 
-    A client has ``patience`` seconds to read a response, plus ``patience`` seconds per MiB: gRPC does not report
+    A client has ``patience`` seconds to read a response, plus ``patience`` seconds per MiB, since gRPC does not report
     partial progress.
     """
     held = HeldBytes(max_message)
@@ -129,13 +128,13 @@ def stream_method(
 
 
 class InferStream:
-    """One stream, with responses in the order of its requests. A failed request does not end it.
+    """A stream that answers requests in their order. A failed request does not end the stream.
 
-    Each request is a task, which writes its response when it is the first in that order. A request with a response in
-    pieces leaves the order at its first piece; its pieces interleave with other responses.
+    Each request is a task, which writes its response when all earlier requests have their responses. A streamed
+    response leaves the order at its first piece, and its pieces interleave with other responses.
 
-    Once the server is closing, the stream reads no further request, answers its requests and ends as UNAVAILABLE. It
-    also ends if its client does not read a response in time.
+    Once the server is closing, the stream reads no more requests, answers pending requests and ends as UNAVAILABLE. The
+    stream also ends if its client does not read a response in time.
     """
 
     def __init__(self, rpc: Rpc, context: Context, inference: Inference, quota: StreamQuota, patience: float) -> None:
@@ -144,15 +143,15 @@ class InferStream:
         self._inference = inference
         self._quota = quota
         self._patience = patience
-        self._order: dict[asyncio.Event, None] = {}  # an event of each request, set when the request is the first
+        self._order: dict[asyncio.Event, None] = {}  # an event per request, set once the request is first
         self._serving: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._write_lock = asyncio.Lock()
         self._write_timeout: asyncio.Timeout | None = None
-        self._unread_seconds = 0.0  # the time in which the client did not read a response; 0 for none
+        self._unread_seconds = 0.0  # the timeout that the client exceeded; 0 if none
 
     async def serve(self) -> None:
-        """Answers all requests, and ends the call with a status unless the client ends it."""
+        """Answers all requests. After a client's timeout or a shutdown, ends the call with an error status."""
         self._serving = asyncio.current_task()
         closing = asyncio.create_task(self._stop_when_closing())
         try:
@@ -169,14 +168,14 @@ class InferStream:
             await abort(self._rpc, shutting_down(), self._context, seconds=grpc_calls.CLOSING_WRITE_SECONDS)
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
-        """Starts a task for each request."""
+        """Reads requests, and starts a task for each request."""
         while True:
             await self._quota.wait_for_room()
             try:
                 body = await self._rpc.read()
-            except grpc.aio.BaseError:  # the call is over
+            except grpc.aio.BaseError:  # the call has ended
                 return
-            if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
+            if not isinstance(body, bytes):  # grpc.aio.EOF, missing in the type stubs
                 return
             turn = asyncio.Event()
             self._order[turn] = None
@@ -201,12 +200,11 @@ class InferStream:
         next(iter(self._order), turn).set()
 
     async def _respond(self, body: bytes, turn: asyncio.Event) -> bytes:
-        """A request's last serialized ModelStreamInferResponse, or the one with its error. Writes earlier pieces at
-        once."""
+        """Returns the last serialized response to a request, or its error. Writes earlier pieces immediately."""
         inference = self._inference
         service = inference.service
         context = Context(self._context.request_id, dict(self._context.headers), deadline=self._context.deadline)
-        context.ignored = self._context.ignored  # one list: trailing metadata has the names of all requests
+        context.ignored = self._context.ignored  # shared list: trailing metadata lists the names of all requests
         context.arrived = time.perf_counter()
         try:
             with measured(service, context, "ModelStreamInfer"):
@@ -226,12 +224,11 @@ class InferStream:
         except RequestError as error:
             details = error_details(to_request_error(error, context))
             failure = codec.encode_stream_error(details, codec.request_id(body))
-            # The id is the client's, and may be as long as a message.
+            # The client's request id may be as long as a message.
             return failure if inference.fits(failure) else codec.encode_stream_error(details, "")
 
     async def _write(self, message: bytes) -> None:
-        """Writes one message at a time. If the client does not read it in time, cancels the stream and raises
-        CancelledError."""
+        """Writes one message at a time. On failure or timeout, cancels the stream and raises CancelledError."""
         async with self._write_lock:
             seconds = grpc_calls.CLOSING_WRITE_SECONDS
             if not self._inference.closing.is_set():
@@ -249,7 +246,7 @@ class InferStream:
                 self._write_timeout = None
 
     async def _stop_when_closing(self) -> None:
-        """Once the server is closing, stops reading and shortens the timeout of the present write."""
+        """Stops reading once the server is closing, and shortens the timeout of the current write."""
         await self._inference.closing.wait()
         if self._reading is not None:
             self._reading.cancel()

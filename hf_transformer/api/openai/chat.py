@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: messages -> the assistant's message, whole or as a stream.
+"""OpenAI's chat completions API: generates the assistant's next message, complete or streamed.
 
     {"model": "m", "messages": [{"role": "user", "content": "..."}], "max_completion_tokens": null, "n": 1,
      "logprobs": false, "top_logprobs": 0 to 20, "tools": [...], "tool_choice": "auto" | "none", "stream": false, ...}
@@ -7,8 +7,7 @@
                      "logprobs": null, "finish_reason": "stop" | "length" | "tool_calls"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
-The model's chat template renders the messages and tools as the prompt. See generation.py for the other fields and the
-stream.
+The model's chat template renders messages and tools as the prompt. See generation.py for other fields and streaming.
 
 Source: https://platform.openai.com/docs/api-reference/chat/create
 """
@@ -43,18 +42,18 @@ CHAT_FIELDS = (
 ).split()
 FIELDS = (*SHARED, *ignored_fields("chat/completions"), *CHAT_FIELDS)
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""The roles of messages, with their names in templates, which know developer by its older name."""
+"""Message roles with their names in chat templates. ``system`` is the older name of ``developer``."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
-"""String fields of a message. The last two are a model's reasoning, as returned by vLLM and others."""
+"""String fields of a message. vLLM and other servers return a model's reasoning in the last two."""
 CACHE_CONTROL = "cache_control"
-"""A caching hint of clients of Anthropic's models on messages, parts and tools, without effect here."""
+"""Caching hint from clients of Anthropic's models in messages, parts and tools. It has no effect."""
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "self")
-"""Template variables that the request or Jinja sets, so chat_template_kwargs can't."""
+"""Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 MAX_TOOLS = 128
-"""OpenAI's limit."""
+"""OpenAI's maximum number of tools."""
 MAX_INLINE_BYTES = 20_000
-"""The largest body whose prompt is rendered on the event loop; larger ones use a thread."""
+"""Maximum body size for rendering the prompt on the event loop. Larger requests use a thread."""
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
@@ -92,7 +91,7 @@ def _check_response_format(value: Json) -> None:
 
 
 def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
-    """The number of alternatives to each token, and the field that sets it; None without log probabilities."""
+    """Returns the number of top alternatives per token and the field that sets it; None without log probabilities."""
     enabled = parameters.flag("logprobs", False)
     if "top_logprobs" not in parameters:
         return (0, "logprobs") if enabled else None
@@ -107,7 +106,7 @@ def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
 def _prompt_renderer(
     model: GenerativeModel, parameters: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
 ) -> Callable[[], str]:
-    """A function that renders the prompt in any thread. Both raise InvalidInput; see also read_messages."""
+    """Returns a thread-safe function that renders the prompt. Both functions raise InvalidInput or TooLarge."""
     template = model.chat_template
     if template is None:
         hint = "use completions, or start the service with --chat_template"
@@ -126,7 +125,7 @@ def _prompt_renderer(
 
 
 def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
-    """The fields except nulls, which clients send for unset fields."""
+    """Returns the fields that are not null. Clients send null for unset fields."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -134,9 +133,9 @@ def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
-    """The messages as templates expect them: contents are strings, and the arguments of tool calls objects.
+    """Converts messages to the form that templates expect: text contents, and objects as arguments of tool calls.
 
-    ``limits`` are those of the body's JSON: they also apply to arguments, which are JSON in a string.
+    Arguments are JSON in a string, so ``limits`` apply to them separately from the body.
 
     Raises:
         InvalidInput: a message has a missing, unknown or invalid field.
@@ -150,11 +149,11 @@ def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     check_depth("messages", [message.get("tool_calls") for message in messages], limits)
     texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
     if sum(map(len, texts)) > SMALL_BYTES:
-        # In the order of parsing: an unclosed quote hides only text after the syntax error.
+        # Parsing follows the same order: an unclosed quote hides only text after the syntax error.
         check_size(" ".join(texts).encode(), limits)
     for path, function in functions.items():
         arguments, path = function["arguments"], f"{path}.arguments"
-        if isinstance(arguments, str):  # OpenAI's are JSON as text; templates serialize an object themselves
+        if isinstance(arguments, str):  # OpenAI sends JSON as text; templates serialize objects themselves
             try:
                 arguments = orjson.loads(arguments or "{}")
             except orjson.JSONDecodeError:
@@ -165,7 +164,7 @@ def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
 
 
 def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]]) -> dict[str, Json]:
-    """Reads a message. It adds the called functions to ``functions``, by path, with their arguments unread."""
+    """Reads a message. Adds each called function to ``functions`` by its path, with unparsed arguments."""
     message = without_nulls(expect(value, dict, path, "an object"))
     for name in message:
         if name not in MESSAGE_FIELDS:
@@ -190,13 +189,13 @@ def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]])
     for name in STRINGS:
         if name in message:
             rendered[name] = expect(message[name], str, f"{path}.{name}", "a string")
-    if tool_calls := _read_calls(calls, f"{path}.tool_calls", functions):  # templates may test for the name alone
+    if tool_calls := _read_calls(calls, f"{path}.tool_calls", functions):  # some templates only test for the key
         rendered["tool_calls"] = tool_calls
     return rendered
 
 
 def _read_content(message: Mapping[str, Json], path: str) -> Json:
-    """The content of a message; for the assistant a refusal may replace it."""
+    """Returns the content of a message. An assistant's refusal may replace the content."""
     content, refusal = message.get("content"), message.get("refusal")
     if refusal is None:
         return content
@@ -211,7 +210,7 @@ def _read_content(message: Mapping[str, Json], path: str) -> Json:
 
 
 def _read_text(content: Json, path: str) -> str:
-    """The text of a content, which may have parts. Raises InvalidInput for a part other than text."""
+    """Returns a content as text, with its parts on separate lines. Raises InvalidInput for a part that is not text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -241,10 +240,9 @@ def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]]) -
 
 
 def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
-    """The functions that the model may call. Raises InvalidInput or TooLarge.
+    """Returns the functions that the model may call. Raises InvalidInput or TooLarge.
 
-    Templates write all of a tool into the prompt, so members without meaning are removed: ``"strict": false``, and
-    nulls outside of schemas.
+    Templates render complete tools, so the result excludes ``strict``, ``cache_control``, and nulls outside schemas.
     """
     if value is None:
         return []
@@ -286,10 +284,7 @@ def _read_tool_choice(value: Json, tools: list[dict[str, Json]]) -> bool:
 
 
 class MessageParser:
-    """Splits the pieces of a message into its content and, with ``tools``, its tool calls.
-
-    ``one_call`` drops all calls but the first (parallel_tool_calls).
-    """
+    """Splits a generated message into content and, with ``tools``, tool calls. ``one_call`` drops further calls."""
 
     __slots__ = ("_one_call", "_parser", "calls")
 
@@ -299,7 +294,7 @@ class MessageParser:
         self.calls = 0
 
     def add(self, text: str, *, is_last: bool) -> tuple[str, list[Json]]:
-        """Adds text; returns the content and the calls that are complete. Text that may begin a call is held back."""
+        """Adds text. Returns new content and complete calls. Buffers text that may begin a call."""
         if self._parser is None:
             return text, []
         content, parsed = self._parser.push(text)
@@ -318,12 +313,12 @@ class MessageParser:
         return content, calls
 
     def reason(self, finish: str | None) -> str | None:
-        """The finish reason of the message: ``tool_calls`` if it has calls and is complete."""
+        """Returns the message's finish reason: ``tool_calls`` replaces ``stop`` if the message contains calls."""
         return "tool_calls" if self.calls and finish == "stop" else finish
 
 
 class ChatAnswer(GeneratedAnswer):
-    """The response of chat completions; see MessageParser for ``tools`` and ``one_call``."""
+    """A chat completions response. MessageParser describes ``tools`` and ``one_call``."""
 
     __slots__ = ("_make_parser", "_parsers")
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -340,13 +335,13 @@ class ChatAnswer(GeneratedAnswer):
     ) -> None:
         super().__init__(model, request, context, usage)
         self._make_parser = partial(MessageParser, tools=tools, one_call=one_call)
-        self._parsers: dict[int, MessageParser] = {}  # of the unfinished choices of a stream
+        self._parsers: dict[int, MessageParser] = {}  # for each unfinished choice of a stream
 
     def choice(self, index: int, whole: Piece) -> Json:
         parser = self._make_parser()
         content, calls = parser.add(whole.text, is_last=True)
         for call in calls:
-            del call["index"]  # only calls of a stream have one
+            del call["index"]  # only streamed calls have an index
         message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
@@ -358,7 +353,7 @@ class ChatAnswer(GeneratedAnswer):
         }
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """Renders a piece. The first chunk of a choice has the role, the last one the finish reason alone."""
+        """Renders a piece. A choice's first chunk has the role; its last chunk has only the finish reason."""
         chunks: list[Json] = []
         parser = self._parsers.get(index)
         if parser is None:

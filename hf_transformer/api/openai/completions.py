@@ -1,4 +1,4 @@
-"""OpenAI's completions: prompts -> their continuations, whole or as a stream.
+"""OpenAI's completions API: generates continuations of prompts, complete or streamed.
 
     {"model": "m", "prompt": string | [string] | [int] | [[int]], "max_tokens": 16, "n": 1, "stop": [...],
      "echo": false, "logprobs": null | 0 to 20, "stream": false, ...}
@@ -6,7 +6,7 @@
         "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
-Choice i * n + k is number k of prompt i. See generation.py for the other fields and the stream.
+Choice i * n + k is continuation k of prompt i. See generation.py for other fields and streaming.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hf_transformer.types.tokenization import TokenIds
 
 FIELDS = (*SHARED, *ignored_fields("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default."""
+"""OpenAI's default number of new tokens."""
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
@@ -43,7 +43,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
 
     def read_ids(ids: list[Json], path: str) -> TokenIds:
         limit = task.settings.max_length
-        if len(ids) > limit:  # before millions of ids are read one by one
+        if len(ids) > limit:  # refuse long lists before reading each id
             raise TooLarge(path, f"a prompt of at most {limit} tokens", str(len(ids)))
         return read_token_ids(ids, path, task.settings.vocabulary.vocab_size)
 
@@ -54,7 +54,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
 
 
 def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
-    """The sampling of a request, and whether texts begin with their prompts."""
+    """Returns the sampling parameters, and whether each text begins with its prompt."""
     if parameters.string("suffix"):
         raise InvalidInput("suffix", "no suffix", hint="the service can't insert text; leave it out")
     echo = parameters.flag("echo", False)
@@ -78,7 +78,7 @@ def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampli
 
 
 class CompletionAnswer(GeneratedAnswer):
-    """The response of completions. Its choices have the tokens only if the request asks for ``logprobs``."""
+    """A completions response. Choices contain log probabilities only if the request sets ``logprobs``."""
 
     __slots__ = ()
     prefix = "cmpl"
@@ -95,10 +95,9 @@ class CompletionAnswer(GeneratedAnswer):
 
 
 def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
-    """Log probabilities of tokens, each with its ``top`` likeliest alternatives.
+    """Renders log probabilities of tokens and of the ``top`` likeliest alternatives to each token.
 
-    ``text_offset`` is in characters from the beginning of the choice's text. As with OpenAI the alternatives include
-    the chosen token.
+    ``text_offset`` counts characters in the choice's text. As in OpenAI's API, alternatives include the chosen token.
     """
     return {
         "tokens": [_name(token) for token in tokens],
@@ -109,7 +108,7 @@ def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
 
 
 def _alternatives(token: TokenText) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; of tokens with the same text the likeliest."""
+    """Returns the likeliest tokens and the chosen token. Equal texts share an entry for the likeliest token."""
     alternatives: dict[str, float] = {}
     for candidate in (*token.top, token):
         alternatives.setdefault(_name(candidate), logprob(candidate))
@@ -117,8 +116,7 @@ def _alternatives(token: TokenText) -> dict[str, float]:
 
 
 def _name(token: TokenText) -> str:
-    r"""The token's text. A part of a character is named by its bytes, as with OpenAI (``bytes:\xe2\x80``): its text
-    would be U+FFFD, like that of other parts."""
+    r"""Returns a token's text. As in OpenAI's API, incomplete UTF-8 becomes ``bytes:\xe2\x80`` instead of U+FFFD."""
     try:
         token.bytes.decode()
     except UnicodeDecodeError:

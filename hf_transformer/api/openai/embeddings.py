@@ -1,12 +1,12 @@
-"""OpenAI's embeddings: texts or token ids -> a vector for each.
+"""OpenAI's embeddings API: computes a vector for each text or list of token ids.
 
     {"model": "m", "input": string | [string] | [int] | [[int]], "encoding_format": "float" | "base64",
      "dimensions": 256, "user": "..."}
     -> {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [...]}], "model": "m",
         "usage": {"prompt_tokens": 8, "total_tokens": 8}}
 
-Token ids need --enable_token_inputs. In addition to OpenAI's fields the API takes the parameters of the task: prompt,
-prompt_name, normalize (also normalized), truncation (also truncate), stride.
+Token ids require --enable_token_inputs. The API also accepts the task's parameters: prompt, prompt_name, normalize (or
+normalized), truncation (or truncate), stride.
 
 Source: https://platform.openai.com/docs/api-reference/embeddings/create
 """
@@ -36,7 +36,7 @@ from hf_transformer.types.request import Json, Query
 from hf_transformer.types.tensors import Array
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
-"""The task's parameters."""
+"""Fields that are parameters of the task."""
 FIELDS = ("model", "input", "encoding_format", *ignored_fields("embeddings"), "normalized", TRUNCATE, *PARAMETERS)
 
 
@@ -60,15 +60,13 @@ async def create(service: Service, call: Call) -> Response:
 
 
 def _single_input(path: str) -> str:
-    """The client's name of a path, where ``input`` is a single text."""
+    """Converts a canonical path to the client's field name if ``input`` is a single text."""
     return f"input{path[8:]}" if path.startswith("input[0]") else field_name(path)
 
 
 def read_query(parameters: Parameters, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
-    """The query of a request, and whether ``input`` is a single text.
-
-    Raises InvalidInput for token ids without ``token_inputs``; see read_texts for the rest.
-    """
+    """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
+    ``token_inputs`` is false; see read_texts for other errors."""
 
     def read_ids(ids: list[Json], path: str) -> Json:
         if not token_inputs:
@@ -82,11 +80,11 @@ def read_query(parameters: Parameters, max_texts: int, token_inputs: bool = Fals
 
     texts, single = read_texts("input", parameters.get("input"), max_texts, read_ids)
     options = {name: parameters.get(name) for name in PARAMETERS if name in parameters}
-    if parameters.one_of("normalize", "normalized") == "normalized":  # Jina's name
+    if parameters.one_of("normalize", "normalized") == "normalized":  # Jina's field name
         options["normalize"] = parameters.flag("normalized", True)
     return Query(texts, options | read_truncation(parameters), name="input"), single
 
 
 def to_base64(vector: Array) -> str:
-    """The base64 of a vector [D], as float32 in little endian; OpenAI's client requests it by default."""
+    """Encodes a vector [D] as base64 of little-endian float32, the default format of OpenAI's client."""
     return b2a_base64(vector.astype("<f4", copy=False).tobytes(), newline=False).decode("ascii")

@@ -1,7 +1,7 @@
-"""Fields of requests to the OpenAI API: known fields, the model, fields without effect; and errors in OpenAI's form.
+"""Request fields of the OpenAI API: validation, the model, and fields without effect. Also renders errors.
 
-An error is {"error": {"message": "...", "type": "invalid_request_error", "param": "input[3]", "code": null}}, where
-``param`` is the path of the field.
+An error is {"error": {"message": "...", "type": "invalid_request_error", "param": "input[3]", "code": null}}. ``param``
+is the path of the field.
 
 Sources: https://platform.openai.com/docs/api-reference/chat/create and
 https://platform.openai.com/docs/guides/error-codes
@@ -28,7 +28,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "completions": GENERATION,
     "chat/completions": GENERATION,
 }
-"""The endpoints, each with the tasks of its models."""
+"""Tasks that each endpoint supports."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
 
 CHATS, EMBEDDINGS, RERANK = ("chat/completions",), ("embeddings",), ("rerank",)
@@ -40,9 +40,9 @@ class IgnoredField(NamedTuple):
     """A field without effect.
 
     Attributes:
-        endpoints: the endpoints that accept the field.
-        values: the accepted values; None for any string.
-        reason: why other values are refused, the hint of the error.
+        endpoints: endpoints that accept the field.
+        values: accepted values; None for any string.
+        reason: reason for refusing other values, shown as the error's hint.
     """
 
     name: str
@@ -57,7 +57,7 @@ IGNORED_FIELDS: Final = (
     IgnoredField("safety_identifier", OPENAIS),
     IgnoredField("prompt_cache_key", OPENAIS),
     IgnoredField("prompt_cache_retention", OPENAIS),
-    IgnoredField("metadata", OPENAIS),  # strings by key, see _check_metadata
+    IgnoredField("metadata", OPENAIS),  # an object, see _check_metadata
     # Fields of OpenAI's own service.
     IgnoredField("store", OPENAIS, (True, False), "the service stores nothing"),
     IgnoredField("service_tier", OPENAIS, ("auto", "default"), "the service has one tier"),
@@ -94,15 +94,15 @@ IGNORED_FIELDS: Final = (
         "truncation_direction", (*EMBEDDINGS, *RERANK), ("Right", "right"), "texts are truncated at their end"
     ),
 )
-"""All fields that the API accepts without effect. Some models or servers accept more values."""
+"""All fields without effect. Other models or servers accept more values for some of these fields."""
 TRUNCATE = "truncate"
 TRUNCATION = ("truncation", TRUNCATE)
 TRUNCATES: Mapping[bool, tuple[str, ...]] = {True: ("END",), False: ("NONE",)}
-"""Other servers' names for the values of ``truncation``."""
+"""Values of ``truncate`` in other servers' APIs, by the equivalent value of ``truncation``."""
 MAX_METADATA_KEYS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-"""OpenAI's limits of metadata: keys, characters of a key, and characters of a value."""
+"""OpenAI's limits for metadata: maximum number of keys, and maximum characters of a key and of a value."""
 SHOWN_NAMES = 5
-"""Unknown fields that a message names."""
+"""Maximum number of unknown fields in an error message."""
 Ids = TypeVar("Ids")
 
 _IGNORED = {
@@ -111,19 +111,19 @@ _IGNORED = {
 
 
 def ignored_fields(endpoint: str) -> tuple[str, ...]:
-    """The names of an endpoint's fields without effect."""
+    """Returns the names of an endpoint's fields without effect."""
     return tuple(_IGNORED[endpoint])
 
 
 def read_request(service: Service, call: Call, endpoint: str, known: Sequence[str]) -> tuple[Model, Parameters]:
-    """The model and the fields of a request. A field that is null counts as absent, also an unknown one.
+    """Returns the model and the fields of a request. Ignores null fields, including unknown ones.
 
-    It sets the context's ``field_names``: the parameters of a task are top-level fields of this API.
+    Sets ``call.context.field_names``: in this API, the task's parameters are top-level fields.
 
     Raises:
-        InvalidInput: the body is no object, a field is unknown or unsupported, or the model has another task.
+        InvalidInput: the body is not an object, a field is unknown or unsupported, or the model has another task.
         UnknownModel: the service does not serve the model.
-        RequestError: the body can't be read, see Call.json.
+        RequestError: the body is unreadable, see Call.json.
     """
     call.context.field_names = field_name
     payload = expect(call.json(), dict, "body", "an object")
@@ -147,7 +147,7 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
 
 
 def field_name(path: str) -> str:
-    """The client's name of a canonical path."""
+    """Converts a canonical path to the client's field name."""
     return path.removeprefix("parameters.")
 
 
@@ -174,7 +174,7 @@ def _check_ignored(field: IgnoredField, value: Json) -> None:
 
 
 def _check_metadata(path: str, value: Json) -> None:
-    """Raises InvalidInput for metadata that OpenAI would refuse. It has no effect, since the service stores nothing."""
+    """Raises InvalidInput for metadata that OpenAI would refuse. Valid metadata has no effect."""
     if len(expect(value, dict, path, "an object of strings")) > MAX_METADATA_KEYS:
         raise InvalidInput(path, f"at most {MAX_METADATA_KEYS} keys", str(len(value)))
     for key, label in value.items():
@@ -187,7 +187,7 @@ def _check_metadata(path: str, value: Json) -> None:
 
 
 def find_model(models: Models, name: str) -> Model:
-    """The model of this name. Raises UnknownModel about the field ``model``."""
+    """Finds a model by name. Raises UnknownModel with the path ``model``."""
     try:
         return models[name]
     except UnknownModel as error:
@@ -197,7 +197,7 @@ def find_model(models: Models, name: str) -> Model:
 def read_texts(
     path: str, value: Json, max_texts: int, read_ids: Callable[[list[Json], str], Ids]
 ) -> tuple[list[str | Ids], bool]:
-    """The texts of a field, and whether the field is a single text. ``read_ids`` reads a list of token ids at a path.
+    """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
 
     Raises:
         InvalidInput: the field has another type.
@@ -219,10 +219,10 @@ def read_texts(
 
 
 def read_truncation(parameters: Parameters) -> dict[str, Json]:
-    """The task's parameter ``truncation``, if the request has it, under this name or as ``truncate``.
+    """Returns the task's parameter ``truncation``, if the request sets ``truncation`` or ``truncate``.
 
-    "END" and true truncate a text that is too long, "NONE" and false refuse it, as in Cohere, NVIDIA NIM, Jina and
-    text-embeddings-inference. Raises InvalidInput for another value.
+    "END" or true truncates long texts, "NONE" or false refuses them, as in Cohere, NVIDIA NIM, Jina and
+    text-embeddings-inference. Raises InvalidInput for other values.
     """
     if parameters.one_of(*TRUNCATION) != TRUNCATE:
         return {name: parameters.get(name) for name in TRUNCATION if name in parameters}
@@ -235,18 +235,18 @@ def read_truncation(parameters: Parameters) -> dict[str, Json]:
 
 
 def usage(answers: Answers) -> dict[str, Json]:
-    """The number of tokens that the model has read, special tokens included."""
+    """Renders the number of input tokens, special tokens included."""
     return {"prompt_tokens": answers.tokens, "total_tokens": answers.tokens}
 
 
 def render_error(error: RequestError, status: int) -> bytes:
-    """OpenAI's error body."""
+    """Serializes an error in OpenAI's form."""
     param = None if error.path in ("", "body") else error.path
     kind, code = "invalid_request_error" if status < 500 else "server_error", None
     if isinstance(error, UnknownModel):
         code = "model_not_found"
     elif status == 405:
         code = "method_not_supported"
-    elif status == 429:  # OpenAI's type is "requests" or "tokens", the exceeded limit
+    elif status == 429:  # OpenAI's type names the exceeded limit, "requests" or "tokens"
         kind, code = "requests", "rate_limit_exceeded"
     return orjson.dumps({"error": {"message": str(error), "type": kind, "param": param, "code": code}})

@@ -1,11 +1,11 @@
-"""Shared parts of completions and chat completions: fields for sampling and streams, and the form of responses.
+"""Shared parts of completions and chat completions: fields for sampling and streaming, and the form of responses.
 
-A stream has server-sent events, ``data: {...}``, and ends with ``data: [DONE]``. An error ends it with an event that
-has OpenAI's error body.
+A stream consists of server-sent events, ``data: {...}``, and ends with ``data: [DONE]``. An error ends the stream with
+OpenAI's error body as the last event.
 
-Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; for the fields that
-OpenAI does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, and
-stream_options.continuous_usage_stats) https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create. vLLM adds top_k, min_p,
+repetition_penalty, min_tokens, ignore_eos, stop_token_ids and stream_options.continuous_usage_stats:
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 from __future__ import annotations
@@ -34,21 +34,18 @@ SAMPLING = (
     "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
     "repetition_penalty logit_bias ignore_eos"
 ).split()
-"""Fields for sampling."""
 SHARED = ("model", "stream", "stream_options", *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's defaults: sampling from the whole distribution."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 UsageChunks = Literal["none", "last", "every"]
-"""The chunks of a stream with the usage."""
+"""Chunks of a stream that report usage."""
 DONE = event(b"[DONE]")
 
 
 def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
-    """The flag ``stream``, and the chunks of the stream with the usage. Raises InvalidInput.
-
-    As in vLLM ``continuous_usage_stats`` has no effect without ``include_usage``.
-    """
+    """Returns the flag ``stream``, and the chunks that report usage. As in vLLM, ``continuous_usage_stats`` has no
+    effect without ``include_usage``. Raises InvalidInput."""
     stream = parameters.flag("stream", False)
     options = parameters.get("stream_options")
     if options is None:
@@ -68,15 +65,15 @@ def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
 
 
 class GeneratedAnswer(TextStream):
-    """The response to one request, whole or as a stream; a subclass per endpoint renders its choices.
+    """The response to one request, complete or streamed. A subclass for each endpoint renders choices.
 
     Attributes:
-        prefix: the prefix of the response's id.
-        object: the type of a whole response.
-        chunk_object: the type of a chunk of a stream.
+        prefix: prefix of the response's id.
+        object: type of a complete response.
+        chunk_object: type of a chunk of a stream.
 
-    With ``usage`` "last" the last chunk has the tokens of all choices; with "every" each other chunk also has those of
-    its choice so far.
+    If ``usage`` is "last", the last chunk reports the tokens of all choices. If ``usage`` is "every", each earlier
+    chunk also reports the tokens of its choice so far.
     """
 
     __slots__ = ("_envelope", "_head", "_new_tokens", "_tail", "_usage")
@@ -89,28 +86,28 @@ class GeneratedAnswer(TextStream):
     ) -> None:
         super().__init__(model, request, context)
         self._usage = usage
-        self._new_tokens = [0] * self.remaining  # by choice
+        self._new_tokens = [0] * self.remaining  # per choice
         self._envelope: dict[str, Json] = {
             "id": f"{self.prefix}-{context.request_id}",
             "object": self.chunk_object,
             "created": int(time.time()),
             "model": model.name,
         }
-        # Pre-serialize the constant envelope around the only choice of a chunk, which costs as much as the choice.
+        # Serialize the constant part of chunks only once: it takes as much time as a choice.
         chunk = event(orjson.dumps({**self._envelope, "choices": [], **({} if usage == "none" else {"usage": None})}))
         head, tail = chunk.split(b'"choices":[]', 1)
         self._head, self._tail = head + b'"choices":[', b"]" + tail
 
     @abstractmethod
     def choice(self, index: int, whole: Piece) -> Json:
-        """Renders a choice of a whole response; ``whole`` is its complete text."""
+        """Renders a choice of a complete response. ``whole`` is the choice's complete text."""
 
     @abstractmethod
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """Renders a piece as the choices of any number of chunks, one each."""
+        """Renders a piece as choices. Each choice becomes one chunk."""
 
     async def whole(self) -> Response:
-        """Generates the whole response. Raises RequestError."""
+        """Generates the complete response. Raises RequestError."""
         async with await self.start() as running:
             texts = [text for prompt in await running.collect() for text in prompt]
             tokens = usage(running)
@@ -136,7 +133,7 @@ class GeneratedAnswer(TextStream):
 
 
 def usage(running: Generation) -> dict[str, int]:
-    """The tokens of all prompts and of all new texts."""
+    """Renders the number of tokens in all prompts and all generated texts."""
     return _usage(running.prompt_tokens, running.completion_tokens)
 
 
@@ -145,5 +142,5 @@ def _usage(prompt: int, new: int) -> dict[str, int]:
 
 
 def logprob(token: TokenText) -> float:
-    """A token's natural log probability. That of an impossible token is -9999, as with OpenAI: JSON has no infinity."""
+    """Returns a token's natural log probability, at least -9999 as in OpenAI's API: JSON can't represent infinity."""
     return max(token.logprob, -9999.0)

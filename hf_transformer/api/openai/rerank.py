@@ -1,10 +1,10 @@
-"""Rerank, an addition of vLLM and Jina to OpenAI's API: a query and documents -> the documents, best first.
+"""Rerank, an extension of OpenAI's API by vLLM and Jina: sorts documents by relevance to a query.
 
     {"model": "m", "query": "...", "documents": ["..." | {"text": "..."}], "top_n": 3, "return_documents": true}
     -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
         "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
 
-In addition the API takes the parameters of the task: truncation (also truncate), raw_scores, prompt, prompt_name.
+The API also accepts the task's parameters: truncation (or truncate), raw_scores, prompt, prompt_name.
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
 https://api.jina.ai/redoc#tag/rerank
@@ -25,7 +25,7 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Query
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores", "prompt", "prompt_name")
-"""The task's parameters."""
+"""Fields that are parameters of the task."""
 FIELDS = ("model", "query", "documents", *ignored_fields("rerank"), "max_tokens_per_doc", TRUNCATE, *PARAMETERS)
 
 INSTANCE = "documents[0]"
@@ -34,7 +34,7 @@ INSTANCE = "documents[0]"
 async def create(service: Service, call: Call) -> Response:
     """Answers one request. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
-    if "max_tokens_per_doc" in parameters:  # Cohere's; documents are truncated to the model's length in any case
+    if "max_tokens_per_doc" in parameters:  # Cohere's field; it can't lower the model's limit
         parameters.integer("max_tokens_per_doc", 0, model.task.settings.max_length)
     query = read_query(parameters, service.max_texts)
     call.context.field_names = _field_of_instance
@@ -48,7 +48,7 @@ async def create(service: Service, call: Call) -> Response:
 
 
 def _field_of_instance(path: str) -> str:
-    """The client's name of a path: the query and the documents are the task's only instance."""
+    """Converts a canonical path to the client's field name. The task has a single instance with all documents."""
     if not path.startswith(INSTANCE):
         return field_name(path)
     field = path.removeprefix(INSTANCE).removeprefix(".")
@@ -56,7 +56,7 @@ def _field_of_instance(path: str) -> str:
 
 
 def read_query(parameters: Parameters, max_texts: int) -> Query:
-    """The query of a request: one instance with all documents. The task checks its own parameters.
+    """Returns the query of a request: one instance with all documents. The task validates its own parameters.
 
     Raises:
         InvalidInput: a field is missing or has another type.
@@ -73,7 +73,7 @@ def read_query(parameters: Parameters, max_texts: int) -> Query:
     for index, document in enumerate(documents):
         text = document["text"] if isinstance(document, dict) and document.keys() == {"text"} else document
         texts.append(expect(text, str, f"documents[{index}]", 'a string or {"text": string}'))
-    # vLLM and Jina return the documents; the form is this API's, not that of --output_format.
+    # Return documents by default, as vLLM and Jina do. This API ignores --output_format.
     options = {"return_documents": True, "output_format": "kserve"}
     options |= {name: parameters.get(name) for name in PARAMETERS if name in parameters}
     return Query([{"query": query, "texts": texts}], options | read_truncation(parameters), name="documents")

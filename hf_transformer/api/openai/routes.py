@@ -1,4 +1,4 @@
-"""The routes of the OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
+"""Routes of the OpenAI API, under the prefix in --openai_route_prefix, which may be empty.
 
     POST {prefix}/v1/completions        completions.py
     POST {prefix}/v1/chat/completions   chat.py
@@ -7,7 +7,7 @@
     GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
     GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
-Without a prefix the last two are also V1's routes: V1 serves them, with the fields of both.
+Without a prefix, V1 has the same last two routes. V1 then serves them, with the fields of both APIs.
 
 Source: https://platform.openai.com/docs/api-reference
 """
@@ -30,7 +30,7 @@ from hf_transformer.types.request import Json
 
 
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
-    """The endpoints of this API, with their paths."""
+    """Returns the endpoints of this API, with their paths."""
     handlers: dict[str, Handle] = {
         "completions": partial(completions.create, service),
         "chat/completions": partial(chat.create, service),
@@ -42,7 +42,7 @@ def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
 
 
 def routes(service: Service, prefix: str) -> list[Route]:
-    """The other routes of this API, except those that V1 serves."""
+    """Returns the other routes of this API, except routes that V1 serves."""
     root = root_of(prefix)
     if not root:
         return []
@@ -54,12 +54,12 @@ def routes(service: Service, prefix: str) -> list[Route]:
 
 
 def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | None:
-    """The model objects for V1's routes; None with a prefix, where V1 does not need them."""
+    """Returns the model objects for V1's routes; None if the OpenAI API has its own routes."""
     return None if root_of(prefix) else model_cards(service.models)
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
-    """Selects the RenderError of a path: OpenAI's under the prefix, that of V1 and V2 elsewhere."""
+    """Returns a function that maps a path to its API's RenderError."""
     root = root_of(prefix)
     base = f"{root or '/v1'}/"
 
@@ -71,12 +71,12 @@ def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
 
 
 def root_of(prefix: str) -> str:
-    """The path before /v1: empty, or with a leading slash and without a trailing one."""
+    """Normalizes the prefix: empty, or with a leading slash and without a trailing slash."""
     bare = prefix.strip("/")
     return f"/{bare}" if bare else ""
 
 
 def model_cards(models: Models) -> dict[str, dict[str, Json]]:
-    """OpenAI's model objects by name; ``created`` is the start of the service."""
+    """Returns OpenAI's model objects by name; ``created`` is the start time of the service."""
     shared = {"object": "model", "created": int(time.time()), "owned_by": "hf_transformer"}
     return {name: {"id": name, **shared} for name in models.names}
