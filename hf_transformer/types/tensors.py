@@ -103,8 +103,8 @@ class ServerDescription:
 class RepositoryEntry:
     """A version of a model in a predictor's repository.
 
-    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, or empty before the first load. ``reason`` explains the state;
-    may be empty.
+    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, or empty before the first load. ``reason`` explains the
+    state, and may be empty.
     """
 
     name: str
