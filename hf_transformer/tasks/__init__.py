@@ -34,8 +34,8 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     # Last, since the suffix matches every bare encoder and some models with a head.
     (TextEmbedding, "Model"),
 )
-"""Each task with a suffix of architecture names in config.json; the first match applies. Only --task selects a task with
-an empty suffix. tests/models/test_architectures.py compares the suffixes with transformers' mappings."""
+"""Each task with a suffix of architecture names in config.json; the first match applies. An empty suffix requires
+--task. tests/models/test_architectures.py compares the suffixes with transformers' mappings."""
 NON_TEXT_ARCHITECTURES = re.compile(
     r"(Blip|Vilt|Tapas|LayoutLM)ForQuestionAnswering$"
     r"|(Data2VecAudio|Hubert|SEWD?|UniSpeech(Sat)?|Wav2Vec2\w*|WavLM)For"

@@ -189,7 +189,7 @@ class EntityFinder:
         """The positions of tokens that begin a word, by the pipeline's heuristic.
 
         In a vocabulary with subword prefixes (##), a token continues a word if its name and text differ in length. In
-        other vocabularies, a token without a leading space continues a word. An unknown token always begins a word.
+        other vocabularies, a token without a space before or at its start does. An unknown token begins a word.
         """
         unknown, marked = self._vocabulary.unk_id, self._vocabulary.marks_subwords
         starts = [0]

@@ -16,8 +16,7 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 def read_labels(model_config: Mapping[str, Json]) -> tuple[str, ...]:
     """The labels' names in order of id, from ``id2label``, or LABEL_0, ... for ``num_labels`` labels.
 
-    Raises:
-        LoadError: a field has an invalid form.
+    Raises LoadError if either field has an invalid form.
     """
     names_by_id = model_config.get("id2label")
     if names_by_id is None:

@@ -14,14 +14,7 @@ BLOCKS, MIN_BLOCKED_SCORES = 64, 4096
 
 
 def softmax(logits: Array) -> Array:
-    """exp(x) / sum(exp(x)) over the last axis, shifted by the maximum to prevent overflow.
-
-    Args:
-        logits: floats of any precision, [..., N].
-
-    Returns:
-        float32 probabilities, [..., N].
-    """
+    """exp(x) / sum(exp(x)) over the last axis in float32, shifted by the maximum to prevent overflow."""
     shifted = logits.astype(np.float32)
     shifted -= shifted.max(axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
@@ -30,14 +23,7 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    """1 / (1 + exp(-x)) of each element, in a form without overflow.
-
-    Args:
-        logits: floats of any precision and shape.
-
-    Returns:
-        float32 probabilities of the same shape.
-    """
+    """1 / (1 + exp(-x)) of each element in float32, without overflow."""
     values = logits.astype(np.float32)
     small = np.exp(-np.abs(values))
     probabilities: Array = np.where(values >= 0, np.float32(1), small) / (1 + small)

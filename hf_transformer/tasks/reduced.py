@@ -127,8 +127,7 @@ NUMBERED = re.compile(r"__\d+$")
 def fit_reduced(task: AnyTask, outputs: Iterable[str]) -> AnyTask:
     """Returns the task, or its reduced form if the model has the reduced form's outputs.
 
-    Raises:
-        ConfigError: a flag requests answers that need logits.
+    Raises ConfigError if a flag requires logits.
     """
     reduced, names = REDUCED.get(type(task), (None, frozenset()))
     available = {NUMBERED.sub("", name) for name in outputs}
