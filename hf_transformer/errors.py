@@ -75,7 +75,7 @@ class LoadError(TransformerError):
 
 
 class RequestError(TransformerError):
-    """A failure of one request; other requests are not affected."""
+    """A failure of a single request, without effect on other requests."""
 
     status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
@@ -114,7 +114,7 @@ class FieldDetails(Exception):
 
 
 class FieldError(FieldDetails, RequestError):
-    """A field of the request is missing, invalid or exceeds a limit."""
+    """A field of the request is missing or invalid, or exceeds a limit."""
 
 
 class InvalidInput(FieldError):
@@ -169,9 +169,9 @@ class PredictorUnavailable(Unavailable):
     """The predictor is unreachable, refuses work, or doesn't have the model."""
 
     kind: str
-    """The kind of failure (see predictor/failures.py), the value of a metric's label."""
+    """The kind of failure for metrics; see predictor/failures.py."""
     connection: object = None
-    """The closed connection that caused the failure. All calls on a connection share its object."""
+    """The closed connection that caused the failure, the same object for all calls on the connection."""
 
     def __init__(self, message: str, kind: str = "unavailable") -> None:
         super().__init__(message)

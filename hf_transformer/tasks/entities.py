@@ -1,7 +1,7 @@
 """Extraction of entities from logits, as in transformers' pipelines/token_classification.py (5.23).
 
-numpy processes all tokens at once. Python loops over entities, and over tokens only for the strategies first, average
-and max. Scores are [labels, tokens], since numpy is several times as fast along the longer axis.
+numpy processes all tokens at once. Python loops over entities, and over tokens only for the strategies "first",
+"average" and "max". Scores are [labels, tokens], since numpy is several times as fast along the longer axis.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Labels:
         self.begins = np.array([name.startswith("B-") for name in names])
 
     def ignored(self, ignore_labels: Collection[str], strategy: Strategy) -> Array:
-        """The mask [labels] of labels to omit. ``ignore_labels`` are names for the strategy none, otherwise groups."""
+        """The mask [labels] to omit. ``ignore_labels`` are names for the strategy "none", otherwise groups."""
         names = self.names if strategy == "none" else self.groups
         return np.array([name in ignore_labels for name in names])
 

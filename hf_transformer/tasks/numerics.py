@@ -67,7 +67,7 @@ def require_numbers(logits: Array) -> None:
 
 
 def argmax(logits: Array) -> int:
-    """The first index of the maximum of ``logits`` [N]. Raises PredictorError in the cases of ``require_numbers``."""
+    """The first index of the maximum of ``logits`` [N]. Raises PredictorError, as ``require_numbers`` does."""
     # No second pass is necessary: argmax returns the index of a NaN, and in other invalid rows the maximum is infinite.
     index = int(logits.argmax())
     if not isfinite(logits[index]):

@@ -179,7 +179,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return max(size, len(encoding) * WORD_COST) if by_word else size
 
     def extra_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
-        """An upper bound of the numbers in ``offset_mapping``: counts shared tokens in each window."""
+        """Counts the numbers in ``offset_mapping``, including padding, and shared tokens once per window."""
         return self.padded_tokens(encodings) * 2 if options.offsets else 0
 
     def decode(
@@ -252,7 +252,7 @@ def _read_delimiter(parameters: Parameters) -> str | None:
 
 
 def _read_words(instance: Json, path: str) -> list[str] | None:
-    """The words of an instance; None for a string or any other object. Raises InvalidInput for an invalid form."""
+    """The words of an instance, or None for an instance with a text. Raises InvalidInput for an invalid form."""
     if isinstance(instance, dict) and len(instance) == 1 and (name := next(iter(instance))) in ("tokens", "words"):
         words, path = instance[name], f"{path}.{name}"
     elif isinstance(instance, str | dict):

@@ -82,7 +82,7 @@ class Request(ABC):
     @property
     @abstractmethod
     def server(self) -> tuple[str, int] | None:
-        """The server's host and port of this connection."""
+        """The server's host and port for this connection."""
 
     def scope(self) -> dict[str, Any]:
         """The ASGI scope of the request; see https://asgi.readthedocs.io/en/latest/specs/www.html"""

@@ -51,7 +51,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Texts:
-    """A client's BYTES tensor of texts, in row-major order. A list is faster than an array for short requests."""
+    """A client's BYTES tensor of texts in row-major order, a list because arrays are slower for short requests."""
 
     name: str
     shape: tuple[int, ...]
@@ -117,8 +117,8 @@ class RepositoryEntry:
 class ModelDescription:
     """The service's description of its model, for generic clients.
 
-    ``version`` is the predictor's version. ``inputs`` and ``outputs`` are the V2 tensors of texts and answers, whose
-    first axis is the instances. ``max_length`` is in tokens, including special tokens.
+    ``version`` is the predictor's version. ``inputs`` and ``outputs`` are the V2 tensors [instances, ...] of texts and
+    answers. ``max_length`` is in tokens, including special tokens.
     """
 
     name: str

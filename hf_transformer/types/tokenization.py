@@ -40,7 +40,7 @@ class Truncation:
 class Encoding:
     """The tokens of a text, pair or window, without padding. All lists have the same length.
 
-    ``Tokenization.detail`` adds ``offsets`` to ``tokens``; ``Tokenization.whole`` adds ``cut``.
+    ``Tokenization.detail`` adds the attributes from ``offsets`` to ``tokens``; ``Tokenization.whole`` adds ``cut``.
 
     Attributes:
         type_ids: 0 for the first text, 1 for the second, as some models expect.
@@ -70,7 +70,7 @@ class Encoding:
 class Tokenization:
     """A request's tokenization options. The defaults return one encoding per text, truncated to the model's length.
 
-    ``whole`` disables truncation; ``special_tokens``, ``token_values`` and ``max_tokens`` require it.
+    ``whole`` disables truncation. Only ``whole`` permits ``special_tokens``, ``token_values`` and ``max_tokens``.
 
     Attributes:
         detail: also return the optional fields of ``Encoding``.
