@@ -324,7 +324,7 @@ class SpanMapper:
     def _word(self, token: int) -> tuple[int, int] | None:
         """The start and end of the context's word with the token's word id.
 
-        As in the pipeline, this applies even to a [CLS] in the client's question, although its word id refers to the question.
+        As in the pipeline, this includes a [CLS] in the client's question, although its word id refers to the question.
         """
         word_id = self._word_ids[token] if self._word_ids else None
         if word_id is None:
