@@ -1,8 +1,8 @@
 """The errors of the service.
 
     TransformerError
-    ├── ConfigError             a flag or variable has a bad value: the start ends with exit code 2
-    ├── LoadError               the tokenizer or config.json can't be loaded: the start ends with exit code 1
+    ├── ConfigError             a flag or environment variable has an invalid value: exit code 2
+    ├── LoadError               the tokenizer or config.json can't be loaded: exit code 1
     └── RequestError            one request fails, with this HTTP status and gRPC code
         ├── FieldError
         │   ├── InvalidInput            400 INVALID_ARGUMENT
@@ -11,15 +11,15 @@
         ├── UnsupportedEncoding     415 INVALID_ARGUMENT
         ├── TooManyRequests         429 RESOURCE_EXHAUSTED, Retry-After
         ├── Unavailable             503 UNAVAILABLE, Retry-After
-        │   ├── NotReady                the service is still starting, or the model does not fit the tokenizer
-        │   └── PredictorUnavailable    the predictor is down, refuses work, or does not have the model
+        │   ├── NotReady                the service is still starting, or the model doesn't fit the tokenizer
+        │   └── PredictorUnavailable    the predictor is down, refuses work, or doesn't have the model
         ├── PredictorError          502 INTERNAL, quotes the predictor's message
         │   └── PredictorDenied         the predictor refuses the client's credentials
         ├── PredictorTimeout        504 DEADLINE_EXCEEDED
         └── CallersDeadline         504 DEADLINE_EXCEEDED
 
-Each transport maps foreign exceptions in one context manager, and each API renders these errors in one handler. Errors
-about a field are data, see FieldError; an API with other names for fields changes only the path.
+Each transport maps foreign exceptions in a context manager. Each API renders these errors in a handler. An API with
+other field names changes only the path of a FieldError.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ import re
 from typing import Any, ClassVar, Self
 
 _FORGING = (*range(32), *range(127, 160), 0x2028, 0x2029)
-"""Control characters (C0, C1), which terminals obey, and all characters that log readers take for a line's end."""
+"""Control characters (C0, C1), which terminals execute, and all line separators of Unicode."""
 _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that change the direction of text (UAX 9), so that a line reads as another line."""
+"""Bidirectional formatting characters (UAX 9), which can disguise the content of a line."""
 ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*_FORGING, *_BIDI)}
-"""A table for str.translate that keeps quoted foreign text from forging lines of a log."""
+"""A table for str.translate that prevents log injection by quoted foreign text."""
 _USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 
 
 def without_userinfo(text: str) -> str:
-    """Masks the credentials of all addresses in a text: user:password@ becomes ***@."""
+    """Masks the credentials of all URLs in a text: user:password@ becomes ***@."""
     return _USERINFO.sub("***@", text)
 
 
 def describe(value: Any, *, quote: bool = False) -> str:
-    """Describes a value by its JSON type, for FieldError.got. The value itself is left out, since it may be a prompt.
+    """Describes a value by its JSON type, for FieldError.got. Omits the value, since a value may be a prompt.
 
-    ``quote`` shows booleans, numbers and the first 40 characters of strings, for a field with few allowed values.
+    ``quote`` includes booleans, numbers and the first 40 characters of strings, for a field with few allowed values.
     """
     if value is None:
         return "null"
@@ -63,7 +63,7 @@ def describe(value: Any, *, quote: bool = False) -> str:
 
 
 class TransformerError(Exception):
-    """The base of all errors of the service."""
+    """Base class of all errors of the service."""
 
 
 class ConfigError(TransformerError):
@@ -75,25 +75,25 @@ class LoadError(TransformerError):
 
 
 class RequestError(TransformerError):
-    """One request fails; others are not affected."""
+    """A failure of a single request, without effect on other requests."""
 
     status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
     retry_after: ClassVar[int | None] = None
-    """Seconds until a client may try again, sent as Retry-After; None sends no such header."""
+    """The value of the Retry-After header in seconds; None omits the header."""
     path: str = ""
-    """The path of the wrong field; empty for none. See FieldError."""
+    """The path of the invalid field; see FieldDetails."""
 
 
 class FieldDetails(Exception):
-    """Base of errors about a field of a message, as data. The message is ``PATH: expected EXPECTED, got GOT; HINT``.
+    """Base class of errors about a field, with the text ``PATH: expected EXPECTED, got GOT; HINT``.
 
     Attributes:
-        path: the field, such as ``parameters.top_k`` or ``instances[3].text``; ``body`` for the whole body, and empty
-            for an error that has no field.
-        expected: the values that the service accepts, a noun phrase: ``a number``, ``at most 8 texts``.
-        got: the value in the message, see ``describe``; empty where ``expected`` says it all.
-        hint: advice to the sender, a clause of its own; may be empty.
+        path: the field, such as ``parameters.top_k`` or ``instances[3].text``. ``body`` means the whole body. An empty
+            path means no particular field.
+        expected: a noun phrase for the accepted values: ``a number``, ``at most 8 texts``.
+        got: a noun phrase for the actual value, often from ``describe``; may be empty.
+        hint: advice to the sender, a full clause; may be empty.
     """
 
     def __init__(self, path: str, expected: str, got: str = "", hint: str = "") -> None:
@@ -105,16 +105,16 @@ class FieldDetails(Exception):
         return f"{self.path}: {detail}" if self.path else detail
 
     def at(self, path: str) -> Self:
-        """The same error about the field ``path``."""
+        """A copy of this error with another path."""
         return type(self)(path, self.expected, self.got, self.hint)
 
     def within(self, parent: str) -> Self:
-        """The same error with its path below the field ``parent``."""
+        """A copy of this error with the prefix ``parent`` in its path."""
         return self.at(f"{parent}.{self.path}" if self.path else parent)
 
 
 class FieldError(FieldDetails, RequestError):
-    """A field of the request is missing, wrong or over a limit."""
+    """A field of the request is missing or invalid, or exceeds a limit."""
 
 
 class InvalidInput(FieldError):
@@ -125,7 +125,7 @@ class InvalidInput(FieldError):
 
 
 class UnknownModel(FieldError):
-    """The service does not serve the requested model."""
+    """The request names a model that the service does not serve."""
 
     status = 404
     grpc_code = "NOT_FOUND"
@@ -146,7 +146,7 @@ class UnsupportedEncoding(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """The service has as many requests, tokens or bytes in flight as its limits allow."""
+    """The requests, tokens or bytes in flight have reached a limit of the service."""
 
     status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -154,7 +154,7 @@ class TooManyRequests(RequestError):
 
 
 class Unavailable(RequestError):
-    """The service can't answer now, but may later."""
+    """A temporary failure: the client may retry."""
 
     status = 503
     grpc_code = "UNAVAILABLE"
@@ -162,16 +162,16 @@ class Unavailable(RequestError):
 
 
 class NotReady(Unavailable):
-    """The service is alive, but has no model yet."""
+    """The service is live, but not ready for inference."""
 
 
 class PredictorUnavailable(Unavailable):
-    """The predictor is unreachable, refuses work, or does not have the model."""
+    """The predictor is unreachable, refuses work, or doesn't have the model."""
 
     kind: str
-    """The kind of failure, a label of metrics; see predictor/failures.py."""
+    """The kind of failure for metrics; see predictor/failures.py."""
     connection: object = None
-    """The shared connection whose end caused the failure, the same object for all failed calls; None otherwise."""
+    """The closed connection that caused the failure, the same object for all calls on the connection."""
 
     def __init__(self, message: str, kind: str = "unavailable") -> None:
         super().__init__(message)
@@ -179,34 +179,32 @@ class PredictorUnavailable(Unavailable):
 
 
 class PredictorError(RequestError):
-    """The predictor answered with an error, or broke the protocol."""
+    """The predictor returned an error or an invalid answer."""
 
     status = 502
     grpc_code = "INTERNAL"
 
 
 class PredictorDenied(PredictorError):
-    """The predictor or a guard before it refuses this client; the model may be fine."""
+    """The predictor, or a proxy in front of the predictor, refuses the client's credentials."""
 
 
 class PredictorTimeout(RequestError):
-    """The predictor took longer than --predictor_request_timeout_seconds."""
+    """A call to the predictor exceeded --predictor_request_timeout_seconds."""
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
 
     def __init__(self, message: str, kind: str = "timeout") -> None:
-        """See PredictorUnavailable for ``kind``."""
         super().__init__(message)
         self.kind = kind
 
 
 class CallersDeadline(RequestError):
-    """The caller's own deadline has passed; the predictor may be fine."""
+    """The caller's deadline has expired; the predictor may be healthy."""
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
 
 
 PREDICTORS = PredictorError, PredictorTimeout, PredictorUnavailable
-"""The errors of the predictor."""

@@ -1,6 +1,6 @@
-"""The predictive tasks, and the choice of one.
+"""The predictive tasks, and the selection of a task.
 
-A new task is a file here and a line in TASKS; generation/task.py adds those that generate.
+A new task needs a module here and an entry in TASKS; generation/task.py adds the generative tasks.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     (ZeroShotClassification, ""),
     (Rerank, ""),
     (FeatureExtraction, ""),
-    # Last: every bare encoder ends so, and some models with a head do too.
+    # Last, since the suffix matches every bare encoder and some models with a head.
     (TextEmbedding, "Model"),
 )
-"""Each task with a suffix of its architectures' names in config.json; empty for a task that only --task chooses. The
-first match counts. tests/models/test_architectures.py compares the suffixes with transformers' own mappings."""
+"""Each task with a suffix of architecture names in config.json; the first match applies. An empty suffix requires
+--task. tests/models/test_architectures.py compares the suffixes with transformers' mappings."""
 NON_TEXT_ARCHITECTURES = re.compile(
     r"(Blip|Vilt|Tapas|LayoutLM)ForQuestionAnswering$"
     r"|(Data2VecAudio|Hubert|SEWD?|UniSpeech(Sat)?|Wav2Vec2\w*|WavLM)For"
     r"|(Canary|CohereAsr|Dia|KyutaiSpeechToText|Moonshine(Streaming)?|PI0|Pop2Piano|Qwen\w+Omni(Moe)?|Speech2Text)For"
     r"|(Vision|Speech)EncoderDecoderModel$|VisionModel$|AudioModel$"
 )
-"""Names of architectures that read pictures, sound or tables."""
+"""Names of architectures for images, audio or tables."""
 NON_TEXT_FIELDS = frozenset(
     {
         *("vision_config", "audio_config", "speech_config", "image_size", "patch_size", "num_mel_bins", "num_channels"),
         *("image_token_id", "image_token_index", "audio_token_id", "video_token_id", "feat_extract_norm", "vision"),
     }
 )
-"""Fields of config.json that only models for pictures or sound have."""
+"""Fields of config.json that only models for images or audio have."""
 
 
 def find_task(
     name: str | None, model_config: Mapping[str, Any], tasks: Sequence[tuple[type[Servable], str]]
 ) -> type[Servable]:
-    """The task that --task names, else the task of the model's architecture.
+    """Selects the task by --task, or by the model's architecture.
 
     Args:
-        name: underscored or hyphenated; None without --task.
-        model_config: config.json.
-        tasks: the choices, in the form of TASKS; the service passes ALL_TASKS of generation/task.py.
+        name: the value of --task, underscored or hyphenated; None if the flag is absent.
+        model_config: the content of config.json.
+        tasks: the available tasks, in the form of TASKS.
 
     Raises:
-        ConfigError: --task names an unknown task; the message lists the known ones.
+        ConfigError: --task names an unknown task.
         LoadError: config.json names no known architecture.
     """
     known = ", ".join(dict.fromkeys(task.name for task, _ in tasks))
@@ -75,7 +75,7 @@ def find_task(
         raise ConfigError(f"--task={name}: expected one of {known}")
     architectures = [str(architecture) for architecture in model_config.get("architectures") or ()]
     for architecture in architectures:
-        # The text part of such a model is a task if the name ends in ForCausalLM.
+        # A multimodal model with the suffix ForCausalLM is supported as a text model.
         non_text = NON_TEXT_ARCHITECTURES.search(architecture) or not NON_TEXT_FIELDS.isdisjoint(model_config)
         if non_text and not architecture.endswith("ForCausalLM"):
             raise LoadError(

@@ -1,4 +1,4 @@
-"""Base classes of tasks: from an instance to texts, and from output rows to an answer."""
+"""Base classes of tasks. A task turns an instance into texts, and the model's outputs into an answer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
-"""Treatment of a text longer than the model takes: truncate it, refuse it, or read it in windows."""
+"""Treatment of a text above the model's maximum length: truncate, reject, or split into windows."""
 Encodings: TypeAlias = Sequence[Sequence[Sequence[Encoding]]]
-"""The encodings of one request, per instance, text and window."""
+"""The encodings of a request, by instance, text and window."""
 Outputs: TypeAlias = Mapping[str, Array]
-"""The outputs for one encoding by role name, without batch axis and padding."""
+"""The outputs for an encoding by role name, without batch axis and padding."""
 
 LOGITS = ("return_probabilities", "return_raw_logits")
-"""Parameters, and flags with their defaults, that ask for a number per label or token."""
+"""Parameters that request a number per label or token. Flags of the same names set the defaults."""
 
 
 class TaskOptions(Protocol):
-    """One request's parameters; each task has its own class."""
+    """A request's parameters; each task has its own class."""
 
     @property
     def overflow(self) -> Overflow:
-        """Treatment of a text that is too long."""
+        """Treatment of an overlong text."""
 
 
 Item = TypeVar("Item")
@@ -39,7 +39,7 @@ Part = TypeVar("Part")
 
 
 class TaskTokenizer(Protocol):
-    """The part of a tokenizer that tasks use. None stands for a token that the tokenizer lacks."""
+    """The tokenizer's interface for tasks. None means a token that the tokenizer lacks."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -67,16 +67,16 @@ class TaskTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformers:
-    """The settings in the sentence-transformers files of a model folder (modules.json and the files it names).
+    """The settings in a model folder's sentence-transformers files (modules.json and the files of its modules).
 
     Attributes:
         pooling: the enabled modes of 1_Pooling/config.json (keys of pooling.POOLING), concatenated in this order.
-        normalize: whether a Normalize module follows.
-        prompts: texts in front of each text, by name.
-        include_prompt: whether the prompt's tokens are pooled too.
-        truncate_dim: the number of components to keep of a vector, None for all.
-        lower_case: whether texts are lower-cased.
-        inside: a module (Dense, ...) that only the model itself can apply; its output is the finished vector.
+        normalize: whether a Normalize module follows the pooling.
+        prompts: prefixes of texts, by name.
+        include_prompt: whether to pool the prompt's tokens too.
+        truncate_dim: the number of components to keep of a vector; None keeps all.
+        lower_case: whether to lower-case texts.
+        inside: a module (Dense, ...) that only the model itself can apply. The model's output is then the final vector.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -92,8 +92,10 @@ class SentenceTransformers:
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder:
-    """The settings in config_sentence_transformers.json of a CrossEncoder (sentence-transformers 6 and later): the
-    ``activation_fn`` of its scores, and texts in front of each query, by name."""
+    """A CrossEncoder's settings in config_sentence_transformers.json (sentence-transformers 6 and later).
+
+    ``activation_fn`` computes scores; ``prompts`` are prefixes of queries, by name.
+    """
 
     activation_fn: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -104,8 +106,8 @@ class CrossEncoder:
 class GenerationSettings:
     """Default sampling parameters of V1, V2 and Triton's generate endpoints; OpenAI's API has OpenAI's defaults.
 
-    ``max_length`` bounds prompt and new tokens together. ``max_new_tokens`` bounds the new tokens per text in every
-    API; None leaves that to the model's length. ``top_k`` 0 means all tokens.
+    ``max_length`` is the maximum number of prompt and new tokens together. ``max_new_tokens`` is the maximum number of
+    new tokens per text in every API; None means the model's length. ``top_k`` 0 means all tokens.
     """
 
     max_length: int = 20
@@ -137,18 +139,18 @@ class TaskSettings:
 
     @property
     def window_stride(self) -> int:
-        """Tokens that neighbouring windows share: --stride, else a quarter of the model's length."""
+        """The number of tokens that neighbouring windows share: --stride, or a quarter of the model's length."""
         return self.max_length // 4 if self.stride is None else self.stride
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of an output, without the batch axis.
+    """An axis of an output, other than the batch axis.
 
     Attributes:
-        tokens: whether its size is the number of the encoding's tokens.
-        minimum, maximum: the bounds of any other axis; a maximum of None is no bound.
-        why: the source of the bounds, a few words for error messages.
+        tokens: whether the size is the encoding's number of tokens.
+        minimum, maximum: bounds of the size of any other axis; a ``maximum`` of None means unbounded.
+        why: the source of the bounds, for error messages.
     """
 
     name: str
@@ -165,14 +167,14 @@ FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
 @dataclass(frozen=True, slots=True)
 class OutputRole:
-    """An output that a task reads.
+    """A model output that a task reads.
 
     Attributes:
-        name: its usual name.
-        axes: its shape per instance.
-        other_names: alternative names, the likelier first.
-        other_axes: alternative shapes; the number of axes tells them apart.
-        datatypes: the datatypes that the task can read.
+        name: the usual name.
+        axes: the shape per instance.
+        other_names: alternative names, the most likely first.
+        other_axes: alternative shapes, each with a different number of axes.
+        datatypes: the accepted datatypes.
     """
 
     name: str
@@ -183,27 +185,27 @@ class OutputRole:
 
 
 class Servable(ABC):
-    """A task that predicts or generates, as the APIs see it. It does no I/O and has no state per request."""
+    """A predictive or generative task, without I/O and without state per request."""
 
     name: ClassVar[str]
-    """The name for --task, underscored."""
+    """The underscored name for --task."""
     other_names: ClassVar[tuple[str, ...]] = ()
-    """Its names among Hugging Face pipelines, underscored."""
+    """Underscored alternative names for --task, from Hugging Face pipelines."""
     has_windows: ClassVar[bool] = False
-    """Whether it supports --on_overflow=window."""
+    """Whether the task supports --on_overflow=window."""
     reads_sentence_transformers: ClassVar[bool] = False
-    """Whether the sentence-transformers files of a model folder apply to it."""
+    """Whether the task uses the sentence-transformers files of a model folder."""
     fields: ClassVar[tuple[Field, ...]] = (TEXT,)
-    """The parts of an instance, each a tensor in V2."""
+    """The fields of an instance, each an input tensor in V2."""
     switched_on_by: ClassVar[Mapping[str, str]] = {}
-    """Optional output tensors, each with the parameter that asks for it."""
+    """Maps each optional output tensor to the parameter that enables it."""
     parameters: ClassVar[Sequence[str]]
     """The names of a request's parameters. A flag of the same name (app/wiring.py, FLAGS) sets the default."""
     logits_hint: ClassVar[str] = "leave it out"
-    """Advice in the error about a flag of LOGITS, for a task without such answers."""
+    """Advice in the error about an unsupported flag of LOGITS."""
 
     def __init__(self, settings: TaskSettings) -> None:
-        """Raises ConfigError for a flag of LOGITS that the task lacks, LoadError for a model that can't do the task."""
+        """Raises ConfigError for an unsupported flag of LOGITS, LoadError for a model that doesn't fit the task."""
         for flag in LOGITS:
             if getattr(settings, flag) and flag not in self.parameters:
                 raise ConfigError(f"--{flag}: {self.name} has no such answers; {self.logits_hint}")
@@ -211,71 +213,71 @@ class Servable(ABC):
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Any:
-        """Checks a request's parameters and fills in the service's defaults.
+        """Validates a request's parameters and adds the service's defaults.
 
         Raises:
-            InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another.
-            TooLarge: a parameter is over a limit.
+            InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another parameter.
+            TooLarge: a parameter exceeds a limit.
         """
 
     def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
-        """The predictions as one tensor whose first axis is the instances: BYTES [instances], JSON text, by default."""
+        """The predictions as a tensor [instances, ...]; by default BYTES [instances] of JSON text."""
         return json_tensor(predictions)
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        """The output tensors under the service's defaults; -1 is any size."""
+        """The output tensors for a request without parameters; -1 means a dynamic axis."""
         return (TensorSpec(OUTPUT, "BYTES", (FREE,)),)
 
 
 class Task(Servable, Generic[Item, Options, Part]):
-    """A predictive task for one model.
+    """A predictive task for a particular model.
 
-    The pipeline calls ``options`` once for a request. For each instance it calls ``item`` and ``texts``, then ``check``
-    and ``decode`` for each encoding (one per text, or per window of a text), and ``answer`` with all decoded parts.
+    The pipeline calls ``options`` once per request; ``item``, ``texts`` and ``answer`` once per instance; ``check`` and
+    ``decode`` once per encoding (a text, or a window of a text).
     """
 
     outputs: tuple[OutputRole, ...]
-    """The outputs that ``decode`` reads; each task sets them in its constructor."""
+    """The outputs that ``decode`` reads, set in each task's constructor."""
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Options:
-        """Does the same as Servable.options; the methods below take the result."""
+        """Implements Servable.options; the methods below receive the result."""
 
     def item(self, instance: Json, path: str, options: Options) -> Item:
-        """Parses one element of the request's instances, by default with ``read_text``.
+        """Parses an instance, by default with ``read_text``.
 
         Args:
             path: the path of the instance for errors, such as ``instances[3]``.
 
         Raises:
-            InvalidInput: the instance has another form.
-            TooLarge: a part of the instance is over a limit.
+            InvalidInput: the instance has an invalid form.
+            TooLarge: the instance exceeds a limit.
         """
         return cast(Item, read_text(instance, path))
 
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
-        """The texts of an item: the item itself for most tasks, one per label or document for others."""
+        """The texts of an item: by default the item itself, in some tasks a text per label or document."""
         return (cast(TextInput, item),)
 
     def text_path(self, path: str, index: int) -> str:
-        """The path of the text ``texts[index]`` of the instance at ``path``, for errors."""
+        """The path of ``texts[index]`` in the instance at ``path``, for errors."""
         return path
 
     def tokenization(self, options: Options) -> Tokenization:
-        """The tokenizer's settings for this request."""
+        """The tokenization options for this request."""
         return PLAIN
 
     def overflow(self, options: Options) -> Overflow:
-        """Treatment of this request's texts that are too long."""
+        """Treatment of overlong texts in this request."""
         return options.overflow
 
     def check(self, encoding: Encoding, path: str) -> None:
-        """Raises InvalidInput if the task can't be done on these tokens of the instance at ``path``."""
+        """Raises InvalidInput if the task can't process an encoding of the instance at ``path``."""
 
     @abstractmethod
     def answer_size(self, encoding: Encoding, options: Options) -> int:
-        """Estimates the number of values that this encoding adds to the answer: the work to build and send it."""
+        """Estimates the number of values that this encoding adds to the answer."""
 
     def decode_cost(self, encoding: Encoding, options: Options) -> int:
         """Estimates the time of ``decode`` for this encoding, in quarters of a microsecond."""
@@ -283,45 +285,42 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     @abstractmethod
     def decode(self, item: Item, encoding: Encoding, outputs: Outputs, options: Options) -> Part:
-        """The part of the answer in one encoding's outputs; it must not keep views of them.
+        """Decodes an encoding's outputs to a part of the answer.
 
         Args:
-            item: the instance, from ``item``.
-            encoding: one of its texts, or a window of it.
-            outputs: [tokens, ...] with tokens = len(encoding), or the axes that the role names. They are views into a
-                buffer that is freed after this call.
-            options: the request's, from ``options``.
+            encoding: a text of the item, or a window of a text.
+            outputs: views [tokens, ...] with tokens = len(encoding), or with other axes of the role. The result must
+                not contain views, since the service frees the buffer after this call.
 
         Raises:
-            PredictorError: the values can't be decoded (NaN).
+            PredictorError: the outputs have invalid values, such as NaN.
         """
 
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
-        """One instance's prediction from its decoded parts: a list per text, with an element per window. By default
-        the only part of the only text."""
+        """An instance's prediction from the ``parts`` by text and window; by default the only part."""
         return parts[0][0]
 
     @staticmethod
     def padded_tokens(encodings: Encodings) -> int:
-        """Counts the tokens of all instances, each padded to the longest one."""
+        """Counts the tokens of all instances after padding to the longest instance."""
         lengths = (sum(len(window) for windows in texts for window in windows) for texts in encodings)
         return len(encodings) * max(lengths, default=0)
 
     def tensor_size(self, encodings: Encodings, options: Options) -> int:
-        """Counts the values of ``tensor``, padding included; 0 if ``answer_size`` covers them."""
+        """Counts the values of ``tensor``, including padding; 0 if ``answer_size`` already counts them."""
         return 0
 
     def extra_outputs(self, encodings: Encodings, options: Options) -> Sequence[Tensor]:
-        """The optional output tensors that the request asks for."""
+        """The optional output tensors in this request."""
         return ()
 
     def extra_size(self, encodings: Encodings, options: Options) -> int:
-        """Counts the values of ``extra_outputs``, padding included."""
+        """Counts the values of ``extra_outputs``, including padding."""
         return 0
 
 
 def read_text(instance: Json, path: str) -> str:
-    """The instance itself, or its ``text``. Raises InvalidInput for an instance of another form."""
+    """Parses a string or {"text"}. Raises InvalidInput for any other form."""
     if isinstance(instance, dict) and instance.keys() == {"text"}:
         instance = instance["text"]
     if not isinstance(instance, str):

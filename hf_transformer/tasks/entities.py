@@ -1,7 +1,7 @@
-"""Entities from the logits of tokens, as in transformers' pipelines/token_classification.py (5.23).
+"""Extraction of entities from logits, as in transformers' pipelines/token_classification.py (5.23).
 
-numpy works on all tokens at once. Python loops over the entities, and over the tokens only for strategies that need
-words (first, average, max). Scores are [labels, tokens]: numpy is several times as fast along the long axis.
+numpy processes all tokens at once. Python loops over entities, and over tokens only for the strategies "first",
+"average" and "max". Scores are [labels, tokens], since numpy is several times as fast along the longer axis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """The text that offsets refer to. For an instance in ``words``, ``starts`` has the offset of each word."""
+    """An instance's text. For an instance of ``words``, ``starts`` contains the offset of each word."""
 
     text: str
     words: Words | None = None
@@ -32,29 +32,31 @@ class Sentence:
 
 
 class Labels:
-    """The classes of a token: ``names``, such as "B-PER", and ``groups``, the names of their entities, such as "PER".
+    """The labels of tokens: ``names``, such as "B-PER", and ``groups``, the names of entities, such as "PER".
 
-    ``begins`` [labels] is true for B-; ``tags`` [labels] are numbers, equal for labels that may share an entity.
+    ``begins`` [labels] is true for B- labels. Labels with equal numbers in ``tags`` [labels] may share an entity.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.groups = tuple(name.split("-", 1)[-1] for name in names)
-        # Unlike the entity's name, the tag keeps a prefix other than B- and I-.
+        # Unlike a group, a tag keeps prefixes other than B- and I-.
         tags = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
         self.tags = np.array([tags.index(tag) for tag in tags])
         self.begins = np.array([name.startswith("B-") for name in names])
 
     def ignored(self, ignore_labels: Collection[str], strategy: Strategy) -> Array:
-        """The mask [labels] of labels to leave out, by name, or by the entity's name if tokens are grouped."""
+        """The mask [labels] to omit. ``ignore_labels`` are names for the strategy "none", otherwise groups."""
         names = self.names if strategy == "none" else self.groups
         return np.array([name in ignore_labels for name in names])
 
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The tokens or words to group into entities. ``first`` and ``last`` [units] are indices of tokens in the encoding;
-    ``words`` are the words' texts, None for tokens."""
+    """Tokens or words to group into entities.
+
+    ``first`` and ``last`` [units] are token indices in the encoding. ``words`` are texts of words; None for tokens.
+    """
 
     labels: Array
     scores: Array
@@ -66,7 +68,7 @@ class _Units:
 class _Scores:
     """The best label of each token and its probability, both [tokens], from logits [tokens, labels].
 
-    Raises PredictorError if the logits are not numbers.
+    Raises PredictorError if the logits are not finite.
     """
 
     def __init__(self, logits: Array) -> None:
@@ -76,12 +78,12 @@ class _Scores:
         self.best = columns.argmax(axis=0)
         self.exponentials = np.exp(columns - maxima)
         self.sums = self.exponentials.sum(axis=0)
-        # The best label's softmax is exp(0) over the sum.
+        # The best label's softmax is exp(0) / sum.
         self.top = 1 / self.sums
 
 
 class _Text:
-    """An encoding and its sentence."""
+    """A sentence and its encoding."""
 
     def __init__(self, sentence: Sentence, encoding: Encoding) -> None:
         self.ids = encoding.ids
@@ -101,7 +103,7 @@ class _Text:
         return start, end
 
     def pieces(self, indices: Sequence[int], vocabulary: TaskTokenizer) -> list[str]:
-        """The names of tokens in the vocabulary; for an unknown token, its characters in the text."""
+        """The names of tokens in the vocabulary; an unknown token's characters in the text."""
         ids, unknown, to_token = self.ids, vocabulary.unk_id, vocabulary.id_to_token
         pieces = []
         for index in indices:
@@ -115,7 +117,7 @@ class _Text:
 
 
 class EntityFinder:
-    """Finds the entities in a text, or in one window of it."""
+    """Finds the entities in a text or a window."""
 
     def __init__(self, vocabulary: TaskTokenizer, labels: Labels) -> None:
         self._vocabulary = vocabulary
@@ -124,15 +126,15 @@ class EntityFinder:
     def find(
         self, sentence: Sentence, encoding: Encoding, logits: Array, strategy: Strategy, ignored: Array
     ) -> list[Json]:
-        """The entities in the order of the text.
+        """Returns the entities in text order.
 
         Args:
             encoding: an encoding with all details.
             logits: floats [tokens, labels].
-            ignored: the mask of labels to leave out, [labels].
+            ignored: the mask [labels] of labels to omit.
 
         Raises:
-            PredictorError: the logits are not numbers.
+            PredictorError: the logits are not finite.
         """
         scores = _Scores(logits)
         text = _Text(sentence, encoding)
@@ -162,7 +164,7 @@ class EntityFinder:
         return entities
 
     def _words(self, text: _Text, scores: _Scores, kept: Array, strategy: Strategy) -> _Units:
-        """Joins the tokens at the indices ``kept``, which are not special, to words."""
+        """Joins the tokens at the indices ``kept`` to words."""
         indices = kept.tolist()
         pieces = text.pieces(indices, self._vocabulary)
         starts = self._word_starts(text, indices, pieces)
@@ -176,7 +178,7 @@ class EntityFinder:
             if strategy == "max":
                 token_scores = scores.top[kept]
                 highest = np.repeat(np.maximum.reduceat(token_scores, starts), ends - starts)
-                # The first token of each word with the word's highest score.
+                # In each word, the first token with the highest score.
                 deciding = np.minimum.reduceat(np.where(token_scores == highest, kept, len(scores.best)), starts)
             labels, top = scores.best[deciding], scores.top[deciding]
         join = self._vocabulary.join_tokens
@@ -184,10 +186,10 @@ class EntityFinder:
         return _Units(labels, top, kept[starts], kept[ends - 1], words)
 
     def _word_starts(self, text: _Text, indices: list[int], pieces: Sequence[str]) -> Array:
-        """The positions of tokens that begin a word, by the pipeline's heuristic; the first one always does.
+        """The positions of tokens that begin a word, by the pipeline's heuristic.
 
-        If the vocabulary marks the pieces of words (##), a token shorter or longer than its text continues a word;
-        otherwise a token without a space before it or at its start does. An unknown token always begins a word.
+        In a vocabulary with subword prefixes (##), a token continues a word if its name and text differ in length. In
+        other vocabularies, a token without a space before or at its start does. An unknown token begins a word.
         """
         unknown, marked = self._vocabulary.unk_id, self._vocabulary.marks_subwords
         starts = [0]
@@ -203,7 +205,7 @@ class EntityFinder:
         return np.array(starts)
 
     def _groups(self, text: _Text, units: _Units, ignored: Array) -> list[Json]:
-        """Groups neighbours of one tag into entities; B- begins a new one."""
+        """Groups adjacent units with equal tags into entities. A B- label begins a new entity."""
         labels = units.labels
         tags = self._labels.tags[labels]
         begins = self._labels.begins[labels]
@@ -237,7 +239,7 @@ class EntityFinder:
 
 
 def _ends(starts: Array, length: int) -> Array:
-    """The ends of adjacent runs that begin at ``starts`` and cover ``length`` units."""
+    """The ends of adjacent runs with the given starts and a total length of ``length``."""
     # np.append is slow.
     ends = np.empty_like(starts)
     ends[:-1] = starts[1:]
@@ -246,9 +248,9 @@ def _ends(starts: Array, length: int) -> Array:
 
 
 def merge_entities(entities: Sequence[Json]) -> list[Json]:
-    """Removes duplicates of overlapping windows: the longer of two entities stays, then the likelier.
+    """Removes overlapping entities, as the pipeline's aggregate_overlapping_entities does.
 
-    As in the pipeline's aggregate_overlapping_entities, an entity is compared with the last one that stayed.
+    Keeps the longer entity, or the higher score if both have the same length.
     """
     merged: list[Json] = []
     for entity in sorted(entities, key=lambda entity: entity["start"]):

@@ -1,4 +1,4 @@
-"""feature_extraction: a vector per token, from the model's last layer."""
+"""feature_extraction: a vector per token from the model's last layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT = "last_hidden_state"
 
 @dataclass(frozen=True, slots=True)
 class FeatureExtractionOptions:
-    """One request's parameters."""
+    """A request's parameters."""
 
     overflow: Overflow
 
@@ -29,8 +29,8 @@ class FeatureExtractionOptions:
 class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
     """Reads ``last_hidden_state`` [tokens, hidden].
 
-    The answer per instance, in both formats, is that of transformers' feature-extraction pipeline for one text: a list
-    with one element, a list of the tokens' vectors, special tokens included (a float32 array [1, tokens, hidden]).
+    The answer, in both formats, equals transformers' feature-extraction pipeline for a single text: a float32 array
+    [1, tokens, hidden], including special tokens.
     """
 
     name = "feature_extraction"
@@ -57,7 +57,7 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         return vectors[np.newaxis]
 
     def tensor(self, predictions: Sequence[Json], options: FeatureExtractionOptions) -> Tensor:
-        """FP32 [instances, 1, tokens, hidden], shorter texts padded with zeros."""
+        """FP32 [instances, 1, tokens, hidden], padded with zeros."""
         return ragged_tensor([vectors for (vectors,) in predictions], "FP32", 0)
 
     def tensor_size(self, encodings: Encodings, options: FeatureExtractionOptions) -> int:

@@ -1,4 +1,4 @@
-"""fill_mask: the likeliest tokens at each [MASK] of a text."""
+"""fill_mask: the most likely tokens at each [MASK] of a text."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hf_transformer.types.tokenization import Encoding
 DEFAULT_TOP_K = 5
 """The default of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
-"""Words, and characters per word: each may have to be tokenized, which happens on the event loop."""
+"""Maximum number of words, and of characters per word. The service may tokenize each word on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillMaskOptions:
-    """One request's parameters.
+    """A request's parameters.
 
     Attributes:
-        top_k: answers per mask in the pipeline format.
-        target_ids: the only candidates in the pipeline format, ascending; None for the whole vocabulary.
-        exact: refuses to answer with fewer than ``top_k`` tokens, since the request has the parameter itself.
+        top_k: the number of answers per mask in the pipeline format.
+        target_ids: the candidates in the pipeline format, ascending; None means the whole vocabulary.
+        exact: whether the request sets ``top_k``; a reduced model with fewer tokens then returns an error.
     """
 
     form: Form
@@ -42,11 +42,11 @@ class FillMaskOptions:
 class FillMask(Task[str, FillMaskOptions, Json]):
     """Reads ``logits`` [tokens, vocabulary] at the mask tokens.
 
-    Answers per instance, M masks and a vocabulary of V:
-        plain           "paris"; the M best tokens decoded together, as KServe does
-        probabilities   M lists of V objects {"<id>": "<probability, 4 decimals>"}, as KServe does
+    Answers per instance, for M masks and V tokens in the vocabulary:
+        plain           a text such as "paris", decoded from the M best tokens, as in KServe
+        probabilities   M lists of V objects {"<id>": "<probability, 4 decimals>"}, as in KServe
         raw_logits      M lists of V objects {"<id>": logit}
-        pipeline        top_k objects {score, token, token_str, sequence}, in a list of M lists if M > 1
+        pipeline        a list of top_k objects {score, token, token_str, sequence}; M such lists if M > 1
     """
 
     name = "fill_mask"
@@ -64,7 +64,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         columns = Axis(name="vocabulary", minimum=size, why=f"the tokenizer has {size} tokens")
         declared = settings.model_config.get("vocab_size")
         if isinstance(declared, int) and declared >= size:
-            # Runtimes pad the vocabulary to a multiple of up to 128; a larger one is another model's.
+            # Runtimes pad the vocabulary to a multiple of up to 128; a larger axis indicates another model.
             why = f"config.json says vocab_size {declared}"
             columns = Axis(name="vocabulary", minimum=declared, maximum=declared + 127, why=why)
             self._columns = declared
@@ -77,7 +77,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return FillMaskOptions(form, top_k, self._targets(checked), overflow, exact="top_k" in parameters)
 
     def _targets(self, parameters: Parameters) -> Array | None:
-        """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
+        """Ids of the target words. As in transformers, the first token represents a word outside the vocabulary."""
         words = parameters.strings("targets")
         if words is None:
             return None
@@ -117,8 +117,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
 
     def decode(self, item: str, encoding: Encoding, outputs: Outputs, options: FillMaskOptions) -> Json:
         positions = self.mask_positions(encoding)
-        # Columns beyond the vocabulary are the runtime's padding. These are views: a copy of 100 KB takes longer than
-        # the search for the best token.
+        # Columns beyond the vocabulary are padding. Views, since a copy of 100 KB takes longer than the search.
         logits = [outputs["logits"][position, : self._columns] for position in positions]
         highest = [argmax(row) for row in logits]
         if options.form == "plain":
@@ -134,12 +133,14 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return self.candidates(encoding, positions, best)
 
     def mask_positions(self, encoding: Encoding) -> list[int]:
-        """The indices of the mask tokens."""
+        """The indices of the mask tokens in an encoding."""
         return [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
 
     def tensor(self, predictions: Sequence[Json], options: FillMaskOptions) -> Tensor:
-        """BYTES [instances]: the text of the best tokens, or JSON text in the pipeline format. Probabilities and logits
-        are BYTES [instances, masks, vocabulary], JSON text per token of the vocabulary."""
+        """BYTES [instances] in the forms plain (texts) and pipeline (JSON texts).
+
+        Probabilities and logits are BYTES [instances, masks, vocabulary] of JSON texts.
+        """
         if options.form == "plain":
             return bytes_tensor([text.encode() for text in predictions])
         return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
@@ -157,9 +158,9 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return (TensorSpec(OUTPUT, "BYTES", (FREE, FREE, self._columns or FREE)),)
 
     def candidates(self, encoding: Encoding, positions: Sequence[int], best: Sequence[tuple[Array, Array]]) -> Json:
-        """The answer in the pipeline format, from the tokens [k] and scores [k] of each mask.
+        """Builds the answer in the pipeline format from the tokens [k] and scores [k] of each mask.
 
-        As in transformers' pipelines/fill_mask.py, the sequence has special tokens if there are several masks.
+        As in transformers' pipelines/fill_mask.py, sequences with several masks keep the special tokens.
         """
         vocabulary, alone = self.settings.vocabulary, len(positions) == 1
         lists = []

@@ -1,4 +1,4 @@
-"""A classifier's labels, as config.json names them."""
+"""A classifier's labels in config.json."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types.request import Json
 
 DEFAULT_LABELS = 2
-"""The number of labels that transformers leaves out of config.json."""
+"""The number of labels if config.json has none, as in transformers."""
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 def read_labels(model_config: Mapping[str, Json]) -> tuple[str, ...]:
-    """The labels' names by id, from ``id2label`` (its keys may be strings), else LABEL_0, ... up to ``num_labels``.
+    """The labels' names in order of id, from ``id2label``, or LABEL_0, ... for ``num_labels`` labels.
 
-    Raises:
-        LoadError: the field has another form.
+    Raises LoadError if either field has an invalid form.
     """
     names_by_id = model_config.get("id2label")
     if names_by_id is None:
@@ -35,18 +34,18 @@ def read_labels(model_config: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def labels_axis(count: int) -> Axis:
-    """The axis of an output that has a logit per label."""
+    """The labels axis of an output."""
     why = f"config.json names {count} label{'s' * (count > 1)} (id2label)"
     return Axis(name="labels", minimum=count, maximum=count, why=why)
 
 
 def text_logits(count: int) -> OutputRole:
-    """``logits`` [labels], the output of a classifier of whole texts."""
+    """``logits`` [labels], the output of a text classifier."""
     return OutputRole("logits", (labels_axis(count),))
 
 
 def read_problem_type(model_config: Mapping[str, Json]) -> str | None:
-    """config.json's ``problem_type``, one of PROBLEM_TYPES, or None. Raises LoadError for any other value."""
+    """The ``problem_type`` in config.json, if any. Raises LoadError for a value outside PROBLEM_TYPES."""
     problem = model_config.get("problem_type")
     if problem is not None and problem not in PROBLEM_TYPES:
         expected = ", ".join(PROBLEM_TYPES)

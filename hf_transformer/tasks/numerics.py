@@ -1,4 +1,4 @@
-"""The arithmetic of the tasks: vectorised, on views of the predictor's buffer, in float32."""
+"""Vectorized float32 arithmetic for tasks, on views of the predictor's buffer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.types.tensors import Array
 
 BLOCKS, MIN_BLOCKED_SCORES = 64, 4096
-"""The number of blocks in ``top_k``, and the number of scores from which blocks pay."""
+"""The number of blocks in ``top_k``, and the minimum number of scores for blocks."""
 
 
 def softmax(logits: Array) -> Array:
-    """exp(x) / sum(exp(x)) over the last axis, shifted by the maximum so that exp can't overflow.
-
-    Args:
-        logits: floats of any precision, [..., N].
-
-    Returns:
-        float32 probabilities, [..., N].
-    """
+    """exp(x) / sum(exp(x)) over the last axis in float32, shifted by the maximum to prevent overflow."""
     shifted = logits.astype(np.float32)
     shifted -= shifted.max(axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
@@ -30,14 +23,7 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    """1 / (1 + exp(-x)) of each element, in a form whose exp can't overflow.
-
-    Args:
-        logits: floats of any precision and shape.
-
-    Returns:
-        float32 probabilities of the same shape.
-    """
+    """1 / (1 + exp(-x)) of each element in float32, without overflow."""
     values = logits.astype(np.float32)
     small = np.exp(-np.abs(values))
     probabilities: Array = np.where(values >= 0, np.float32(1), small) / (1 + small)
@@ -45,7 +31,7 @@ def sigmoid(logits: Array) -> Array:
 
 
 def softmax_at(logits: Array, indices: Array) -> Array:
-    """``softmax(logits)[indices]`` of one row [N], for a few indices [K]: float32 [K]."""
+    """``softmax(logits)[indices]``, float32 [K], of a row [N] at a few indices [K]."""
     shifted = logits.astype(np.float32)
     shifted -= shifted.max()
     np.exp(shifted, out=shifted)
@@ -54,16 +40,16 @@ def softmax_at(logits: Array, indices: Array) -> Array:
 
 
 def top_k(scores: Array, k: int) -> Array:
-    """Indices of the ``k`` highest of ``scores`` [N], the highest first; all of them if k is larger than N.
+    """Indices of the ``k`` highest ``scores`` [N] in descending order of scores; all indices if k exceeds N.
 
-    Equal scores come in the order of their indices.
+    The indices of equal scores are in ascending order.
     """
     size = scores.shape[-1]
     if k >= size:
         return np.argsort(-scores, kind="stable")
     if k <= BLOCKS // 2 and size >= MIN_BLOCKED_SCORES:
-        # Ten times as fast as partitioning all scores. The k highest maxima of blocks are scores themselves, so no
-        # score below them is among the k highest.
+        # Ten times as fast as partitioning all scores. The k highest block maxima are scores too, so lower scores
+        # can't be among the k highest.
         maxima = scores[: size - size % BLOCKS].reshape(BLOCKS, -1).max(axis=1)
         least = np.partition(maxima, -k)[-k]
     else:
@@ -73,20 +59,16 @@ def top_k(scores: Array, k: int) -> Array:
 
 
 def require_numbers(logits: Array) -> None:
-    """Raises PredictorError if a row of ``logits`` [R, N] has NaN or +inf, or only -inf.
+    """Raises PredictorError if a row of ``logits`` [R, N] contains NaN or +inf, or only -inf.
 
-    argmax takes such an element for the best class, and softmax turns the whole row into NaN. A single -inf is
-    legitimate: the logit of a banned token.
+    In such a row, argmax would return a wrong class and softmax NaN. -inf is valid as the logit of a banned token.
     """
     require_finite(logits.max(axis=-1))
 
 
 def argmax(logits: Array) -> int:
-    """The index of the highest of ``logits`` [N], the first of equal ones.
-
-    Raises PredictorError in the cases of ``require_numbers``.
-    """
-    # No second pass: numpy's argmax treats NaN as the highest, and +inf or only -inf make the highest infinite.
+    """The first index of the maximum of ``logits`` [N]. Raises PredictorError, as ``require_numbers`` does."""
+    # No second pass is necessary: argmax returns the index of a NaN, and in other invalid rows the maximum is infinite.
     index = int(logits.argmax())
     if not isfinite(logits[index]):
         require_finite(logits[index])
@@ -94,6 +76,6 @@ def argmax(logits: Array) -> int:
 
 
 def require_finite(maxima: Array) -> None:
-    """Does the work of ``require_numbers`` for the maxima [R] of rows; the maximum of a row with NaN is NaN."""
+    """Implements ``require_numbers`` for the maxima [R] of rows; the maximum of a row with NaN is NaN."""
     if not np.isfinite(maxima).all():
         raise PredictorError("the model answered with logits that are not finite numbers (NaN or infinite)")

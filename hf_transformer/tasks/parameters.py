@@ -1,4 +1,4 @@
-"""Typed access to one request's ``parameters``. Each is checked; none is ignored."""
+"""Typed access to a request's ``parameters``, with full validation."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from hf_transformer.tasks.base import LOGITS, OutputFormat, Overflow, TaskSettin
 from hf_transformer.types.request import Json
 
 Form = Literal["plain", "probabilities", "raw_logits", "pipeline"]
-"""The forms of a prediction: three of the kserve format, and the pipeline format."""
+"""The forms of a prediction: three forms of the kserve format, and the pipeline format."""
 MAX_PROMPT_LENGTH = 2000
-"""Characters. A prompt may have to be tokenized by itself, on the event loop."""
+"""Maximum number of characters. The service may tokenize a prompt on the event loop."""
 
 
 class Parameters:
-    """A request's parameters by name; a parameter that is null counts as absent.
+    """A request's parameters by name. A null parameter counts as absent.
 
-    Args:
-        parameters: the parameters from the client.
-        known: the names that the task takes.
-
-    Raises:
-        InvalidInput: a parameter has a name that the task does not know.
+    Raises InvalidInput for a name outside ``known``.
     """
 
     def __init__(self, parameters: Mapping[str, Json], known: Sequence[str]) -> None:
@@ -36,14 +31,14 @@ class Parameters:
         return name in self._values
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
+        """Returns a boolean."""
         value = self._values.get(name, default)
         if not isinstance(value, bool):
             raise InvalidInput(f"parameters.{name}", "true or false", describe(value))
         return value
 
     def integer(self, name: str, default: int, minimum: int) -> int:
-        """A whole number of at least ``minimum``."""
+        """Returns an integer of at least ``minimum``."""
         value = self._values.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise InvalidInput(f"parameters.{name}", "a whole number", describe(value))
@@ -52,21 +47,21 @@ class Parameters:
         return value
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
-        """A number from ``least`` to ``most``."""
+        """Returns a number from ``least`` to ``most``."""
         value = self._values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InvalidInput(f"parameters.{name}", f"a number from {least:g} to {most:g}", describe(value))
-        # Written so that it refuses NaN too, which is in no range.
+        # This form of the condition rejects NaN too.
         if not least <= value <= most:
             raise InvalidInput(f"parameters.{name}", f"a number from {least:g} to {most:g}", f"{value:g}")
         return float(value)
 
     def get(self, name: str) -> Json:
-        """The unchecked value; None if it is absent."""
+        """Returns the value without validation; None if absent."""
         return self._values.get(name)
 
     def one_of(self, *names: str) -> str | None:
-        """The present one of several names of one parameter, None for none. Raises InvalidInput for two."""
+        """Returns the alias that the request uses, if any. Raises InvalidInput for more than one alias."""
         present = [name for name in names if name in self._values]
         if len(present) > 1:
             first, second, *_ = present
@@ -74,24 +69,24 @@ class Parameters:
         return present[0] if present else None
 
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
-        """One of ``choices``."""
+        """Returns a member of ``choices``."""
         value = self._values.get(name, default)
         if value not in choices:
             raise InvalidInput(f"parameters.{name}", f"one of {', '.join(choices)}", describe(value, quote=True))
         return str(value)
 
     def string(self, name: str) -> str | None:
-        """A string, which may be empty; None if it is absent."""
+        """Returns a string, possibly empty; None if absent."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
             raise InvalidInput(f"parameters.{name}", "a string", describe(value))
         return value
 
     def strings(self, name: str, *, empty: bool = False, most: int | None = None) -> list[str] | None:
-        """A string or a list of strings, as a list; None if it is absent. ``empty`` allows an empty list.
+        """Returns a string or a list of strings as a list; None if absent. ``empty`` allows an empty list.
 
         Raises:
-            InvalidInput: the value has another form.
+            InvalidInput: the value has an invalid form.
             TooLarge: the list has more than ``most`` elements.
         """
         value = self._values.get(name)
@@ -107,24 +102,23 @@ class Parameters:
 
 
 def read_output_format(parameters: Parameters, settings: TaskSettings) -> OutputFormat:
-    """The request's ``output_format``, else the service's."""
+    """Reads ``output_format``; the default is the service's format."""
     chosen = parameters.choice("output_format", settings.output_format, ("kserve", "pipeline"))
     return "pipeline" if chosen == "pipeline" else "kserve"
 
 
 def read_form(parameters: Parameters, settings: TaskSettings, pipeline_only: Sequence[str] = ()) -> Form:
-    """The form of predictions by ``output_format``, ``return_probabilities`` and ``return_raw_logits``, each the
-    request's, else the service's.
+    """Determines the form from ``output_format``, ``return_probabilities`` and ``return_raw_logits``.
 
     Args:
-        pipeline_only: parameters of the pipeline format alone.
+        pipeline_only: parameters that require the pipeline format.
 
     Raises:
-        InvalidInput: they contradict each other, or a parameter belongs to the other format.
+        InvalidInput: parameters contradict each other, or don't apply to the format.
     """
     probabilities = parameters.flag("return_probabilities", settings.return_probabilities)
     raw_logits = parameters.flag("return_raw_logits", settings.return_raw_logits)
-    # A parameter of the request overrides the other flag of the service.
+    # Either parameter of a request overrides the service's flag for the other parameter.
     if "return_raw_logits" in parameters and raw_logits and "return_probabilities" not in parameters:
         probabilities = False
     if "return_probabilities" in parameters and probabilities and "return_raw_logits" not in parameters:
@@ -146,11 +140,11 @@ def read_form(parameters: Parameters, settings: TaskSettings, pipeline_only: Seq
 
 
 def read_prompt(parameters: Parameters, prompts: Mapping[str, str], default_name: str | None) -> str:
-    """The text to put in front: ``prompt``, else the element ``prompt_name`` of ``prompts``, else the model's default.
+    """Returns the prefix for texts: ``prompt``, or the element ``prompt_name`` of ``prompts``, or the model's default.
 
     Raises:
-        InvalidInput: both parameters are present, or no prompt has the name.
-        TooLarge: the prompt has more than MAX_PROMPT_LENGTH characters.
+        InvalidInput: the request has both parameters, or an unknown ``prompt_name``.
+        TooLarge: ``prompt`` exceeds MAX_PROMPT_LENGTH.
     """
     prompt, name = parameters.string("prompt"), parameters.string("prompt_name")
     if prompt is not None and name is not None:
@@ -167,12 +161,12 @@ def read_prompt(parameters: Parameters, prompts: Mapping[str, str], default_name
 
 
 def read_overflow(parameters: Parameters, default: Overflow) -> Overflow:
-    """Treatment of a text that is too long, by the request's ``truncation``, else ``default``."""
+    """Treatment of an overlong text by the request's ``truncation``, or ``default``."""
     if "truncation" not in parameters:
         return default
     return "truncate" if parameters.flag("truncation", True) else "error"
 
 
 def read_truncation(parameters: Parameters, settings: TaskSettings) -> Overflow:
-    """Treatment of a text that is too long, for a task without windows."""
+    """Treatment of an overlong text in a task without windows."""
     return read_overflow(parameters, "error" if settings.on_overflow == "error" else "truncate")

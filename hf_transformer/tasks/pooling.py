@@ -1,6 +1,6 @@
-"""Pooling of the token vectors of a text to one vector. All arithmetic is in float32.
+"""Pooling of a text's token vectors to a single float32 vector.
 
-Source of the formulas: sentence-transformers, sentence_transformer/modules/pooling.py and base/modules/normalize.py.
+The formulas are those of sentence-transformers' sentence_transformer/modules/pooling.py and base/modules/normalize.py.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hf_transformer.tasks.base import Axis
 from hf_transformer.types.tensors import Array
 
 HIDDEN_SIZE_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
-"""Keys of config.json for the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""
+"""Keys of config.json for the size of a token vector: BERT and most models, DistilBERT, T5 and BART, GPT-2."""
 DEFAULT_HIDDEN_SIZE = 1024
-"""Estimated components of a vector if config.json has no size; it only affects limits."""
+"""The estimated vector size if config.json has no size; affects only limits."""
 
 
 def hidden_size(model_config: Mapping[str, Any]) -> int | None:
-    """The size of a token's vector in config.json, None without one."""
+    """The size of a token vector in config.json, if any."""
     sizes = (model_config.get(key) for key in HIDDEN_SIZE_KEYS)
     return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
 
 def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
-    """The axis of a token's vector, whose size tells hidden states from logits."""
+    """The hidden axis. Its size distinguishes hidden states from logits."""
     size = hidden_size(model_config)
     if size is None:
         return Axis(name="hidden")
@@ -36,12 +36,12 @@ def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
 
 
 def pool(rows: Array, modes: Sequence[str], skip: int = 0) -> Array:
-    """Pools a text's token vectors to one vector.
+    """Pools a text's token vectors to a single vector.
 
     Args:
-        rows: [tokens, hidden], floats of any precision, with special tokens and without padding.
-        modes: names in POOLING, at least one; the results are concatenated in this order.
-        skip: number of leading tokens (a prompt's) to leave out, less than ``tokens``.
+        rows: floats [tokens, hidden] of any precision, with special tokens and without padding.
+        modes: keys of POOLING, at least one, in the order of concatenation.
+        skip: the number of leading (prompt) tokens to omit, less than ``tokens``.
 
     Returns:
         float32 [modes * hidden], a new array.
@@ -51,7 +51,7 @@ def pool(rows: Array, modes: Sequence[str], skip: int = 0) -> Array:
 
 
 def unit(vector: Array) -> Array:
-    """The vector with an L2 norm of 1: x / max(||x||, 1e-12)."""
+    """Normalizes a vector to an L2 norm of 1: x / max(||x||, 1e-12)."""
     normalized: Array = vector / np.maximum(np.sqrt(vector @ vector), np.float32(1e-12))
     return normalized
 
@@ -73,7 +73,7 @@ def _mean_sqrt_len(rows: Array, skip: int) -> Array:
 
 
 def _weighted_mean(rows: Array, skip: int) -> Array:
-    # The weights are positions in the whole text, prompt included.
+    # The weights are positions in the whole text, including the prompt.
     weights = np.arange(skip + 1, len(rows) + 1, dtype=np.float32)
     mean: Array = (rows[skip:] * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
     return mean
@@ -87,4 +87,4 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": lambda rows, skip: rows[-1],
 }
-"""sentence-transformers' pooling modes: token vectors [tokens, hidden] and tokens to skip -> [hidden]."""
+"""The pooling modes of sentence-transformers: functions of [tokens, hidden] and ``skip``, with the result [hidden]."""

@@ -1,7 +1,7 @@
 """question_answering: the words of a context that answer a question.
 
-The search is that of pipelines/question_answering.py in transformers 4.57, but computes only spans of the allowed
-length: [longest, tokens] products in place of [tokens, tokens].
+Implements the search of pipelines/question_answering.py in transformers 4.57, but computes only spans of the allowed
+length: [longest, tokens] products instead of [tokens, tokens].
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 MAX_SEQ_LEN, MAX_ANSWER_LEN, MAX_QUESTION_LEN = 384, 15, 64
-"""Tokens; the defaults of transformers' pipeline."""
+"""Default maximum numbers of tokens, from transformers' pipeline."""
 ANSWER_VALUES = 4
-"""Values of one answer: score, start, end and the text."""
+"""The number of values in an answer: score, start, end and text."""
 ANSWER_COST = 10
-"""Cost of one answer, in units of Task.decode_cost; about two spans are candidates for it."""
+"""Decoding cost of an answer, in units of Task.decode_cost; includes about two candidate spans."""
 FIELDS = ("question", "context")
 NO_SPAN_KEY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One instance: a question and its context."""
+    """A question and its context."""
 
     question: str
     context: str
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnsweringOptions:
-    """One request's parameters; lengths are in tokens. ``doc_stride`` None means half of the window, at most 128."""
+    """A request's parameters; lengths are in tokens. ``doc_stride`` None means half of the window, at most 128."""
 
     top_k: int
     max_answer_len: int
@@ -52,13 +52,13 @@ class QuestionAnsweringOptions:
 
     @property
     def candidates(self) -> int:
-        """The number of spans to take from a window. Alignment to words merges some of them."""
+        """The number of candidate spans per window; exceeds ``top_k`` if alignment to words may merge spans."""
         return self.top_k * 2 + 10 if self.align_to_words else self.top_k
 
 
 @dataclass(slots=True)
 class AnswerSpan:
-    """An answer: its score and its characters in the context."""
+    """An answer's score, and its start and end in characters of the context."""
 
     score: float
     start: int
@@ -67,7 +67,7 @@ class AnswerSpan:
 
 @dataclass(frozen=True, slots=True)
 class WindowSpans:
-    """The spans of one window by their text in lower case, the best first, and the score of "no answer"."""
+    """A window's spans by lower-cased text, and the score of "no answer"."""
 
     spans: dict[str, AnswerSpan] = field(default_factory=dict)
     null_score: float = 0.0
@@ -76,13 +76,12 @@ class WindowSpans:
 class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     """Reads ``start_logits`` and ``end_logits`` [tokens] at the tokens of the context.
 
-    The answer of an instance is that of the pipeline, in both output formats, since KServe has no such task: {score,
-    start, end, answer}, with offsets in characters of the client's context. If ``top_k`` asks for several and there are
-    several, it is a list of these, the best first. Scores of the same text add up, so a score may be above 1.
+    In both formats, the answer is the pipeline's {score, start, end, answer}, with offsets in characters. If ``top_k``
+    yields several answers, the result is a list in descending order of scores. A score may exceed 1, since the task
+    sums the scores of equal texts.
 
-    As in the pipeline the question comes first, or second if the tokenizer pads on the left. In the second case the
-    pipeline also takes tokens of the question for answers (a slip of operator precedence in its mask); this task does
-    not.
+    As in the pipeline, the context precedes the question only if the tokenizer pads on the left. In this case the
+    pipeline also extracts answers from the question, due to a bug in its mask; this task does not.
     """
 
     name = "question_answering"
@@ -97,7 +96,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         super().__init__(settings)
         self._question_first = settings.vocabulary.padding_side != "left"
         self._cls_id = settings.vocabulary.cls_id
-        # The last two are default names, of exporters and of Triton's PyTorch backend.
+        # The last two names are defaults of exporters and of Triton's PyTorch backend.
         self.outputs = (
             OutputRole("start_logits", (TOKENS,), ("start", "output_0", "OUTPUT__0")),
             OutputRole("end_logits", (TOKENS,), ("end", "output_1", "OUTPUT__1")),
@@ -106,7 +105,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
         checked = Parameters(parameters, self.parameters)
         read_output_format(checked, self.settings)
-        # The pipeline has this parameter too, and ignores it with a fast tokenizer.
+        # The pipeline accepts this parameter too, and ignores it for a fast tokenizer.
         checked.integer("max_question_len", MAX_QUESTION_LEN, 1)
         # Windows are the pipeline's default.
         overflow = read_overflow(checked, "error" if self.settings.on_overflow == "error" else "window")
@@ -166,11 +165,11 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         return ANSWER_VALUES * self._answers(encoding, options)
 
     def decode_cost(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        """Counts the tokens of the window, and the candidates to map to characters."""
+        """Adds the cost of the answers to the number of tokens."""
         return len(encoding) + ANSWER_COST * self._answers(encoding, options)
 
     def _answers(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        """The maximum number of answers, at most one per span."""
+        """The maximum number of answers from a window: ``top_k``, or the number of spans if lower."""
         return min(options.top_k, len(encoding) * min(options.max_answer_len, len(encoding)))
 
     def decode(
@@ -191,7 +190,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             if span is not None:
                 _add(spans, item.context[span[0] : span[1]].lower(), AnswerSpan(score, *span))
         if len(firsts) < options.candidates or not spans:
-            # The pipeline fills up with empty spans of score 0, such as [CLS] to [CLS].
+            # The pipeline adds empty spans with a score of 0, such as [CLS] to [CLS].
             _add(spans, NO_SPAN_KEY, AnswerSpan(0.0, 0, 0))
         return WindowSpans(spans, null_score)
 
@@ -203,9 +202,9 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         return slice(start, start + sides.count(side))
 
     def _allowed(self, encoding: Encoding, context: slice) -> tuple[int | None, list[slice]]:
-        """The index of the tokenizer's [CLS], which means "no answer", and the ranges of tokens allowed in an answer.
+        """The index of the tokenizer's [CLS], which means "no answer", and the ranges of allowed tokens.
 
-        As in the pipeline the context's tokens are allowed and every [CLS], even one in the client's question.
+        As in the pipeline, the context's tokens and every [CLS] are allowed, even a [CLS] in the client's question.
         """
         cls_id = self._cls_id
         if cls_id is None:
@@ -237,7 +236,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
 
 
 def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
-    """Adds a span; if there is one with the same text, adds up their scores."""
+    """Adds a span, or adds its score to an existing span with the same text."""
     known = spans.get(text)
     if known is None:
         spans[text] = AnswerSpan(span.score, span.start, span.end)
@@ -246,15 +245,13 @@ def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
 
 
 def probabilities(start_logits: Array, end_logits: Array, allowed: Sequence[slice]) -> Array:
-    """The probabilities of each token to be the answer's first and last token.
+    """The probability of each token to be the answer's first and last token, from logits [tokens].
 
     Args:
-        start_logits: floats [tokens].
-        end_logits: floats [tokens].
-        allowed: ranges of the tokens to include in the softmax.
+        allowed: the ranges of tokens to include in the softmax.
 
     Returns:
-        float32 [2, tokens], 0 for tokens that are not allowed.
+        float32 [2, tokens], 0 outside of ``allowed``.
 
     Raises:
         PredictorError: logits of allowed tokens are not finite.
@@ -273,22 +270,21 @@ def best_spans(starts: Array, ends: Array, count: int, longest: int) -> tuple[Ar
     """The spans with the highest starts[first] * ends[last], where first <= last < first + longest.
 
     Args:
-        starts: float32 probabilities [tokens].
-        ends: float32 probabilities [tokens].
-        count: maximum number of spans.
-        longest: maximum tokens of a span.
+        starts, ends: float32 probabilities [tokens].
+        count: the maximum number of spans.
+        longest: the maximum number of tokens in a span.
 
     Returns:
-        first tokens, last tokens and scores [spans], the best span first, without spans of score 0.
+        the first tokens, last tokens and scores [spans], in descending order of scores, without scores of 0.
     """
     tokens = len(starts)
     width = min(longest, tokens)
     padded = np.zeros(tokens + width - 1, np.float32)
     padded[:tokens] = ends
-    # Column f of this view, which needs no copy, is ends[f], ends[f + 1], ...
+    # Column f of this view is ends[f], ends[f + 1], ...
     last = np.ndarray((width, tokens), np.float32, padded, strides=(padded.itemsize, padded.itemsize))
     scores = starts * last
-    # The best ``count`` spans begin at most at ``count`` tokens: those whose best spans are highest.
+    # The best ``count`` spans begin at the ``count`` tokens with the highest maximum scores, or at fewer tokens.
     begins = np.sort(top_k(scores.max(axis=0), count))
     among = scores[:, begins].T.ravel()
     best = top_k(among, count)
@@ -299,12 +295,12 @@ def best_spans(starts: Array, ends: Array, count: int, longest: int) -> tuple[Ar
 
 
 class SpanMapper:
-    """Maps one window's spans of tokens to characters of the context.
+    """Maps a window's spans of tokens to characters of the context.
 
     Args:
         encoding: the window, with details.
         context: the range of the context's tokens.
-        whole_words: whether to extend a span to whole words, as far as the window has them.
+        whole_words: whether to extend spans to whole words within the window.
     """
 
     def __init__(self, encoding: Encoding, context: slice, *, whole_words: bool) -> None:
@@ -314,22 +310,21 @@ class SpanMapper:
         self._words: dict[int, tuple[int, int] | None] = {}
 
     def span(self, first: int, last: int) -> tuple[int, int] | None:
-        """The start and end, in characters, of a span of tokens; None if it is not in the context."""
+        """The start and end, in characters, of a span of tokens; None for a span outside the context."""
         first_word, last_word = self._word(first), self._word(last)
         if first_word is not None and last_word is not None:
             start, end = first_word[0], last_word[1]
         elif first >= self._context.start and last < self._context.stop:
-            # Tokenizers without words, and tokens outside of words.
+            # For tokenizers without words, and tokens outside of words.
             start, end = self._offsets[first][0], self._offsets[last][1]
         else:
             return None
         return (start, end) if start <= end else None
 
     def _word(self, token: int) -> tuple[int, int] | None:
-        """The start and end of the context's word with the id of the token's word.
+        """The start and end of the context's word with the token's word id.
 
-        A [CLS] in the client's question has the id of a word of the question. As in the pipeline, it stands for the
-        context's word with that id.
+        As in the pipeline, this includes a [CLS] in the client's question, although its word id refers to the question.
         """
         word_id = self._word_ids[token] if self._word_ids else None
         if word_id is None:

@@ -1,7 +1,7 @@
-"""Tasks for models whose graph ends in the task's own reduction (``hf-transformer export --reduce``).
+"""Tasks for models with a built-in reduction of the logits or vectors (``hf-transformer export --reduce``).
 
-The names of a model's outputs identify such a model. Answers are those of the plain task, except for requests that need
-the logits.
+The names of a model's outputs identify such a model. Answers equal the plain task's answers; requests that need logits
+fail.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NO_LOGITS = "no value for a model exported with --reduce"
 
 
 class ReducedFillMask(FillMask):
-    """Reads ``topk_ids`` and ``topk_scores`` [masks, K]: the likeliest tokens of each mask, the best first, and their
-    probabilities over the whole vocabulary.
+    """Reads ``topk_ids`` and ``topk_scores`` [masks, K]: the most likely tokens of each mask, in descending order, and
+    their probabilities over the whole vocabulary.
 
-    The masks are those of the longest text of the batch; a text's own come first. Answers have the forms plain and
-    pipeline; the other forms need the logits of the whole vocabulary.
+    The batch's largest number of masks determines the masks axis; padding follows a text's own masks. Only the forms
+    plain and pipeline are available, since the other forms need the logits of the whole vocabulary.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -72,7 +72,7 @@ class ReducedFillMask(FillMask):
 
 
 class ReducedClassification(SequenceClassification):
-    """Reads ``probabilities`` [labels]; the model applies the function that config.json names."""
+    """Reads ``probabilities`` [labels]; the model itself applies the default function."""
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -98,10 +98,9 @@ class ReducedClassification(SequenceClassification):
 
 
 class ReducedEmbedding(TextEmbedding):
-    """Reads ``sentence_embedding`` [D], a unit vector, and ``embedding_norm`` [1], its original length.
+    """Reads ``sentence_embedding`` [D], a unit vector, and ``embedding_norm`` [1], the norm before normalization.
 
-    Their product is the vector before normalization, so answers are those of TextEmbedding: averages of windows and
-    "normalize": false need that vector.
+    Their product is the original vector. Averages of windows and "normalize": false need the original vector.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -119,21 +118,20 @@ REDUCED: Mapping[type[AnyTask], tuple[type[AnyTask], frozenset[str]]] = {
     SequenceClassification: (ReducedClassification, frozenset((PROBABILITIES,))),
     TextEmbedding: (ReducedEmbedding, frozenset((OUTPUT, NORM))),
 }
-"""The reduced form of each task, and the names of its outputs. TextEmbedding itself reads a pooled vector alone, the
-form of sentence-transformers' exports."""
+"""The reduced form of each task, with the names of the outputs. A pooled vector without its norm, as in
+sentence-transformers' exports, suits TextEmbedding itself."""
 NUMBERED = re.compile(r"__\d+$")
-"""The end of a name in Triton's PyTorch backend: logits__0."""
+"""The suffix of output names in Triton's PyTorch backend: logits__0."""
 
 
 def fit_reduced(task: AnyTask, outputs: Iterable[str]) -> AnyTask:
-    """The task, or its reduced form if the model has the outputs of that form.
+    """Returns the task, or its reduced form if the model has the reduced form's outputs.
 
-    Raises:
-        ConfigError: a flag asks for answers that such a model does not give.
+    Raises ConfigError if a flag requires logits.
     """
     reduced, names = REDUCED.get(type(task), (None, frozenset()))
     available = {NUMBERED.sub("", name) for name in outputs}
-    # Logits serve every request, so the plain task reads a model that gives them too.
+    # Logits suffice for every request, so the plain task takes precedence.
     if reduced is None or "logits" in available or not names <= available:
         return task
     return reduced(task.settings)

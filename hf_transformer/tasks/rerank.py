@@ -1,4 +1,4 @@
-"""rerank: relevance of texts to a query, scored pair by pair by a cross-encoder."""
+"""rerank: a cross-encoder's relevance scores of texts for a query."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from hf_transformer.types.tokenization import Encoding, TextInput
 
 @dataclass(frozen=True, slots=True)
 class RerankOptions:
-    """One request's parameters. ``top_n`` None gives all texts; ``raw_scores`` gives logits instead of scores. The
-    query begins with ``prompt``."""
+    """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits."""
 
     output_format: OutputFormat
     top_n: int | None
@@ -41,13 +40,12 @@ class RerankItem:
 class Rerank(Task[RerankItem, RerankOptions, float]):
     """Reads ``logits`` [1] of each pair (query, text).
 
-    The answer is a list with an object per text, the best first, equal scores in the order of the texts:
-        kserve          {"index", "score"} and, with return_documents, "text", as in text-embeddings-inference (KServe
-                        has no such task)
-        pipeline        {"corpus_id", "score"} and "text", as CrossEncoder.rank in sentence-transformers
+    The answer is a list with an object per text, in descending order of scores, then in the order of the texts:
+        kserve          {"index", "score"}, as in text-embeddings-inference
+        pipeline        {"corpus_id", "score"}, as in sentence-transformers' CrossEncoder.rank
 
-    The score is the sigmoid of the logit. As in CrossEncoder it is the logit itself if config.json names torch's
-    Identity as activation function.
+    The parameter return_documents adds "text". The score is the sigmoid of the logit, or the logit itself if the
+    model's activation function is torch's Identity.
     """
 
     name = "rerank"
@@ -121,14 +119,14 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
 
 def has_sigmoid(activation_fn: str | None, model_config: Mapping[str, Json]) -> bool:
-    """Whether scores are sigmoids of logits, by the activation function in CrossEncoder's files; True by default.
+    """Whether the model's activation function is torch's Sigmoid, the default, and not Identity.
 
     Args:
-        activation_fn: from config_sentence_transformers.json, which takes precedence; None if the file has none.
-        model_config: config.json, where versions before 6 write the function.
+        activation_fn: the value in config_sentence_transformers.json, if any; takes precedence.
+        model_config: the content of config.json, where sentence-transformers before 6 saves the function.
 
     Raises:
-        LoadError: the function is neither torch's Sigmoid nor its Identity.
+        LoadError: the model has another activation function.
     """
     section = model_config.get("sentence_transformers")
     older = section.get("activation_fn") if isinstance(section, dict) else None

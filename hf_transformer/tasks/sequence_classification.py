@@ -1,4 +1,4 @@
-"""sequence_classification: the labels of a text, or of a pair of texts."""
+"""sequence_classification: the labels of a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Function = Literal["none", "softmax", "sigmoid"]
 FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
 PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
 DECIMALS = 4
-"""Decimals of the probabilities in the kserve format."""
+"""Decimal places of the probabilities in the kserve format."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceClassificationOptions:
-    """One request's parameters. ``function`` turns logits into scores; ``top_k`` None gives all labels."""
+    """A request's parameters. ``function`` maps logits to scores; ``top_k`` None returns all labels."""
 
     form: Form
     function: Function
@@ -39,16 +39,15 @@ class SequenceClassificationOptions:
 class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json]):
     """Reads ``logits`` [labels].
 
-    Answers per instance, N labels:
-        plain           the index of the highest logit, as KServe gives it; it says little for models with independent
-                        labels or with one label
-        probabilities   {"<id>": probability, 4 decimals}, N of them: softmax, or sigmoid if the labels are independent
-                        (multi_label_classification) or there is one; KServe's softmax is wrong there
-        raw_logits      {"<id>": logit}, N of them
-        pipeline        a list of ``top_k`` objects {"label", "score"}, the best first
+    Answers per instance:
+        plain           the index of the highest logit, as in KServe
+        probabilities   {"<id>": probability, ...} for all labels, rounded to 4 decimals: sigmoid for a single label or
+                        multi_label_classification, where KServe's softmax is wrong; otherwise softmax
+        raw_logits      {"<id>": logit, ...} for all labels
+        pipeline        a list of ``top_k`` objects {"label", "score"}, the highest score first
 
-    The function from logits to scores is that of transformers' pipelines/text_classification.py: none for regression,
-    sigmoid for independent labels or a single one, else softmax.
+    The default function is that of transformers' pipelines/text_classification.py: none for regression, sigmoid for
+    independent labels or a single label, otherwise softmax.
     """
 
     name = "sequence_classification"
@@ -91,9 +90,9 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         self, item: TextInput, encoding: Encoding, outputs: Outputs, options: SequenceClassificationOptions
     ) -> Json:
         logits = outputs["logits"]
-        # A few labels are faster as a list than with numpy, whose calls take microseconds.
+        # For few labels, a list is faster than numpy, whose calls take microseconds.
         values: list[float] = logits.tolist()
-        # Each logit is a row here: a classifier bans no label, so -inf is wrong too.
+        # Each logit is a row: a classifier bans no label, so -inf is invalid too.
         if not all(map(isfinite, values)):
             require_numbers(logits[:, np.newaxis])
         if options.form == "plain":
@@ -103,15 +102,15 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         return self.render(apply(options.function, logits), options)
 
     def render(self, scores: Array, options: SequenceClassificationOptions) -> Json:
-        """Scores, float32 [labels], in the forms probabilities and pipeline."""
+        """Formats scores, float32 [labels], in the forms probabilities and pipeline."""
         if options.form == "probabilities":
             return _by_label([round(score, DECIMALS) for score in scores.tolist()])
-        # A stable sort keeps labels of equal scores in the order of transformers.
+        # A stable sort orders labels of equal scores as transformers does.
         best = np.argsort(-scores, kind="stable")[: options.top_k].tolist()
         return [{"label": self.labels[label], "score": float(scores[label])} for label in best]
 
     def tensor(self, predictions: Sequence[Json], options: SequenceClassificationOptions) -> Tensor:
-        """INT64 [instances], the best label's index, in the form plain; else BYTES [instances], JSON text."""
+        """INT64 [instances] of label indices in the form plain; otherwise BYTES [instances] of JSON texts."""
         if options.form == "plain":
             return Tensor(OUTPUT, "INT64", np.array(predictions, np.int64))
         return super().tensor(predictions, options)
@@ -124,7 +123,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
 def _read_top_k(parameters: Mapping[str, Json], checked: Parameters, form: Form) -> int | None:
     if "top_k" in parameters and parameters["top_k"] is None:
-        # Here null is a value: all labels, as in transformers.
+        # null means all labels, as in transformers.
         if form != "pipeline":
             raise InvalidInput("parameters.top_k", "no value in the kserve format", "null")
         return None
@@ -132,25 +131,23 @@ def _read_top_k(parameters: Mapping[str, Json], checked: Parameters, form: Form)
 
 
 def default_function(problem_type: str | None, labels: int) -> Function:
-    """The function that transformers' text-classification pipeline applies by default."""
+    """The default function of transformers' text-classification pipeline."""
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
 
 
 def apply(function: Function, logits: Array) -> Array:
-    """Scores, float32 [labels], of logits [labels]."""
+    """Maps logits [labels] to scores, float32 [labels]."""
     if function == "softmax":
         return softmax(logits)
     return sigmoid(logits) if function == "sigmoid" else logits.astype(np.float32)
 
 
 def read_text_or_pair(instance: Json, path: str) -> TextInput:
-    """Parses a string, {"text"} or {"text", "text_pair"}; a ``text_pair`` that is empty or null means a single text, as
-    in transformers.
+    """Parses a string, {"text"} or {"text", "text_pair"}. Raises InvalidInput for any other form.
 
-    Raises:
-        InvalidInput: the instance has another form.
+    An empty or null ``text_pair`` means a single text, as in transformers.
     """
     if isinstance(instance, str):
         return instance

@@ -13,17 +13,17 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec, Texts
 
 OUTPUT = "output-0"
-"""KServe's name of the tensor with the predictions."""
+"""KServe's name for the tensor of predictions."""
 FREE = -1
-"""An axis of any size in a specification."""
+"""The size of a dynamic axis in a TensorSpec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One part of an instance: a string, or a list of strings if ``many``.
+    """A field of an instance: a string, or a list of strings if ``many``.
 
-    As a tensor it is BYTES [instances, 1] or [instances], or [instances, strings], under its name or one of
-    ``other_names``.
+    The corresponding tensor is BYTES [instances, 1], [instances] or, if ``many``, [instances, strings]. Its name is
+    ``name`` or any of ``other_names``.
     """
 
     name: str
@@ -33,24 +33,22 @@ class Field:
 
     @property
     def spec(self) -> TensorSpec:
-        """The tensor of this field. Its second axis serves clients that take the first one for the batch axis and need
-        a known shape per instance."""
+        """The tensor of this field. The second axis suits clients that need a shape per instance."""
         return TensorSpec(self.name, "BYTES", (FREE, FREE if self.many else 1), self.optional)
 
 
 TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "text_input", "INPUT0"))
-"""The only text of an instance, with the names that clients of KServe and Triton use."""
+"""The single text of an instance, with the input names of KServe's and Triton's clients."""
 
 
 def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]) -> list[Json]:
-    """The instances in a request's input tensors.
+    """Converts a request's input tensors to instances: strings if only the first field is present, else objects.
 
-    An input with one row, or a list without the axis of instances, holds for all instances. An instance with only the
-    first field is the string itself, any other an object with a key per field. If one field is required and the request
-    has one input, the input may have any name.
+    An input with a single row, or a list [strings], applies to all instances. If only one field is required, the only
+    input of a request may have any name.
 
     Raises:
-        InvalidInput: an input is unknown, missing, not BYTES, or of a wrong shape.
+        InvalidInput: an input is unknown, missing, duplicate, not BYTES, or of a wrong shape.
     """
     columns: dict[str, list[Json]] = {}
     required = [field for field in fields if not field.optional]
@@ -90,7 +88,7 @@ def _names(fields: Sequence[Field]) -> str:
 
 
 def _read_column(tensor: Tensor | Texts, field: Field, index: int) -> list[Json]:
-    """One field of all instances: strings, or lists of strings. ``index`` is the position of the input, for errors."""
+    """Reads a field of all instances. ``index`` is the position of the input, for errors."""
     if not isinstance(tensor, Texts):
         expected = f"BYTES (text in UTF-8) for {tensor.name!r}"
         raise InvalidInput(f"inputs[{index}].datatype", expected, tensor.datatype)
@@ -100,7 +98,7 @@ def _read_column(tensor: Tensor | Texts, field: Field, index: int) -> list[Json]
     if field.many and len(shape) == 2:
         rows, strings = shape
         return [texts[row * strings : (row + 1) * strings] for row in range(rows)]
-    # Triton's models with a batch axis have texts of shape [instances, 1].
+    # Triton models with a batch axis have texts of shape [instances, 1].
     if not field.many and (len(shape) < 2 or (len(shape) == 2 and shape[1] == 1)):
         return texts
     expected = "[instances, strings] or [strings]" if field.many else "[instances] or [instances, 1]"
@@ -108,22 +106,19 @@ def _read_column(tensor: Tensor | Texts, field: Field, index: int) -> list[Json]
 
 
 def json_tensor(predictions: Sequence[Json]) -> Tensor:
-    """``output-0`` BYTES [instances], each prediction as JSON text."""
+    """Builds ``output-0`` BYTES [instances] of JSON texts."""
     return bytes_tensor([orjson.dumps(prediction, option=orjson.OPT_SERIALIZE_NUMPY) for prediction in predictions])
 
 
 def bytes_tensor(elements: Sequence[bytes]) -> Tensor:
-    """``output-0`` BYTES [instances]."""
+    """Builds ``output-0`` BYTES [instances]."""
     data = np.empty(len(elements), np.object_)
     data[:] = elements
     return Tensor(OUTPUT, "BYTES", data)
 
 
 def ragged_tensor(rows: Sequence[Array], datatype: str, padding: float) -> Tensor:
-    """``output-0`` [instances, 1, tokens, ...] of arrays [tokens, ...], shorter ones padded with ``padding``.
-
-    The second axis has one element, as in KServe's token classification.
-    """
+    """Pads arrays [tokens, ...] to ``output-0`` [instances, 1, tokens, ...], as KServe's token classification does."""
     longest = max(map(len, rows))
     data = np.full((len(rows), 1, longest, *rows[0].shape[1:]), padding, rows[0].dtype)
     for padded, row in zip(data, rows, strict=True):
@@ -132,10 +127,9 @@ def ragged_tensor(rows: Sequence[Array], datatype: str, padding: float) -> Tenso
 
 
 def ragged_json_tensor(predictions: Sequence[Sequence[Json]]) -> Tensor:
-    """``output-0`` of one list of values per instance, or of lists of equal length, as in KServe.
+    """Builds ``output-0`` from a list of values per instance, as KServe does; pads shorter lists with ``null``.
 
-    BYTES [instances, values] or [instances, values, columns]: each element as JSON text. Shorter lists are padded with
-    ``null``.
+    The tensor is BYTES [instances, values] of JSON texts, or [instances, values, columns] if the values are lists.
     """
     first = predictions[0][0]
     columns = (len(first),) if isinstance(first, list) else ()

@@ -1,4 +1,4 @@
-"""text_embedding: one vector per text, equal to sentence-transformers' from the same model folder."""
+"""text_embedding: a vector per text, equal to the result of sentence-transformers for the same model folder."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization
 
 NUMBERS_PER_VALUE = 4
-"""Numbers of an embedding per value of --max_answer_values. 1,000,000 numbers of an array are written in 0.06 s, as
-many of objects built and written in 0.4 s. OpenAI's 2,048 inputs then fit into an answer up to 1,953 dimensions."""
+"""Numbers of an embedding per value of --max_answer_values, since arrays are faster to write: 0.06 s per 1,000,000
+numbers, compared with 0.4 s for objects. OpenAI's maximum of 2,048 inputs then allows up to 1,953 dimensions."""
 OUTPUT = "sentence_embedding"
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
-"""KServe's settings, for a folder without files of sentence-transformers."""
+"""KServe's settings, for a model folder without sentence-transformers files."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextEmbeddingOptions:
-    """One request's parameters.
+    """A request's parameters.
 
     Attributes:
-        prompt_from: the parameter that names the prompt, None for the model's default.
-        skips: leading tokens that pooling leaves out, in a text's first window and, if it differs, in the others.
-        normalize: whether to normalize before or after the cut to ``dimensions``.
-        exact: whether to refuse vectors with fewer dimensions.
+        prompt_from: the parameter that sets the prompt; None for the model's default.
+        skips: the number of leading tokens to omit from pooling, in the first window and, if different, in the others.
+        normalize: whether to normalize before or after truncation to ``dimensions``.
+        exact: whether vectors with fewer than ``dimensions`` components are an error.
     """
 
     prompt: str
@@ -66,7 +66,7 @@ class TextEmbeddingOptions:
 
 @dataclass(frozen=True, slots=True)
 class PooledWindow:
-    """A window's vectors, float32 [D], one per element of ``skips``, and its number of tokens."""
+    """A window's number of tokens, and a vector, float32 [D], per element of ``skips``."""
 
     vectors: tuple[Array, ...]
     tokens: int
@@ -76,7 +76,7 @@ Text = str | TokenIds
 
 
 def read_token_ids(ids: Json, path: str, vocab_size: int) -> TokenIds:
-    """A text in tokens. Raises InvalidInput for anything but a list of the tokenizer's ids."""
+    """Parses a list of token ids. Raises InvalidInput for any other form, or ids outside the vocabulary."""
     if not isinstance(ids, list) or not ids:
         raise InvalidInput(path, "a list of token ids", "an empty list" if ids == [] else describe(ids))
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
@@ -88,9 +88,9 @@ def read_token_ids(ids: Json, path: str, vocab_size: int) -> TokenIds:
 
 
 class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
-    """Reads token vectors [tokens, hidden] and pools them, or takes a pooled vector [D] unchanged.
+    """Reads token vectors [tokens, hidden] and pools them, or reads a pooled vector [D].
 
-    The answer per instance, in both formats, is the vector: a list of D floats (a float32 array).
+    In both formats, the answer is the vector, a float32 array [D].
     """
 
     name = "text_embedding"
@@ -103,7 +103,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         super().__init__(settings)
         self._files = settings.sentence_transformers or KSERVE
         inside = self._files.inside
-        # Without pooler_output, which is BERT's classification head and not trained for similarity.
+        # pooler_output is absent: it is part of BERT's classification head, without training for similarity.
         names = ("sentence_embeddings", "text_embeds", "last_hidden_state", "token_embeddings")
         pooled = (Axis(name=f"embedding after {inside}" if inside else "embedding"),)
         by_token = (TOKENS, hidden_axis(settings.model_config))
@@ -136,7 +136,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         )
 
     def _read_normalize(self, parameters: Parameters) -> Literal["before", "after", "no"]:
-        """Follows the parameter, else the model folder, where the Normalize module comes before truncate_dim."""
+        """Reads ``normalize``. The default is the model folder's, where Normalize precedes truncate_dim."""
         if "normalize" in parameters:
             return "after" if parameters.flag("normalize", True) else "no"
         if self.settings.sentence_transformers is None:
@@ -144,7 +144,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return "before" if self._files.normalize else "no"
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Counts a prompt's tokens without a special one at the end, as sentence-transformers does."""
+        """Counts a prompt's tokens without a special token at the end, as sentence-transformers does."""
         encodings = self.settings.vocabulary.encode((self._cased(prompt), ""))
         ids, empty = (encoding.ids for encoding in encodings)
         count = len(ids) - (bool(ids) and ids[-1:] == empty[-1:])
@@ -171,7 +171,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return read_token_ids(ids, path, self.settings.vocabulary.vocab_size)
 
     def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
-        # Token ids are the whole text, so no prompt goes in front of them.
+        # No prompt is prepended to token ids, since they are the complete text.
         return (item if isinstance(item, TokenIds) else self._cased(options.prompt + item),)
 
     def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
@@ -182,7 +182,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return -(-self._dimensions(options) // NUMBERS_PER_VALUE)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
-        """Takes all tokens into account, since even a few components need them pooled."""
+        """Includes all tokens, since even a few dimensions require complete pooling."""
         return max(self._dimensions(options), len(encoding))
 
     def _dimensions(self, options: TextEmbeddingOptions) -> int:
@@ -190,11 +190,11 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     def decode(self, item: Text, encoding: Encoding, outputs: Outputs, options: TextEmbeddingOptions) -> PooledWindow:
         rows = outputs[OUTPUT]
-        # Token ids have no prompt to leave out.
+        # Token ids have no prompt to skip.
         skips = (0,) * len(options.skips) if isinstance(item, TokenIds) else options.skips
         if rows.ndim == 1:
             return PooledWindow((rows.astype(np.float32),) * len(skips), len(encoding))
-        # One token always remains: prompt and text together can have fewer tokens than the prompt by itself.
+        # At least one token remains, although a prompt with a text can have fewer tokens than the prompt alone.
         vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in skips)
         return PooledWindow(tuple(vectors), len(encoding))
 
@@ -203,7 +203,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         vector = first.vectors[0]
         if following:
             vectors = np.stack([vector, *(part.vectors[-1] for part in following)])
-            # Windows are weighted by their tokens, so that a short last one counts for little.
+            # The weights are numbers of tokens, so a short last window has little effect.
             weights = np.array([part.tokens for part in parts[0]], np.float32)
             vector = (vectors * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
         require_finite_vectors(vector)

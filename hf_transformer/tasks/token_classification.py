@@ -1,4 +1,4 @@
-"""token_classification: a label per token, or the named entities of a text (NER)."""
+"""token_classification: a label per token, or the named entities in a text (NER)."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
 IGNORED_LABELS = ("O",)
-"""The default of transformers' pipeline for this task."""
+"""The default of transformers' token-classification pipeline."""
 ENTITY_VALUES = 6
-"""Values of a token in the pipeline format: entity, score, index, word, start and end."""
+"""The number of values per token in the pipeline format: entity, score, index, word, start and end."""
 WORD_COST = 5
-"""Cost of a token, in units of decode_cost, for strategies that choose a label per word."""
+"""Decoding cost of a token, in units of decode_cost, for strategies that choose a label per word."""
 NO_LABEL = -100
-"""Padding of a tensor of labels: the "ignore index" of transformers and torch."""
+"""The padding value of labels: the "ignore index" of transformers and torch."""
 MAX_DELIMITER_LENGTH = 20
-"""Characters; the delimiter repeats after every word."""
+"""Maximum number of characters, since the delimiter repeats after every word."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenClassificationOptions:
-    """One request's parameters.
+    """A request's parameters.
 
-    ``ignored`` [labels] masks labels that the pipeline format leaves out. Neighbouring windows share ``stride`` tokens.
+    ``ignored`` [labels] masks the labels to omit in the pipeline format. Neighbouring windows share ``stride`` tokens.
     """
 
     form: Form
@@ -66,12 +66,12 @@ class TokenClassificationOptions:
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """The position of a window in its text.
+    """The size and position of a window in its text.
 
     Attributes:
-        length: number of tokens.
-        before, after: number of special tokens before and after those of the text.
-        begins: the word (0 for a text that is not in words) and the character of the window's first token.
+        length: the number of tokens.
+        before, after: the number of special tokens at the start and at the end.
+        begins: the word and the character offset of the first text token; the word is 0 if the tokenizer has no words.
     """
 
     length: int
@@ -94,7 +94,7 @@ class WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class WindowAnswer:
-    """The values of one window's tokens, or its entities; ``shape`` is None in a request without windows."""
+    """A window's values per token, or its entities; ``shape`` is None in a request without windows."""
 
     values: list[Json]
     shape: WindowShape | None
@@ -103,11 +103,11 @@ class WindowAnswer:
 class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswer]):
     """Reads ``logits`` [tokens, labels].
 
-    Answers per instance of S tokens, special ones included, and L labels:
+    Answers per instance; tokens include special tokens, except in the pipeline format:
         plain           [[3, 0, ...]], the best label's index per token, in an outer list, as in KServe
-        probabilities   S objects of L {"<index>": probability, 4 decimals}
-        raw_logits      S objects of L {"<index>": logit}
-        pipeline        {entity, score, index, word, start, end} per token, or with an aggregation strategy
+        probabilities   {"<index>": probability, ...} per token, rounded to 4 decimals
+        raw_logits      {"<index>": logit, ...} per token
+        pipeline        {entity, score, index, word, start, end} per token; with an aggregation strategy,
                         {entity_group, score, word, start, end} per entity
     """
 
@@ -168,7 +168,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         if options.form in ("probabilities", "raw_logits"):
             return len(encoding) * len(self._columns)
-        # Every token has an object if no label is left out; otherwise most have none.
+        # Every token has an object if no label is ignored; otherwise most tokens have none.
         everything = options.form == "pipeline" and not options.ignored.any()
         return len(encoding) * (ENTITY_VALUES if everything else 1)
 
@@ -179,8 +179,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return max(size, len(encoding) * WORD_COST) if by_word else size
 
     def extra_size(self, encodings: Encodings, options: TokenClassificationOptions) -> int:
-        """Counts the numbers in ``offset_mapping``, padding included. It counts tokens that windows share more than
-        once, although the tensor has them once."""
+        """Counts the numbers in ``offset_mapping``, including padding, and shared tokens once per window."""
         return self.padded_tokens(encodings) * 2 if options.offsets else 0
 
     def decode(
@@ -191,7 +190,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         if options.form == "pipeline":
             entities = self._finder.find(item, encoding, logits, options.strategy, options.ignored)
             return WindowAnswer(entities, shape)
-        # Maxima along the longer axis are several times as fast.
+        # Reduction along the longer axis is several times as fast.
         require_finite(np.ascontiguousarray(logits.T).max(axis=0))
         if options.form == "plain":
             return WindowAnswer(logits.argmax(axis=-1).tolist(), shape)
@@ -213,8 +212,8 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return [values] if options.form == "plain" else values
 
     def tensor(self, predictions: Sequence[Json], options: TokenClassificationOptions) -> Tensor:
-        """INT64 [instances, 1, tokens], shorter texts padded with NO_LABEL. Probabilities and logits are BYTES
-        [instances, tokens], JSON text per token. The pipeline format is BYTES [instances]."""
+        """INT64 [instances, 1, tokens] in the form plain, padded with NO_LABEL. Probabilities and logits are BYTES
+        [instances, tokens] of JSON texts; the pipeline format is BYTES [instances]."""
         if options.form == "plain":
             return ragged_tensor([np.array(labels, np.int64) for (labels,) in predictions], "INT64", NO_LABEL)
         return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
@@ -233,8 +232,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
     def extra_outputs(self, encodings: Encodings, options: TokenClassificationOptions) -> Sequence[Tensor]:
-        """``offset_mapping`` INT64 [instances, tokens, 2]: start and end of each token, (0, 0) for special tokens and
-        padding."""
+        """``offset_mapping`` INT64 [instances, tokens, 2]: each token's start and end. Special tokens have zeros."""
         if not options.offsets:
             return ()
         rows = [_offsets(texts[0], options.stride) for texts in encodings]
@@ -254,7 +252,7 @@ def _read_delimiter(parameters: Parameters) -> str | None:
 
 
 def _read_words(instance: Json, path: str) -> list[str] | None:
-    """The words of an instance, None for a text. Raises InvalidInput for anything but one or more strings."""
+    """The words of an instance, or None for an instance with a text. Raises InvalidInput for an invalid form."""
     if isinstance(instance, dict) and len(instance) == 1 and (name := next(iter(instance))) in ("tokens", "words"):
         words, path = instance[name], f"{path}.{name}"
     elif isinstance(instance, str | dict):
@@ -273,7 +271,7 @@ def _read_words(instance: Json, path: str) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class WindowPart:
-    """The tokens ``begin`` to ``end`` of the window with index ``window``; ``start`` is the first one's index in the
+    """The tokens ``begin`` to ``end`` of the window at index ``window``; ``start`` is the position of ``begin`` in the
     whole text."""
 
     window: int
@@ -283,10 +281,10 @@ class WindowPart:
 
 
 def window_parts(windows: Sequence[WindowShape], stride: int) -> list[WindowPart]:
-    """Splits the whole text between its windows: each token comes from the window with more context around it.
+    """Selects the tokens of a whole text from its windows, each token from the window with more context around it.
 
-    Of the ``stride`` tokens that neighbours share, the first half comes from the window before, the second from the
-    window after. Special tokens come from the start of the first window and the end of the last.
+    Of the ``stride`` tokens that neighbouring windows share, the earlier window supplies the first half and the later
+    window the second half. The first and last windows supply the special tokens at the start and end.
     """
     order = list(range(len(windows)))
     if windows[0].begins > windows[-1].begins:  # a tokenizer that truncates on the left returns the last window first
@@ -303,7 +301,7 @@ def window_parts(windows: Sequence[WindowShape], stride: int) -> list[WindowPart
 
 
 def _merge_tokens(windows: Sequence[WindowAnswer], options: TokenClassificationOptions) -> list[Json]:
-    """The values of the whole text's tokens; the index of a token's entity becomes its index in the whole text."""
+    """The values of a whole text's tokens. Converts ``index`` in the pipeline format to an index in the whole text."""
     values: list[Json] = []
     for part in window_parts([window.shape for window in windows if window.shape is not None], options.stride):
         window_values = windows[part.window].values

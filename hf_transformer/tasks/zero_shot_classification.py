@@ -1,4 +1,4 @@
-"""zero_shot_classification: scores of a request's own labels for a text, by a model trained on entailment."""
+"""zero_shot_classification: an entailment model's scores of the client's labels for a text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 DEFAULT_TEMPLATE = "This example is {}."
-"""The default of transformers' pipeline for this task."""
+"""The default of transformers' zero-shot-classification pipeline."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
-"""Labels per instance, and characters per hypothesis, which may repeat its label."""
+"""Maximum number of labels per instance, and of characters per hypothesis."""
 INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
 TRUNCATE_SEQUENCE = Tokenization(only_first=True)
-"""Truncates the sequence alone, so that no label is lost."""
+"""Truncates only the sequence, to preserve the labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroShotOptions:
-    """One request's parameters.
+    """A request's parameters.
 
-    A hypothesis is the label between the pieces of ``template``. ``labels`` serve instances without their own.
+    ``labels`` apply to instances without labels. ``template`` is the result of ``split_template``.
     """
 
     labels: tuple[str, ...] | None
@@ -50,11 +50,11 @@ class ZeroShotItem:
 
 
 class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
-    """Reads ``logits`` [labels of the model] of each pair (sequence, hypothesis), one per candidate label.
+    """Reads ``logits`` [labels of the model] of each pair (sequence, hypothesis), a pair per candidate label.
 
-    The answer, in both output formats, is that of transformers' pipelines/zero_shot_classification.py: {"sequence",
-    "labels", "scores"}, the best label first. The scores are the softmax of the entailment logits over the labels; with
-    ``multi_label``, or a single label, each label's own softmax of entailment against contradiction.
+    In both formats, the answer is {"sequence", "labels", "scores"}, the best label first, as in transformers'
+    pipelines/zero_shot_classification.py. Scores are a softmax of the entailment logits over the labels. With
+    ``multi_label`` or a single label, each score is a softmax of entailment and contradiction.
     """
 
     name = "zero_shot_classification"
@@ -70,7 +70,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
                 f"zero_shot_classification needs a model with entailment and another label, and config.json names "
                 f"{count} of them, entailment as number {entailment}"
             )
-        # As in transformers, contradiction is the first label, or the last if the first is entailment.
+        # As in transformers, contradiction is the first label, or the last label if entailment is the first.
         self._columns = [count - 1 if entailment == 0 else 0, entailment]
         self.outputs = (text_logits(count),)
 
@@ -132,7 +132,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             scores = softmax(logits)[:, 1]
         else:
             scores = softmax(logits[:, 1])
-        # Ascending and then reversed, as transformers sorts: of two equal scores, the later label comes first.
+        # As in transformers, an ascending sort, then reversed: among equal scores, later labels precede.
         best = np.argsort(scores)[::-1].tolist()
         return {
             "sequence": item.sequence,
@@ -142,11 +142,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
 
 
 def entailment_id(model_config: Mapping[str, Json]) -> int:
-    """The id of the label whose name starts with "entail", in ``label2id``, else ``id2label``.
-
-    Raises:
-        LoadError: no label does.
-    """
+    """The id of the first label with the prefix "entail". Raises LoadError if no label has this prefix."""
     ids = model_config.get("label2id")
     if not isinstance(ids, dict):
         ids = {name: index for index, name in enumerate(read_labels(model_config))}
@@ -160,14 +156,14 @@ def entailment_id(model_config: Mapping[str, Json]) -> int:
 
 
 def read_candidate_labels(value: Json, owner: str) -> tuple[str, ...]:
-    """A list of labels, or a string with commas between labels, whose surrounding spaces are stripped.
+    """Parses a list of labels, or a comma-separated string with optional spaces.
 
     Args:
         owner: the path of the object with the field, for errors: ``parameters`` or an instance.
 
     Raises:
-        InvalidInput: the value has another form, or no label.
-        TooLarge: there are more than MAX_LABELS.
+        InvalidInput: the value has an invalid form, or no label.
+        TooLarge: the number of labels exceeds MAX_LABELS.
     """
     if isinstance(value, str):
         value = [label.strip() for label in value.split(",") if label.strip()]
@@ -183,13 +179,10 @@ def read_candidate_labels(value: Json, owner: str) -> tuple[str, ...]:
 
 
 def split_template(template: str) -> tuple[str, ...]:
-    """The pieces of a template around its label: ``label.join(pieces)`` is a hypothesis.
+    """Splits a template at its placeholders: ``label.join(pieces)`` is a hypothesis.
 
-    {}, or any number of {0}, stands for the label; {{ and }} for braces. str.format's attributes and widths are
-    refused: a client could read or fill the memory with them.
-
-    Raises:
-        InvalidInput: the template has no label, or other text in braces.
+    The placeholder is a single {}, or any number of {0}; {{ and }} are literal braces. str.format's attributes and
+    widths are invalid, since a client could read or exhaust memory with them. Raises InvalidInput.
     """
     expected = 'a text with {} for the label, such as "This example is {}."'
     wrong = InvalidInput("parameters.hypothesis_template", expected)

@@ -16,17 +16,18 @@ NO_PARAMS: Final[Mapping[str, str]] = {}
 
 
 class Request(ABC):
-    """An HTTP request whose head has arrived. ``read`` returns its body.
+    """An HTTP request with a complete head; ``read`` returns the body.
 
     Attributes:
         path: the percent-decoded path, without the query.
-        raw_path, query: the encoded path, and the query without its question mark.
-        fields: the header lines in their order, with lower-case names.
-        headers: the fields by name; the last value of a repeated name counts.
+        raw_path: the percent-encoded path.
+        query: the query string, without the question mark.
+        fields: the header lines in order, with lower-case names.
+        headers: the header fields by name; the last value of a repeated name applies.
         id: the request id for logs and the response.
-        route: the template of the path, empty before routing.
+        route: the template of the path; empty before routing.
         params: the path parameters, such as the model.
-        log: the record for the access log, None if it is disabled.
+        log: the access log record; None if the access log is disabled.
         at_end: whether ``read`` has returned the whole body.
     """
 
@@ -71,20 +72,20 @@ class Request(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Returns the next bytes of the body as soon as they arrive, or empty bytes at its end. Raises ClientGone."""
+        """Waits for the next bytes of the body; returns empty bytes at the end. Raises ClientGone."""
 
     @property
     @abstractmethod
     def client(self) -> tuple[str, int] | None:
-        """The client's address."""
+        """The client's host and port."""
 
     @property
     @abstractmethod
     def server(self) -> tuple[str, int] | None:
-        """The server's address for this connection."""
+        """The server's host and port for this connection."""
 
     def scope(self) -> dict[str, Any]:
-        """The ASGI scope of the request. Source: https://asgi.readthedocs.io/en/latest/specs/www.html"""
+        """The ASGI scope of the request; see https://asgi.readthedocs.io/en/latest/specs/www.html"""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -102,7 +103,7 @@ class Request(ABC):
 
 
 HeaderLines: TypeAlias = list[tuple[bytes, bytes]]
-"""Header lines in their order, with lower-case names."""
+"""Header lines in order, with lower-case names."""
 
 
 @dataclass(slots=True)
@@ -116,8 +117,10 @@ class Response:
 
 @dataclass(slots=True)
 class Stream:
-    """A streamed response: ``first`` is sent with the head, then each of ``parts`` once the client has read the
-    previous one. The server always closes ``parts`` at the end."""
+    """A streamed response. The server sends ``first`` with the head, then ``parts`` with flow control.
+
+    The server always closes ``parts`` at the end.
+    """
 
     status: int
     first: bytes
@@ -129,10 +132,10 @@ class Application(Protocol):
     """The service's interface to an HTTP server."""
 
     async def handle(self, request: Request) -> Response | Stream:
-        """Answers one request. The server cancels it when the client disconnects."""
+        """Answers a request. The server cancels this call when the client disconnects."""
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
-        """The response to a request that the server can't accept. A request with an unreadable head has no fields."""
+        """The error response to a request that the server rejects. ``fields`` is empty if the head was unreadable."""
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """Logs a request. ``answer`` is None if the client has disconnected; ``sent`` is in bytes of the body."""
+        """Logs a request. ``answer`` is None if the client has disconnected; ``sent`` counts bytes of the body."""

@@ -1,4 +1,4 @@
-"""A request inside the service, independent of its API: query, context and answers."""
+"""A request inside the service, independent of the API: query, context and answers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any, Protocol, TypeAlias
 from hf_transformer.types.tensors import Tensor
 
 Json: TypeAlias = Any
-"""A JSON value."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """The results of one request: one prediction per instance, and for some tasks further tensors.
+    """The results of a request: a prediction per instance, and optional output tensors of the task.
 
-    ``tokens`` is the number of tokens in the model's input, special tokens included, padding excluded. ``tensor`` holds
-    the predictions if ``Query.tensors`` is set.
+    ``tokens`` counts the tokens of the model's input, including special tokens, excluding padding. ``tensor`` contains
+    the predictions if ``Query.tensors`` is true.
     """
 
     predictions: list[Json]
@@ -28,10 +27,9 @@ class Answers:
 
 @dataclass(slots=True)
 class Query:
-    """The instances and parameters of one request.
+    """The instances and parameters of a request.
 
-    With ``tensors``, the predictions are also returned as a tensor. ``name`` is the API's name of the instances, for
-    messages.
+    ``tensors`` requests the predictions as a tensor too. ``name`` is the API's name of the instances, for messages.
     """
 
     instances: Sequence[Json]
@@ -41,7 +39,7 @@ class Query:
 
 
 class Budget(Protocol):
-    """One request's share of the service's limit on tokens in flight."""
+    """A request's share of the maximum number of tokens in flight."""
 
     def charge(self, tokens: int) -> None: ...
     def expect(self, characters: int) -> None: ...
@@ -49,23 +47,23 @@ class Budget(Protocol):
 
 
 class Context:
-    """A request's metadata, and the seconds that it spent in each stage.
+    """A request's metadata, and the duration of each stage in seconds.
 
     Attributes:
-        request_id: the request id in logs and the response.
+        request_id: the id for logs and the response.
         headers: the headers for the predictor, with lower-case names.
-        deadline: the client's deadline on the event loop's clock; None without one.
-        field_names: maps the canonical path of a field to its name in the API, for errors; None keeps all paths.
+        deadline: the client's deadline on the event loop's clock; None if the client sets no deadline.
+        field_names: maps a field's canonical path to the API's path, for errors; None keeps the path.
         ignored: names of ignored parameters and keys, for the response.
-        ticket: the request's admission; None without limits.
-        instances, tokens: the numbers of instances and tokens; 0 until they are known.
-        batch_traceparent: the traceparent of the request whose headers the batch carried; empty if it was this one.
-        arrived: the time (time.perf_counter) at which the whole body had arrived.
-        parse: duration of parsing the body, until its texts are known.
+        ticket: the request's admission; None if no limit is set.
+        instances, tokens: the numbers of instances and tokens; 0 before tokenization.
+        batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
+        arrived: the arrival time of the complete body (time.perf_counter).
+        parse: duration of parsing the body and extracting the texts.
         tokenize: duration of encoding the texts.
-        preprocess: KServe's stage: the part of parsing and encoding in the pipeline.
-        queue: the part of ``predict`` before the last instance was sent to the predictor.
-        predict: time from the encodings to the predictor's last answer.
+        preprocess: KServe's stage of this name, the duration of parsing and encoding in the pipeline.
+        queue: the longest wait of an instance in the queue, a portion of ``predict``.
+        predict: time from the end of encoding to the predictor's last answer.
         postprocess: duration of decoding and assembling the answers.
     """
 

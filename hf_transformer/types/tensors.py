@@ -1,7 +1,7 @@
 """Tensors, and the descriptions of models and predictors in the open inference protocol.
 
-Treat instances as immutable. Classes with instances in every request are not frozen: creating a frozen dataclass takes
-three times as long.
+Treat all objects as immutable. Tensor and Texts are not frozen, since a frozen dataclass takes three times as long to
+create.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""numpy's types for the datatypes of the open inference protocol, except BF16 and BYTES, which the codecs handle."""
+"""The numpy types of the protocol's datatypes. The codecs handle BF16 and BYTES."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """A named tensor. ``datatype`` is the protocol's name of its type, such as ``INT64``, ``FP32`` or ``BYTES``.
+    """A named tensor. ``datatype`` is a type of the protocol, such as ``INT64``, ``FP32`` or ``BYTES``.
 
-    ``data`` has the tensor's shape. BF16 is widened to float32, since numpy has no bfloat16; BYTES is an object array.
+    ``data`` has the tensor's shape. BF16 is a float32 array, since numpy has no bfloat16; BYTES is an object array.
     """
 
     name: str
@@ -51,10 +51,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Texts:
-    """A client's BYTES tensor of texts, in row-major order.
-
-    A list, because building and reading an array would dominate the time of a short request.
-    """
+    """A client's BYTES tensor of texts in row-major order, a list because arrays are slower for short requests."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +61,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output in a model's configuration. ``shape`` has no batch axis; -1 is a free axis."""
+    """An input or output in a model's configuration. ``shape`` excludes the batch axis; -1 means a dynamic axis."""
 
     name: str
     datatype: str
@@ -76,10 +73,11 @@ class TensorSpec:
 class ModelSpec:
     """A predictor's description of a model.
 
-    ``max_batch_size`` is 0 for a model without Triton's batch axis; shapes are complete then. It is None for a
-    predictor without a configuration endpoint; shapes then include the batch axis. ``instances`` is the number of
-    batches that the model runs concurrently, by its configuration. With ``dynamic_batching``, the predictor merges
-    waiting requests.
+    Attributes:
+        max_batch_size: 0 for a model without Triton's batch axis; None for a predictor without a configuration
+            endpoint, where shapes include the batch axis.
+        instances: the number of batches that the model runs concurrently, by its configuration.
+        dynamic_batching: whether the predictor merges waiting requests.
     """
 
     name: str
@@ -94,7 +92,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """A predictor's description of itself, with its ``extensions`` of the V2 protocol."""
+    """A predictor's server metadata, with its ``extensions`` of the V2 protocol."""
 
     name: str
     version: str
@@ -103,10 +101,10 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryEntry:
-    """One version of a model in a predictor's repository.
+    """A version of a model in a predictor's repository.
 
-    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, or empty if the model was never loaded. ``reason`` explains
-    why it is not ready, if the predictor reports it.
+    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, or empty before the first load. ``reason`` explains the
+    state, and may be empty.
     """
 
     name: str
@@ -119,8 +117,8 @@ class RepositoryEntry:
 class ModelDescription:
     """The service's description of its model, for generic clients.
 
-    ``version`` is the predictor's. ``inputs`` and ``outputs`` are the V2 protocol's texts and answers, whose first axis
-    counts the instances. ``max_length`` is in tokens, special tokens included.
+    ``version`` is the predictor's version. ``inputs`` and ``outputs`` are the V2 tensors [instances, ...] of texts and
+    answers. ``max_length`` is in tokens, including special tokens.
     """
 
     name: str

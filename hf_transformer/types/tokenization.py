@@ -1,4 +1,4 @@
-"""The tokenizer's input, options and output. Treat instances as immutable."""
+"""The tokenizer's input, options and output. Treat all objects as immutable."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A text that the client has split into words."""
+    """A text, split into words by the client."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A text that the client has tokenized. The service adds no special tokens to it."""
+    """A text, tokenized by the client. The service adds no special tokens."""
 
     ids: tuple[int, ...]
 
 
 TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds
-"""A text, a pair of texts that the tokenizer joins with its separator, a list of words, or token ids."""
+"""A text, a pair of texts to join with the separator token, a list of words, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The excess of a whole text over the model's length: ``count`` tokens, and their positions.
+    """The ``count`` tokens that truncation to the model's maximum length would remove from a text or pair.
 
-    ``spans`` has (start, end) in characters for each text of the instance, None for a text within the limit. It is None
-    if the tokenizer has no offsets.
+    ``spans`` contains their (start, end) in characters of each text, None for an unaffected text. ``spans`` is None if
+    the tokenizer has no offsets.
     """
 
     count: int
@@ -38,19 +38,18 @@ class Truncation:
 
 @dataclass(slots=True)
 class Encoding:
-    """The tokens of one instance or window, without padding. All lists have the same length.
+    """The tokens of a text, pair or window, without padding. All lists have the same length.
+
+    ``Tokenization.detail`` adds the attributes from ``offsets`` to ``tokens``; ``Tokenization.whole`` adds ``cut``.
 
     Attributes:
         type_ids: 0 for the first text, 1 for the second, as some models expect.
         truncated: whether truncation removed text that no other window contains.
         offsets: (start, end) in characters of the client's string, or of the word for ``Words``.
         special_mask: 1 for special tokens that the tokenizer added.
-        word_ids: the number of each token's word; None for special tokens.
+        word_ids: the index of each token's word; None for special tokens.
         sequence_ids: 0 for the first text, 1 for the second; None for special tokens.
-        tokens: the tokens' names in the vocabulary, for a ``whole`` text only.
-        cut: the excess of a ``whole`` text; None for others.
-
-    ``Tokenization.detail`` adds all from ``offsets`` to ``tokens``.
+        tokens: the tokens' names in the vocabulary, only for a ``whole`` text.
     """
 
     ids: list[int]
@@ -69,20 +68,21 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """The tokenization options of one request; by default one encoding per text, truncated to the model's length.
+    """A request's tokenization options. The defaults return one encoding per text, truncated to the model's length.
+
+    ``whole`` disables truncation. Only ``whole`` permits ``special_tokens``, ``token_values`` and ``max_tokens``.
 
     Attributes:
         detail: also return the optional fields of ``Encoding``.
-        windows: split a text that is too long into several encodings.
-        stride: the number of tokens that neighbouring windows share; None for half of the length, at most 128.
-        max_length: a lower limit than the model's, in tokens with special tokens.
-        only_second, only_first: truncate only this text of a pair; by default the longer one first.
-        max_windows: the limit of all windows of the request together.
-        whole: do not truncate, and return ``Encoding.cut``. A tokenizer written in Python omits details that it lacks.
-        special_tokens: whether to add special tokens; None for the service's default. Only with ``whole``.
-        token_values: the number of values per token in the answer, from which ``max_tokens`` follows. Only with
-            ``whole``.
-        max_tokens: the limit of all tokens of the request together. Only with ``whole``.
+        windows: split an overlong text into several encodings.
+        stride: the number of tokens that neighbouring windows share; None means half of the length, at most 128.
+        max_length: a maximum below the model's length, including special tokens.
+        only_second, only_first: truncate only this text of a pair; the default truncates the longer text first.
+        max_windows: the maximum number of windows in the request.
+        whole: return the complete text and ``Encoding.cut``. A slow (Python) tokenizer omits missing details.
+        special_tokens: whether to add special tokens; None means the service's default.
+        token_values: the number of values per token in the answer; determines ``max_tokens``.
+        max_tokens: the maximum number of tokens in the request.
     """
 
     detail: bool = False
@@ -99,7 +99,7 @@ class Tokenization:
 
     @property
     def one_side(self) -> bool:
-        """Whether only one of the two texts of a pair is truncated."""
+        """Whether truncation affects only one text of a pair."""
         return self.only_first or self.only_second
 
 
