@@ -1,7 +1,7 @@
 """``hf-transformer demo``: starts Triton with a demo model and the service, and sends a request.
 
-Exit codes: 0 for an end after the answer (Ctrl-C, SIGTERM, --once), 1 for a failure, 2 for an invalid flag, 130 for an
-interruption before the answer. The demo always stops its processes and removes its files in /dev/shm.
+Exit codes: 0 for an end after the answer (Ctrl-C, SIGTERM, --once), 1 for a failure, 2 for an invalid flag, 130 for
+an earlier interruption. The demo always stops its processes and removes its files in /dev/shm.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ OTHER_DESCRIPTORS = 512
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP. Another signal after more than a second stops the service immediately.
 
-    Returns the exit code: 0 after a graceful shutdown, 128+n after an immediate shutdown by signal n, 1 if the server
-    or its workers could not start. Raises ConfigError for an invalid flag or variable and for an unusable port or file,
+    Returns the exit code: 0 after a graceful shutdown, 128+n after an immediate shutdown by signal n, 1 after a failed
+    start. Raises ConfigError for an invalid flag or variable and for an unusable port or file,
     LoadError for an unusable tokenizer.
     """
     config, notes = parse_config(argv, environ)

@@ -1,4 +1,4 @@
-"""A closed-loop load generator: each connection sends its next request after the answer to the previous one.
+"""A closed-loop load generator: each connection sends its next request after the previous answer.
 
 The generator uses the service's HTTP client for Triton, and less than a third of the CPU time of a service worker.
 """
@@ -165,7 +165,7 @@ Ask = Callable[[Client, bytes, Figures], Coroutine[Any, Any, None]]
 
 
 async def _send_until_end(ask: Ask, client: Client, requests: Iterator[bytes], figures: Figures) -> None:
-    """Sends one request after another over one connection until the run ends."""
+    """Sends sequential requests over a connection until the run ends."""
     while (now := time.perf_counter()) < figures.until:
         counting = figures if now >= figures.counted_from else Figures()
         try:

@@ -1,4 +1,4 @@
-"""Tables of results, for a terminal and as one self-contained HTML file."""
+"""Tables of results, for a terminal and as a self-contained HTML file."""
 
 from __future__ import annotations
 

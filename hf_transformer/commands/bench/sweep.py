@@ -71,7 +71,7 @@ class Setup:
         self._loaded = self._config
 
     def _start_triton(self, stack: ExitStack, options: Namespace) -> list[str]:
-        """Starts Triton and returns the matching flags of the service."""
+        """Starts Triton; returns flags that connect the service to this Triton."""
         name = options.model_name or EXAMPLES["fill_mask"].model
         model = (options.model_repository or default_model_repository()).absolute() / name
         if not (model / "config.pbtxt").is_file():
@@ -88,7 +88,7 @@ class Setup:
         return flags
 
     def restart(self, settings: Settings) -> Target:
-        """Restarts the service with additional ``settings``. Raises LoadError if the service or the model fails."""
+        """Restarts the service with additional ``settings``. Raises LoadError if the service or the model does not start."""
         self._service.close()
         entries = {name: value for name, value in settings.items() if not name.startswith("--")}
         if self._loaded != (wanted := {**self._config, **entries}):

@@ -177,7 +177,7 @@ def _flags(subject: Subject, spoken: str, tls: bool) -> str:
 
 
 async def tls(subject: Subject) -> list[Finding]:
-    """Check that the service and the predictor trust each other's certificate. Raises ConfigError."""
+    """Check that service and predictor accept the certificates in the TLS handshake. Raises ConfigError."""
     predictor, wire = subject.address, WIRES[subject.config.predictor_protocol]
     if not predictor.use_ssl:
         return skipped("not used (--predictor_use_ssl=false)")

@@ -26,7 +26,7 @@ SAMPLE = "The capital of France is Paris, déjà vu."
 
 @contextmanager
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yields a temporary folder and renames it to ``target`` after the block. An error removes the folder.
+    """Yields a temporary folder and renames it to ``target`` after the block. An error in the block removes the folder.
 
     Raises the ConfigError of ``require_free``, LoadError if the folder is not writable.
     """
