@@ -41,8 +41,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP. Another signal after more than a second stops the service immediately.
 
     Returns the exit code: 0 after a graceful shutdown, 128+n after an immediate shutdown by signal n, 1 after a failed
-    start. Raises ConfigError for an invalid flag or variable and for an unusable port or file,
-    LoadError for an unusable tokenizer.
+    start. Raises ConfigError for an invalid flag or variable and for an unusable port or file, LoadError
+    for an unusable tokenizer.
     """
     config, notes = parse_config(argv, environ)
     set_up_logging(config)

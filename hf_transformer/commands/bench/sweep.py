@@ -88,7 +88,7 @@ class Setup:
         return flags
 
     def restart(self, settings: Settings) -> Target:
-        """Restarts the service with additional ``settings``. Raises LoadError if the service or the model does not start."""
+        """Restarts the service with additional ``settings``. Raises LoadError if service or model can't start."""
         self._service.close()
         entries = {name: value for name, value in settings.items() if not name.startswith("--")}
         if self._loaded != (wanted := {**self._config, **entries}):

@@ -71,8 +71,8 @@ class Head(Graph):
 class LastEosHead(Head):
     """An encoder-decoder classifier with logits [B,L], from the state at each text's last eos token.
 
-    transformers gathers the states of all eos tokens in the batch, so a text with several eos tokens changes the
-    outputs of other texts. For a single text, this class and transformers agree.
+    transformers gathers the states of all eos tokens in the batch, so several eos tokens in a text
+    change the outputs of other texts. For a single text, this class and transformers agree.
     """
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
