@@ -22,17 +22,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("bench.command", "measure a running service, and find its best settings"),
     "demo": ("demo", "start Triton with a tiny model, and the service in front of it"),
 }
-"""Each subcommand's module, which defines ``run(argv, environ) -> exit code``, and its description."""
+"""The module and description of each subcommand. A module defines ``run(argv, environ) -> exit code``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns the exit code.
 
-    The code is 2 for a bad flag or variable, 1 for any other known error. Both print one line on stderr that ends with
-    a pointer to help. It is 130 for Ctrl-C, 141 for a closed output pipe.
+    Exit codes: 2 for an invalid flag or variable, 1 for other known errors, 130 for Ctrl-C, 141 for a closed output
+    pipe. An error prints a single line on stderr, which ends with a reference to the help.
     """
     open_streams()
-    # Silences gRPC's core, which writes to stderr, such as a line for each failed TLS handshake with the predictor.
+    # By default gRPC's core logs to stderr, for example each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = sys.argv[1:] if argv is None else list(argv)
     code: int | None = None
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = exc.code if isinstance(exc.code, int) else 1
             raise
         except TransformerError as exc:
-            from hf_transformer.commands.terminal import Terminal  # here, because few starts fail
+            from hf_transformer.commands.terminal import Terminal  # lazy import: errors are rare
 
             message = " ".join(str(exc).split())
             error = Terminal(os.environ, sys.stderr).styled("error:", "bold", "red")
@@ -68,33 +68,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_streams() -> None:
-    """Opens /dev/null for closed standard streams, whose descriptors later files or sockets would otherwise reuse."""
+    """Opens /dev/null for closed standard streams. Otherwise files or sockets would reuse their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # has the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # returns the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def discard_output() -> None:
-    """Points stdout and stderr at /dev/null, because Python's flush at exit would fail again."""
+    """Redirects stdout and stderr to /dev/null, because Python's flush at exit would fail again."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """The subcommand in the arguments, ``serve`` by default."""
+    """The subcommand in ``argv``, by default ``serve``."""
     return argv[0] if argv and not argv[0].startswith("-") else "serve"
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
-    """Runs a subcommand like ``main``, but raises errors."""
+    """Runs a subcommand and returns the exit code. Raises errors instead of printing them."""
     name = command_of(argv)
     if argv and argv[0] == name:
         argv = argv[1:]
-    if name == "help":  # alone, with a command, or with a help topic of serve
+    if name == "help":  # alone, or before a command or a help topic of serve
         subject = argv[0] if argv else ""
         name = subject if subject in COMMANDS else "serve"
         argv = [f"--help={subject}" if subject and subject != name else "--help"]
@@ -118,12 +118,12 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
 @contextmanager
 def unwinding_signals() -> Iterator[None]:
-    """Raises SystemExit with the usual code at SIGTERM and SIGHUP, so that ``finally`` blocks end child processes."""
+    """Converts SIGTERM and SIGHUP to SystemExit (128 + number), so that ``finally`` blocks end child processes."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    # nohup ignores SIGHUP, and commands preserve that.
+    # nohup ignores SIGHUP, and commands must continue to ignore it.
     numbers = [sig for sig in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(sig) is not signal.SIG_IGN]
     former = {number: signal.signal(number, end) for number in numbers}
     try:
@@ -134,7 +134,7 @@ def unwinding_signals() -> Iterator[None]:
 
 
 def help_topic(argv: Sequence[str]) -> str | None:
-    """The topic of --help: a group of flags, a flag, "all", or "" for the overview; None without --help."""
+    """The topic of --help (a flag, a group of flags, "all", or "" for the overview), or None without --help."""
     for word in argv:
         flag, equals, topic = word.partition("=")
         if flag in ("-h", "--help"):
@@ -144,7 +144,7 @@ def help_topic(argv: Sequence[str]) -> str | None:
 
 def print_help(topic: str, environ: Mapping[str, str]) -> None:
     """Prints the help on a topic, or the overview for "". Raises ConfigError for an unknown topic."""
-    from hf_transformer.commands.terminal import Terminal  # here, because --version and demo don't need them
+    from hf_transformer.commands.terminal import Terminal  # lazy imports: --version and demo don't need these modules
     from hf_transformer.config.manual import help_about, overview
     from hf_transformer.config.options import all_options
 
@@ -154,20 +154,20 @@ def print_help(topic: str, environ: Mapping[str, str]) -> None:
     else:
         text = overview(all_options(), {name: does for name, (_, does) in COMMANDS.items()}, terminal.columns)
     for line in text.splitlines():
-        # Headings start at the margin and are short.
+        # Headings are short and not indented.
         heading = line[:1].isalpha() and not line.endswith(".") and len(line) < 40
         print(terminal.styled(line, "bold") if heading else line)
 
 
 def where_to_look(error: TransformerError, message: str, command: str) -> str:
-    """The pointer at the end of an error message: help on the flag in it, or a command that finds the cause."""
+    """The hint at the end of an error message: the help for a flag, or a command that finds the cause."""
     if command not in COMMANDS:
         return " (see hf-transformer help)"
     if command not in ("serve", "doctor"):
         return f" (see hf-transformer {command} --help)"
     if isinstance(error, LoadError):
         return " (run hf-transformer doctor with the same flags to find the cause)"
-    from hf_transformer.config.manual import named_option  # here, because few starts fail
+    from hf_transformer.config.manual import named_option  # lazy import: errors are rare
     from hf_transformer.config.options import all_options
 
     named = named_option(message, all_options())

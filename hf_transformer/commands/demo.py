@@ -1,7 +1,7 @@
-"""``hf-transformer demo``: a real Triton with a demo model, the service in front of it, and one request.
+"""``hf-transformer demo``: starts Triton with a demo model and the service, and sends a request.
 
-Exit codes: 0 for an end after the answer (Ctrl-C, SIGTERM, --once), 1 for a failure, 2 for a bad flag, 130 for an
-interruption before the answer. The demo always removes its processes and its files in /dev/shm.
+Exit codes: 0 for an end after the answer (Ctrl-C, SIGTERM, --once), 1 for a failure, 2 for an invalid flag, 130 for
+an earlier interruption. The demo always stops its processes and removes its files in /dev/shm.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hf_transformer.tasks import find_task
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-say = partial(print, flush=True)  # even for a pipe
+say = partial(print, flush=True)  # also if stdout is a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model of the repository, a request to it, and the service's flags for the model."""
+    """A demo model, a request, and the service's flags for the model."""
 
     model: str
     instance: str | Mapping[str, str | Sequence[str]]
@@ -46,12 +46,10 @@ class Example:
 
     @property
     def path(self) -> str:
-        """The request's path."""
         return f"/v1/models/{self.model}:predict"
 
     @property
     def body(self) -> str:
-        """The request's JSON."""
         return json.dumps({"instances": [self.instance]} | ({"parameters": self.parameters} if self.parameters else {}))
 
 
@@ -80,11 +78,11 @@ EXAMPLES: Mapping[str, Example] = {
     "text_generation": Example("gpt2", "The capital of france is"),
     "text2text_generation": Example("t5", "capital of france"),
 }
-"""For each task, a request with a good answer from its demo model."""
+"""A request for each task, with a plausible answer from the demo model."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the demo and return the exit code. Call it in the main thread."""
+    """Run the demo and return the exit code. Requires the main thread, for signal handlers."""
     settings = parse(argv, environ)
     with signals_noted() as interrupted, tempfile.TemporaryDirectory(prefix="hf-transformer-demo-") as folder:
         try:
@@ -99,7 +97,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Read the flags. Exits with code 2 and a message for a bad flag."""
+    """Parse the flags. An invalid flag prints a message and exits with code 2."""
     parser = FlagParser(
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
@@ -137,7 +135,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
 
 
 def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> None:
-    """Add the flag --triton_environment."""
     in_checkout = CHECKOUT / ".venv-triton"
     parser.add(
         "triton_environment",
@@ -157,9 +154,9 @@ def default_model_repository() -> Path:
 
 @contextmanager
 def signals_noted() -> Iterator[Callable[[], bool]]:
-    """Record SIGINT, SIGTERM and SIGHUP; yield a function that returns whether one has arrived.
+    """Record SIGINT, SIGTERM and SIGHUP; yield a function that reports whether a signal has arrived.
 
-    Exceptions from signal handlers could hide a newly started process, or interrupt the cleanup.
+    An exception from a signal handler could lose a new child process or interrupt the cleanup.
     """
     arrived: list[int] = []
 
@@ -168,7 +165,7 @@ def signals_noted() -> Iterator[Callable[[], bool]]:
 
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup ignores SIGHUP, and the demo keeps that.
+            # nohup ignores SIGHUP, and the demo must continue to ignore it.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 stack.callback(signal.signal, number, signal.signal(number, note))
         yield lambda: bool(arrived)
@@ -177,9 +174,9 @@ def signals_noted() -> Iterator[Callable[[], bool]]:
 def demonstrate(
     settings: argparse.Namespace, environ: Mapping[str, str], folder: Path, interrupted: Callable[[], bool]
 ) -> None:
-    """Start Triton and the service, send the request and print the answer; without ``once`` serve until a signal.
+    """Start Triton and the service, and print the answer to a request. Without --once, serve until a signal.
 
-    ``folder`` is for the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the
+    ``folder`` receives the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the
     service does not start, does not answer or exits.
     """
     example = EXAMPLES[settings.task]
@@ -188,7 +185,7 @@ def demonstrate(
         settings.model_repository,
         environment=settings.triton_environment,
         models=[example.model],
-        # The demo's config.pbtxt are complete. To complete one, Triton would start the model's process twice.
+        # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
         options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
         environ=environ,
         log=folder / "triton.log",
@@ -198,7 +195,7 @@ def demonstrate(
         port = free_port(settings.http_port)
         if settings.http_port not in (0, port):
             say(f"Port {settings.http_port} is taken, so the service uses port {port}.")
-        # The documentation's gRPC port, if it is free.
+        # By default the gRPC port in the documentation, if that port is free.
         grpc_port = free_port(port + 1 if settings.http_port else 0)
         over_grpc = settings.predictor_protocol == "grpc-v2"
         flags = [
@@ -230,12 +227,12 @@ def demonstrate(
 
 
 def free_port(wanted: int) -> int:
-    """``wanted``, or the next free port above it; any free port for 0. Raises LoadError if there is none."""
+    """Find the first free port from ``wanted``, or any free port for 0. Raises LoadError without a free port."""
     if wanted == 0:
         return free_ports(1)[0]
     for port in range(wanted, min(wanted + 100, 65536)):
         with socket.socket() as candidate:
-            # As the service binds: ports with connections in TIME_WAIT count as free.
+            # The service sets this option too: ports with connections in TIME_WAIT count as free.
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 candidate.bind((HOST, port))

@@ -1,4 +1,4 @@
-"""Flags of the commands other than serve, with underscores or hyphens. config/option.py converts their values."""
+"""Flags of the commands other than serve. Names allow underscores or hyphens. config/option.py converts values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hf_transformer.errors import ConfigError
 
 
 class FlagParser(argparse.ArgumentParser):
-    """The flags of ``hf-transformer <command>``. A bad flag ends the program with a message and exit code 2."""
+    """Parses the flags of ``hf-transformer <command>``. Exits with code 2 and a message for an invalid flag."""
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog=f"hf-transformer {command}", description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with one line that points to --help, without argparse's long usage."""
+        """Exits with a line that refers to --help, without argparse's long usage."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def add(self, flag: str, convert: Converter | None = None, **more: Any) -> None:
-        """Adds a flag, named with underscores; ``more`` are arguments of argparse's ``add_argument``."""
+        """Adds a flag, named with underscores. ``more`` contains arguments of argparse's ``add_argument``."""
         if convert is not None:
 
             def read(text: str) -> Any:

@@ -1,6 +1,6 @@
 """Triton and the service as child processes, for the demo, bench, the benchmarks and the tests.
 
-It runs on Linux and needs the standard library only.
+The module requires Linux and no third-party library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory of shm_open
 START_SECONDS = 60.0
 """Timeout for Triton and the service to become ready."""
 UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
-"""The start of lines in Triton's log below warnings: information, and tables of settings."""
+"""The start of unimportant lines in Triton's log: information and tables of settings."""
 HINTS = {
     "error while loading shared libraries: libpython": (
         "Triton's Python stub needs the shared libpython of its environment: install libpython3.x (Debian, Ubuntu), or "
@@ -41,13 +41,13 @@ HINTS = {
     "version `GLIBC_": "This tritonserver needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04).",
     "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
 }
-"""The remedy for each text in Triton's log."""
+"""Remedies by text in Triton's log."""
 ADVICE = (
     "Install it with: pip install 'hf-transformer[demo]', or in an environment of its own: "
     "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
 )
 
-# Runs in the Python of an environment. find_spec does not import pytriton.
+# Script for the Python of an environment. find_spec does not import pytriton.
 PROBE = """
 import importlib.metadata as m, importlib.util, json, sys, sysconfig
 spec = importlib.util.find_spec("pytriton")
@@ -61,9 +61,9 @@ print(json.dumps({
 }))
 """
 
-# Runs first in a new process. PR_SET_PDEATHSIG (1) asks the kernel to send SIGTERM when the parent thread ends, even by
-# SIGKILL, and survives exec. A preexec_fn could do the same, but is unsafe in a parent with threads. The check of the
-# parent's id closes the gap between fork and prctl.
+# Script that starts a child. PR_SET_PDEATHSIG (1) makes the kernel send SIGTERM when the parent thread ends, even by
+# SIGKILL, and survives exec. A preexec_fn would be unsafe in a multithreaded parent. The check of the parent's id
+# detects a parent that ended before prctl.
 LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -74,34 +74,33 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 @dataclass(eq=False)
 class LocalTriton:
-    """One tritonserver on free ports of 127.0.0.1: a context manager, or call ``start`` and ``stop``.
+    """A tritonserver on free ports of 127.0.0.1. Use the context manager, or call ``start`` and ``stop``.
 
-    ``restart`` keeps the ports. ``prefix`` starts the names of its files in /dev/shm, so that ``stop`` removes only
-    these files.
+    The names of Triton's files in /dev/shm start with ``prefix``, so that ``stop`` removes only these files.
     """
 
     model_repository: Path
     _: KW_ONLY
     environment: Path | None = None
-    """Folder of a virtual environment with nvidia-pytriton; see ``find_triton`` for None."""
+    """Folder of a virtual environment with nvidia-pytriton. ``find_triton`` describes the default."""
     models: Sequence[str] | None = None
-    """Models to load and wait for; None for the whole repository."""
+    """Models to load and wait for. The default is the whole repository."""
     config_name: str | None = "python"
     """Use ``<model>/configs/<config_name>.pbtxt`` if it exists and Triton has only the Python backend."""
     options: Sequence[str] = ()
-    """More options for tritonserver, after the default ones, which they override."""
+    """Additional options of tritonserver, which override the default options."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables for Triton and its models, PATH included."""
+    """Environment variables of Triton and its models, including PATH."""
     log: Path | None = None
-    """File for Triton's output; None for a temporary file, which ``stop`` removes."""
+    """File for Triton's output. The default is a temporary file, which ``stop`` removes."""
     timeout_seconds: float = START_SECONDS
     any_numpy: bool = False
     """Accept numpy 2 in the environment, for models that exchange tensors as DLPack."""
     interrupted: Callable[[], bool] = lambda: False
-    """Polled while Triton starts; True ends the wait with an InterruptedError."""
+    """Callback during the start. A result of True raises InterruptedError."""
 
     description: str = field(default="", init=False)
-    """The program or environment of the tritonserver, for output."""
+    """The program or environment of the tritonserver, for messages."""
     http_port: int = field(default=0, init=False)
     grpc_port: int = field(default=0, init=False)
     metrics_port: int = field(default=0, init=False)
@@ -131,11 +130,10 @@ class LocalTriton:
         return self._child
 
     def start(self) -> None:
-        """Start and wait until the models are ready.
+        """Start Triton and wait until the models are ready.
 
-        Raises InterruptedError when ``interrupted`` returns True, LoadError if Triton is missing, exits, is not ready
-        in time, or can't load a model. The message has the end of Triton's log. After an error no process and no file
-        remains.
+        Raises InterruptedError when ``interrupted`` returns True, LoadError if Triton does not start or load a model.
+        The message includes the end of Triton's log. After an error, no process or file remains.
         """
         installation = find_triton(self.environment, self.environ, any_numpy=self.any_numpy)
         if not self.model_repository.is_dir():
@@ -164,13 +162,13 @@ class LocalTriton:
                 self._folder = None
 
     def restart(self) -> None:
-        """Stop if running, and start again on the same ports. Raises the errors of ``start``."""
+        """Stop Triton if running, and start Triton on the same ports. Raises the errors of ``start``."""
         self.child.terminate()
         self._clear_shared_memory()
         self._launch(new_ports=False)
 
     def kill(self) -> None:
-        """End Triton like a crash (SIGKILL), then its orphaned stubs, and remove its files."""
+        """Simulate a crash: send SIGKILL to Triton and its stubs, and remove Triton's files."""
         self.child.kill()
         self._clear_shared_memory()
 
@@ -186,7 +184,7 @@ class LocalTriton:
             paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in self.models or ())]
             return all(is_ready(self.http_port, path) for path in paths)
 
-        # Another process can take a port between our search and Triton's bind.
+        # Another process may bind a port between the search and Triton's start.
         for attempts_left in reversed(range(5)):
             if new_ports:
                 self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
@@ -194,7 +192,7 @@ class LocalTriton:
             flags = [f"--{api}-port={port}" for api, port in ports.items()]
             self._child = child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
             try:
-                # Triton opens its ports after loading all models, and ends if a model fails.
+                # Triton opens its ports after loading all models, and exits if a model fails.
                 child.wait_until(ready, "Triton", self.timeout_seconds, self.interrupted)
                 return
             except LoadError:
@@ -205,17 +203,17 @@ class LocalTriton:
                     raise
 
     def _flags(self, stub: Path | None, folder: Path) -> list[str]:
-        """The options except ports. With a stub, also assembles the Python backend in ``folder``."""
+        """Create all options except ports. For a stub, assemble the Python backend in ``folder``."""
         flags = [
             f"--model-repository={self.model_repository.absolute()}",
             *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
-            "--exit-timeout-secs=2",  # with 0 it sometimes aborts while its models unload
+            "--exit-timeout-secs=2",  # with 0 Triton sometimes aborts while unloading models
             f"--backend-config=python,shm-region-prefix-name={self.prefix}",
         ]
         if self.models is not None:
             flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
         if stub is not None:
-            # The wheel has a stub for each version of Python, outside the backend's folder, where Triton looks.
+            # Triton searches the backend's folder, but the wheel has the stubs (one per Python version) elsewhere.
             target = folder / "backends" / "python"
             backend = stub.parents[2] / "backends" / "python"
             shutil.copytree(backend, target, ignore=shutil.ignore_patterns("__pycache__"))
@@ -238,18 +236,17 @@ class TritonInstallation:
     program: Sequence[str]
     variables: Mapping[str, str] = field(repr=False)
     stub: Path | None = None
-    """The stub program in pytriton's wheel for the environment's Python; None for a complete Triton."""
+    """The stub program for the environment's Python in pytriton's wheel. A complete Triton needs no separate stub."""
 
 
 def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_numpy: bool = False) -> TritonInstallation:
-    """Find a tritonserver in ``environment``; without it in the running environment, else on PATH.
+    """Find a tritonserver in ``environment``. By default, search the running environment, then PATH.
 
-    ``environment`` is the folder of a virtual environment with nvidia-pytriton and, without ``any_numpy``, numpy below
-    2. ``environ`` are variables for Triton, without PYTHONPATH and the like.
-
-    Raises LoadError if there is none, or it can't work; the message says what to install.
+    ``environment`` is a virtual environment with nvidia-pytriton and, unless ``any_numpy`` is True, numpy below 2.
+    Triton receives the variables in ``environ`` except PYTHON*. Raises LoadError with installation advice without a
+    usable tritonserver.
     """
-    # By default onnxruntime 1.29 and newer report to Microsoft, and write an identifier into HOME.
+    # By default, onnxruntime 1.29 and newer send telemetry to Microsoft and write an identifier to HOME.
     variables = {"ORT_DISABLE_TELEMETRY": "1", "PATH": os.defpath}
     variables |= {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
     if environment is not None:
@@ -291,7 +288,7 @@ def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bo
     libraries = [str(server.parents[1] / "nvidia_pytriton.libs"), facts["libdir"], variables.get("LD_LIBRARY_PATH")]
     return TritonInstallation(
         f"nvidia-pytriton in {folder}",
-        # env sets it, because the launcher's own Python must not load these libraries.
+        # env sets LD_LIBRARY_PATH, because the launcher's Python must not load these libraries.
         ["env", f"LD_LIBRARY_PATH={os.pathsep.join(filter(None, libraries))}", str(server / "bin" / "tritonserver")],
         {**variables, "PATH": f"{python.parent}{os.pathsep}{variables['PATH']}"},
         stub,
@@ -299,15 +296,15 @@ def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bo
 
 
 class ChildProcess:
-    """A program in its own session, with its output in a log file.
+    """A program in a separate session, with its output in a log file.
 
-    Ctrl-C in the terminal does not reach that session, so the parent chooses the order of shutdown. The session also
-    identifies the child's own processes after its death. When the thread that started it ends, the kernel sends the
-    child SIGTERM, so start it from the main thread.
+    Ctrl-C does not reach the session, so the parent controls the order of shutdown. The session also identifies the
+    descendants of a dead child. Start the child in the main thread: the kernel sends SIGTERM when the starting thread
+    ends.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-        """Start ``command`` with exactly the variables of ``environ``; append stdout and stderr to ``log``."""
+        """Start ``command`` with only the variables in ``environ``. Append stdout and stderr to ``log``."""
         self._log = log
         with log.open("ab") as output:
             self._start_of_log = output.tell()
@@ -322,16 +319,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, also the id of the child's session."""
+        """The process id, which is also the session id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while the process runs, -n after it ended by signal n."""
+        """The exit code: None for a running process, -n after signal n."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for its end; returns whether it has ended."""
+        """Wait at most ``seconds`` for the exit; return True if the process has exited."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
@@ -339,10 +336,9 @@ class ChildProcess:
     def wait_until(
         self, ready: Callable[[], bool], name: str, seconds: float, interrupted: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until ``ready`` returns True. ``name`` is the child's, for messages.
+        """Wait until ``ready`` returns True. Messages refer to the child as ``name``.
 
-        Raises InterruptedError when ``interrupted`` returns True, LoadError if the child ends or is not ready in
-        ``seconds``; the message has hints and the end of its log.
+        Raises InterruptedError when ``interrupted`` returns True, LoadError if the child exits or is not ready in time.
         """
         deadline = time.monotonic() + seconds
         while not ready():
@@ -354,19 +350,19 @@ class ChildProcess:
             self.wait(0.05)
 
     def require_running(self, name: str) -> None:
-        """Raise LoadError with the end of its log if it has ended."""
+        """Raise LoadError with the end of the log if the child has exited."""
         if self.exit_code is not None:
             raise self.failure(f"{name} ended with exit code {self.exit_code}")
 
     def failure(self, message: str) -> LoadError:
-        """An error with the message, hints and the last 20 warnings in the log."""
+        """An error with the message, hints, and the last 20 important lines of the log."""
         log = self.output()
         hints = [hint for sign, hint in HINTS.items() if sign in log]
         warnings = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
         return LoadError("\n".join([" ".join([f"{message}.", *hints, "The end of its log:"]), *warnings[-20:]]))
 
     def terminate(self, grace_seconds: float = 15.0) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_seconds``; then end the rest of its session."""
+        """Send SIGTERM, wait at most ``grace_seconds``, and send SIGKILL to the whole session."""
         try:
             self._process.terminate()
             self.resume()  # a suspended child does not handle SIGTERM
@@ -375,13 +371,13 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Send SIGKILL to the child and its session; return when all processes are gone."""
+        """Send SIGKILL to the child and its session; wait for the exit of all processes."""
         self._process.kill()
         self._process.wait()
         poll(self._kill_session, seconds=10.0)
 
     def _kill_session(self) -> bool:
-        """Send SIGKILL to the processes of its session; returns whether there were none."""
+        """Send SIGKILL to all processes of the session; return True if the session was empty."""
         members = session_members(self.pid)
         for pid in members:
             with suppress(ProcessLookupError):  # the process has ended meanwhile
@@ -389,7 +385,7 @@ class ChildProcess:
         return not members
 
     def suspend(self) -> None:
-        """Send SIGSTOP to the child alone; return when all its threads have stopped."""
+        """Send SIGSTOP to the child alone; wait until all its threads have stopped."""
         self._process.send_signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.pid}/task")
         poll(lambda: all(_stat_fields(task)[:1] == ["T"] for task in tasks.iterdir()), seconds=10.0)
@@ -415,9 +411,9 @@ def service_running(
     grpc_port: int,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[ChildProcess]:
-    """Runs ``hf-transformer serve`` on these ports of HOST. The block begins when it is ready.
+    """Runs ``hf-transformer serve`` on these ports of HOST. Yields the child when the service is ready.
 
-    Raises LoadError if it ends early, its model does not fit, or it is not ready in time; InterruptedError when
+    Raises LoadError if the service exits, rejects its model or is not ready in time, InterruptedError when
     ``interrupted`` returns True.
     """
     address = [f"--host={HOST}", f"--http_port={http_port}", f"--grpc_port={grpc_port}"]
@@ -437,7 +433,7 @@ def service_running(
 
 
 def session_members(session: int) -> list[int]:
-    """The ids of a session's processes, without zombies."""
+    """The ids of a session's processes, except zombies."""
     members = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -448,18 +444,17 @@ def session_members(session: int) -> list[int]:
 
 
 def _stat_fields(folder: Path) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on (state, parent, group, session); empty if the process does not
-    exist."""
+    """The fields of /proc/<pid>/stat from the third field, the state. Empty for a process that does not exist."""
     try:
         text = (folder / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return []
-    # The second field, the program's name in brackets, may contain spaces and brackets.
+    # The second field, the program's name in parentheses, may contain spaces and parentheses.
     return text.rpartition(")")[2].split()
 
 
 def poll(condition: Callable[[], bool], seconds: float) -> bool:
-    """Call ``condition`` until it is true or ``seconds`` have passed; return its last result."""
+    """Call ``condition`` until it returns True or ``seconds`` have passed; return the last result."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -467,7 +462,7 @@ def poll(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of HOST that are free at this moment."""
+    """Find distinct ports of HOST that are currently free."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for unused in sockets:
@@ -476,9 +471,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:
-    """Send a GET, or with a body a POST; return the status and the body of the response.
+    """Send a POST with ``body``, otherwise a GET; return the response's status and body.
 
-    Raises OSError without a connection or a response within ``seconds``, and http.client.HTTPException.
+    Raises OSError without a connection or response within ``seconds``, HTTPException for an invalid response.
     """
     with closing(http.client.HTTPConnection(HOST, port, timeout=seconds)) as connection:
         connection.request("GET" if body is None else "POST", path, body)
@@ -487,7 +482,7 @@ def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 
 
 
 def is_ready(port: int, path: str) -> bool:
-    """Whether the response to a GET of ``path`` is 200."""
+    """Whether a GET of ``path`` returns status 200."""
     try:
         return exchange(port, path)[0] == 200
     except (OSError, http.client.HTTPException):

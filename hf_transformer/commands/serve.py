@@ -1,4 +1,4 @@
-"""hf-transformer serve: runs the service. It is the default command."""
+"""``hf-transformer serve``: runs the service (the default command)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 """The listen(2) backlog: connections that the kernel queues for accept."""
 MIN_DESCRIPTORS = 64
-"""File descriptors of a service with few connections."""
+"""Minimum number of file descriptors for the service."""
 OTHER_DESCRIPTORS = 512
-"""File descriptors beyond HTTP connections: gRPC, the predictor, files."""
+"""File descriptors in addition to HTTP connections: gRPC, the predictor, files."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Serves until SIGTERM, SIGINT or SIGHUP. A second signal, more than a second later, ends the service at once.
+    """Serves until SIGTERM, SIGINT or SIGHUP. Another signal after more than a second stops the service immediately.
 
-    Returns the exit code: 0 after a graceful shutdown, 128 plus the signal's number after an immediate one, 1 if the
-    server or its workers could not start. Raises ConfigError for a bad flag or variable and for an unusable port or
-    file, LoadError if the tokenizer can't be loaded.
+    Returns the exit code: 0 after a graceful shutdown, 128+n after an immediate shutdown by signal n, 1 after a failed
+    start. Raises ConfigError for an invalid flag or variable and for an unusable port or file, LoadError
+    for an unusable tokenizer.
     """
     config, notes = parse_config(argv, environ)
     set_up_logging(config)
@@ -69,11 +69,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         listening = stack.enter_context(listen(config))
         if config.enable_grpc:
             config = replace(config, grpc_port=stack.enter_context(grpc_port_reserved(config)))
-        # uvicorn's variable; uvicorn itself reads it only with proxy_headers.
+        # uvicorn itself reads this variable only with proxy_headers.
         trusted = environ.get("FORWARDED_ALLOW_IPS")
         build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted)
         if config.workers > 1:
-            del loaded  # each worker is a new process that loads its own
+            del loaded  # each worker process loads the model itself
             build = partial(build, board=WorkerBoard(config.workers))
             return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
         server = Server(server_config(config, partial(build, loaded=loaded)))
@@ -82,7 +82,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def set_up_logging(config: Config) -> None:
-    """Sets up logging, unless --configure_logging=false leaves it to the embedding program. Raises ConfigError."""
+    """Configures logging, unless --configure_logging=false leaves it to the embedding program. Raises ConfigError."""
     if config.configure_logging:
         configure_logging(config.log_level, config.log_format, config.log_config_file)
 
@@ -90,8 +90,8 @@ def set_up_logging(config: Config) -> None:
 def allow_descriptors(connections: int) -> None:
     """Raises the soft limit of open files for ``connections``, and warns if the hard limit is lower.
 
-    Connections over the limit wait until others close. Raises ConfigError below MIN_DESCRIPTORS, because gRPC then ends
-    the process without a message.
+    Connections over the limit wait until others close. Raises ConfigError if the limit is below MIN_DESCRIPTORS,
+    because gRPC would end the process without a message.
     """
     wanted = connections + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -108,7 +108,7 @@ def allow_descriptors(connections: int) -> None:
 
 
 def listen(config: Config) -> socket.socket:
-    """The listening socket for HTTP. Raises ConfigError if the address or port is not available."""
+    """Opens the listening socket for HTTP. Raises ConfigError for an unavailable address or port."""
     try:
         listening = socket.create_server((config.host, config.http_port), family=_family(config), backlog=BACKLOG)
     except OSError as error:
@@ -126,12 +126,12 @@ def listen(config: Config) -> socket.socket:
 def grpc_port_reserved(config: Config) -> Iterator[int]:
     """Reserves a port for the gRPC servers of all workers and yields its number.
 
-    gRPC binds its own sockets with SO_REUSEPORT. This socket uses the same port but never listens, so the kernel
-    assigns it no connections. Raises ConfigError if the port is not available.
+    gRPC binds its own sockets with SO_REUSEPORT. The reserving socket never listens, so it receives no connections.
+    Raises ConfigError for an unavailable port.
     """
     with socket.socket(_family(config)) as reserved:
         try:
-            # Checks without SO_REUSEPORT, with which a second service would get half of the first one's connections.
+            # Tests the port without SO_REUSEPORT, which would let two services share the port and its connections.
             with socket.socket(_family(config)) as alone:
                 alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 alone.bind((config.host, config.grpc_port))
@@ -152,7 +152,7 @@ def _family(config: Config) -> socket.AddressFamily:
 
 
 def server_config(config: Config, make: Callable[[], AsgiApplication]) -> ServerConfig:
-    """The settings of the HTTP server. ``make`` builds its application."""
+    """Settings of the HTTP server. ``make`` creates the application."""
     files = (config.ssl_certfile, config.ssl_keyfile)
     return ServerConfig(
         make,

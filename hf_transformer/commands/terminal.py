@@ -13,9 +13,9 @@ STYLES: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cya
 
 
 class Terminal:
-    """A stream, stdout by default, possibly a terminal.
+    """An output stream, by default stdout, which may be a terminal.
 
-    ``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` in ``environ`` switch colours off.
+    ``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` in ``environ`` disable colours.
     """
 
     def __init__(self, environ: Mapping[str, str], stream: TextIO | None = None) -> None:
@@ -28,11 +28,11 @@ class Terminal:
 
     @property
     def columns(self) -> int:
-        """The width for texts: the terminal's, but at least 72 and at most 120."""
+        """The width of the terminal, limited to the range from 72 to 120."""
         return min(120, max(72, shutil.get_terminal_size().columns))
 
     def styled(self, text: str, *styles: str) -> str:
-        """The text with ANSI styles; unchanged if colours are off."""
+        """Adds ANSI styles to the text, unless colours are disabled."""
         if not self.coloured or not text:
             return text
         return f"\x1b[{';'.join(str(STYLES[style]) for style in styles)}m{text}\x1b[0m"
@@ -43,13 +43,13 @@ class Terminal:
         print(text, file=self._stream, flush=True)
 
     def progress(self, text: str) -> None:
-        """Replaces the progress line, at most ten times a second. Does nothing without a terminal."""
+        """Replaces the progress line, at most ten times a second. Has no effect without a terminal."""
         now = time.monotonic()
         if not self.live or text == self._progress_line or now < self._next_update:
             return
         self._next_update = now + 0.1
         self._progress_line = text
-        # Leaves one column free: some terminals wrap as soon as the last column is filled.
+        # Leaves the last column empty, because some terminals wrap a full line.
         line = text[: shutil.get_terminal_size().columns - 1]
         print(f"\r{self.styled(line, 'dim')}\x1b[K", end="", file=self._stream, flush=True)
 
@@ -61,13 +61,13 @@ class Terminal:
 
 
 def bar(done: float, width: int = 24) -> str:
-    """A progress bar for a share from 0 to 1."""
+    """A progress bar for a fraction from 0 to 1."""
     filled = round(min(max(done, 0.0), 1.0) * width)
     return f"[{'#' * filled}{'.' * (width - filled)}]"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], terminal: Terminal) -> str:
-    """Aligned columns: text on the left in the first column, numbers on the right in all others."""
+    """Aligns the first column to the left and all other columns to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

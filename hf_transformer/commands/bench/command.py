@@ -1,7 +1,6 @@
-"""``hf-transformer bench``: measures a running service, or one that it starts.
+"""``hf-transformer bench``: measures a running service, or starts a service and measures it.
 
-Exit codes: 0 if every request succeeded, 1 after an error, 2 for a bad flag, 128 plus the number of the signal that
-ended the command (130 for Ctrl-C).
+Exit codes: 0 if every request succeeded, 1 after an error, 2 for an invalid flag, 128+n after signal n.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from hf_transformer.config.option import Converter, integer, name_list, number
 from hf_transformer.errors import ConfigError
 
 KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
-"""Variable with the API key. Bench ignores OPENAI_API_KEY, which must not leak to other servers."""
+"""Environment variable for the API key. Bench ignores OPENAI_API_KEY, to avoid sending it to other servers."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs the benchmark and returns the exit code. Raises ConfigError for a bad flag or combination of flags,
-    LoadError if the service does not start or answer."""
+    """Returns the exit code. Raises ConfigError for invalid flags or texts, LoadError for an unusable service."""
     flags, terminal = _parser(environ).parse_args(argv), Terminal(environ)
     if flags.url and (flags.sweep or flags.service_flags or flags.model_repository):
         raise ConfigError(
@@ -86,7 +84,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _run(server: Target, plan: Plan, flags: Namespace, connections: int, title: str, terminal: Terminal) -> Figures:
-    """Sends requests for --seconds, with a progress bar."""
+    """Performs a run of --seconds and shows a progress bar."""
 
     def show(share: float, count: int) -> None:
         terminal.progress(f"{bar(share)} {title}: {connections} connections, {count:,} answers")

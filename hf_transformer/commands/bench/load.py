@@ -1,7 +1,6 @@
-"""A closed-loop load generator: each connection sends its next request after the answer to the previous one.
+"""A closed-loop load generator: each connection sends its next request after the previous answer.
 
-It uses the service's HTTP client for Triton, and needs less than a third of the processor time of a worker of the
-service. ``Figures.busy`` is its own load.
+The generator uses the service's HTTP client for Triton, and less than a third of the CPU time of a service worker.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from hf_transformer.predictor.http import Client, HttpError
 from hf_transformer.types.request import Json
 
 ANSWER_SECONDS: Final = 60.0
-"""Timeout of an answer, counted from the end of the run for the last answers."""
+"""Timeout of a single request, and of all pending requests after the end of a run."""
 MAX_ANSWER_BYTES: Final = 2**30
 ROWS: Final = "rows per run"
-"""Key of ``Figures.triton``: the mean number of texts in one execution of Triton's model."""
+"""Key in ``Figures.triton`` for the mean number of texts per model execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server's address, and ``headers`` for each request, such as an API key."""
+    """A server's address and the HTTP headers of all requests, such as an API key."""
 
     address: Address
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """The target of a URL without a path. Raises ConfigError."""
+        """Parses a URL without a path. Raises ConfigError for an invalid URL."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
@@ -52,19 +51,19 @@ class Target:
             raise ConfigError(f"{url}: expected http://HOST:PORT or https://HOST:PORT, without a path") from None
 
     def client(self) -> Client:
-        """A client for the running event loop."""
+        """Creates an HTTP client for the running event loop."""
         tls = ssl.create_default_context() if self.address.use_ssl else None
         return Client(self.address, tls, lambda size, headers: memoryview(bytearray(size)), MAX_ANSWER_BYTES)
 
     def request(self, path: str, body: Json = None) -> bytes:
-        """A whole HTTP request: a GET, or with a body a POST."""
+        """A serialized HTTP request: POST with a body, otherwise GET."""
         method, content = ("GET", b"") if body is None else ("POST", orjson.dumps(body))
         fields = {"Host": self.address.authority, "Content-Type": "application/json", **self.headers}
         head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
     def ask(self, path: str, body: Json = None) -> tuple[int, Any]:
-        """Send one request; return the status, and the answer's JSON or text. Raises LoadError without an answer."""
+        """Sends a request; returns the status and the response's JSON or text. Raises LoadError without a response."""
 
         async def answer() -> tuple[int, bytes]:
             client = self.client()
@@ -85,17 +84,11 @@ class Target:
 
 @dataclass(slots=True)
 class Figures:
-    """The result of a run. Durations are in seconds, moments in seconds of time.perf_counter.
+    """The result of a run. Durations are in seconds, and timestamps are from time.perf_counter.
 
-    Attributes:
-        counted_from, until: the run counts requests sent between these moments.
-        last: the moment of the last answer.
-        latencies: time from each request to its whole answer.
-        first, gaps, tokens: streams only: times to the first token, times between tokens, and the number of tokens.
-        stages: sums of Server-Timing in milliseconds, over ``timed`` answers.
-        errors: failed requests by reason.
-        busy: the load generator's share of a processor.
-        triton: means of Triton's statistics in milliseconds, and ROWS.
+    A run counts requests sent from ``counted_from`` until ``until``. Streams have times to the ``first`` token and
+    ``gaps`` between tokens. ``stages`` has sums of Server-Timing in milliseconds, over ``timed`` answers. ``busy`` is
+    the CPU utilization of the load generator. ``triton`` has means in milliseconds from Triton's statistics, and ROWS.
     """
 
     connections: int = 0
@@ -113,22 +106,22 @@ class Figures:
     triton: Mapping[str, float] = field(default_factory=dict)
 
     def answered(self, started: float) -> None:
-        """Records the latency of a request whose answer has just arrived."""
+        """Records the latency of a completed request."""
         self.last = time.perf_counter()
         self.latencies.append(self.last - started)
 
     def per_second(self, count: int) -> float:
-        """``count`` per second of the run; 0.0 without an answer."""
+        """Divides ``count`` by the duration of the run; returns 0.0 without an answer."""
         return count / (self.last - self.counted_from) if self.last > self.counted_from else 0.0
 
     @property
     def throughput(self) -> float:
-        """Tokens per second of streams, else requests per second."""
+        """Tokens per second for streams, otherwise requests per second."""
         return self.per_second(self.tokens or len(self.latencies))
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean milliseconds of a request: the service's stages, the rest of the latency, and Triton's stages."""
+        """Mean milliseconds per request for the service's stages, the rest of the latency, and Triton's stages."""
         means = {name: total / self.timed for name, total in self.stages.items()}
         if means and self.latencies:
             latency = sum(self.latencies) / len(self.latencies) * 1000
@@ -146,10 +139,10 @@ async def send(
     streamed: bool = False,
     progress: Callable[[float, int], None] = lambda share, count: None,
 ) -> Figures:
-    """Sends whole HTTP requests in rotation for ``seconds``, after ``warmup`` uncounted seconds.
+    """Sends serialized HTTP requests in rotation for ``seconds``, after ``warmup`` seconds without measurement.
 
-    ``streamed``: answers are server-sent events of OpenAI's completions. ``progress`` receives the elapsed share of the
-    run, from 0 to 1, and the number of answers.
+    ``streamed`` expects server-sent events of OpenAI's completions API. ``progress`` receives the elapsed fraction of
+    the run and the number of answers.
     """
     began, cpu, client, rotation = time.perf_counter(), time.process_time(), server.client(), cycle(requests)
     figures = Figures(connections, began + warmup, began + warmup + seconds, began + warmup)
@@ -172,7 +165,7 @@ Ask = Callable[[Client, bytes, Figures], Coroutine[Any, Any, None]]
 
 
 async def _send_until_end(ask: Ask, client: Client, requests: Iterator[bytes], figures: Figures) -> None:
-    """Sends one request after another over one connection until the run ends."""
+    """Sends sequential requests over a connection until the run ends."""
     while (now := time.perf_counter()) < figures.until:
         counting = figures if now >= figures.counted_from else Figures()
         try:
@@ -180,7 +173,7 @@ async def _send_until_end(ask: Ask, client: Client, requests: Iterator[bytes], f
         except (LoadError, OSError, HttpError) as error:
             reason = str(error) if isinstance(error, LoadError) else f"no answer: {error or type(error).__name__}"
             counting.errors[reason[:120]] += 1
-            await asyncio.sleep(0.05)  # limits requests to a server that refuses immediately
+            await asyncio.sleep(0.05)  # limits the request rate if the server refuses immediately
 
 
 async def _ask(client: Client, request: bytes, figures: Figures) -> None:
@@ -188,7 +181,7 @@ async def _ask(client: Client, request: bytes, figures: Figures) -> None:
     answer = await client.request(request)
     if answer.status != 200:
         raise LoadError(f"{answer.status} {bytes(answer.body).decode('utf-8', 'replace')}")
-    # Parsing takes time, so only every eighth answer's header counts.
+    # Parsing takes time, so the means use only the header of every eighth answer.
     if len(figures.latencies) % 8 == 0 and (timing := answer.headers.get(b"server-timing")):
         figures.timed += 1
         for part in timing.decode("latin-1").split(","):

@@ -1,4 +1,4 @@
-"""Tables of results, for a terminal and as one self-contained HTML file."""
+"""Tables of results, for a terminal and as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Server-Timing, Triton's from its statistics. A bar compares a value with the lar
 
 Cell = str | float
 Table = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
-"""Title, head and rows. NaN stands for a missing number."""
+"""Title, column headings and rows. NaN represents a missing number."""
 
 
 def speeds(runs: Sequence[Figures], *, streamed: bool) -> Table:
-    """Throughput and latency, one row for each run."""
+    """Throughput and latency, with a row per run."""
     if streamed:
         head = ["streams", "streams/s", "tokens/s", "first token ms: p50", "p99", "between tokens ms: p50", "p99"]
     else:
@@ -54,7 +54,7 @@ def speeds(runs: Sequence[Figures], *, streamed: bool) -> Table:
 
 
 def times(runs: Sequence[Figures]) -> Table:
-    """Mean time of a request in each stage, one column for each run; no rows without timings."""
+    """Mean time per request and stage, with a column per run. Without timings the table has no rows."""
     means = [run.means for run in runs]
     names = dict.fromkeys(name for stages in means for name in stages)
     rows: list[list[Cell]] = [[name, *(stages.get(name, math.nan) for stages in means)] for name in names]
@@ -62,7 +62,7 @@ def times(runs: Sequence[Figures]) -> Table:
 
 
 def errors(runs: Sequence[Figures]) -> Table:
-    """The most frequent reasons for failed requests."""
+    """The ten most frequent reasons for failed requests."""
     counts = sum((run.errors for run in runs), Counter())
     return "Errors", ["requests"], [[f"{count} x {reason}"] for reason, count in counts.most_common(10)]
 
@@ -76,18 +76,18 @@ def tried(trials: Sequence[Trial]) -> Table:
 
 
 def warning(runs: Sequence[Figures]) -> str:
-    """A warning if the load generator may limit the result; else empty."""
+    """A warning if the load generator may limit the result, otherwise an empty string."""
     busy = max(run.busy for run in runs)
     return f"The load generator used {busy:.0%} of a processor: it may be the limit." if busy > 0.7 else ""
 
 
 def percentiles(times: Sequence[float], *percents: float) -> list[float]:
-    """Percentiles in milliseconds of times in seconds; NaN without times."""
+    """Percentiles, in milliseconds, of times in seconds. Without times, all percentiles are NaN."""
     return [float(np.percentile(times, percent)) * 1000 if len(times) else math.nan for percent in percents]
 
 
 def cell_text(cell: Cell) -> str:
-    """A text unchanged, a number with at least three digits, "-" for NaN."""
+    """Formats a number with at least three digits, and NaN as a hyphen. Text stays unchanged."""
     if isinstance(cell, str):
         return cell
     if math.isnan(cell):
@@ -96,14 +96,14 @@ def cell_text(cell: Cell) -> str:
 
 
 def print_tables(tables: Sequence[Table], terminal: Terminal) -> None:
-    """Prints the tables that have rows."""
+    """Prints all tables that have rows."""
     for title, head, rows in tables:
         if rows:
             terminal.say(f"\n{title}\n{table(head, [list(map(cell_text, row)) for row in rows], terminal)}")
 
 
 def html(facts: Mapping[str, str], notes: Sequence[str], tables: Sequence[Table]) -> str:
-    """The whole page. Escapes all texts, and skips empty ``notes``."""
+    """Renders the page as HTML with escaped text. Skips empty notes."""
     parts = [f"<p>{escape('; '.join(f'{name}: {value}' for name, value in facts.items()))}</p>"]
     parts += [f"<p><strong>{escape(note)}</strong></p>" for note in notes if note]
     for caption, head, rows in tables:
@@ -116,12 +116,12 @@ def html(facts: Mapping[str, str], notes: Sequence[str], tables: Sequence[Table]
 
 
 def _largest(rows: Sequence[Sequence[Cell]]) -> list[float]:
-    """The largest number of each column; 0.0 for a column without numbers."""
+    """The largest number in each column, or 0.0 for a column without numbers."""
     numbers = [[cell for cell in column if isinstance(cell, float)] for column in zip(*rows, strict=True)]
     return [float(np.nanmax([0.0, *column])) for column in numbers]
 
 
 def _cell(cell: Cell, largest: float) -> str:
-    """The HTML of a cell, with a bar behind a number."""
+    """Renders a cell as HTML, with a bar behind a number."""
     share = cell / largest if isinstance(cell, float) and largest else 0.0
     return f"<td{f' style=--bar:{share:.0%}' if share > 0 else ''}>{escape(cell_text(cell))}"

@@ -1,4 +1,4 @@
-"""Request bodies for a service's model and API, from texts."""
+"""Builds request bodies for a service's model and API from texts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ WORDS: Final = (
     "were all her she there would their we him been has when who will more no if out so said what up its about into "
     "time state world life day house night music science city river language question answer winter market doctor"
 ).split()
-"""Frequent English words, nearly all of one token."""
+"""Frequent English words, mostly single tokens."""
 FORMS: Final[Mapping[str, Callable[[str], Json]]] = {
     "question_answering": lambda text: {"question": "Where is it?", "context": text},
     "rerank": lambda text: {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]},
     "zero_shot_classification": lambda text: {"sequence": text, "candidate_labels": ["science", "music", "politics"]},
 }
-"""For tasks with objects as instances, a function from a text to an instance."""
+"""Functions that convert a text to an instance, for tasks with objects as instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Requests to a model. ``streamed``: the responses are server-sent events with tokens."""
+    """Requests to a model. If ``streamed``, the responses are server-sent events with tokens."""
 
     model: str
     path: str
@@ -42,11 +42,11 @@ class Plan:
 
 
 def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: str | None) -> Plan:
-    """Reads the model's task from the service, makes requests and tries the first.
+    """Reads the model's task from the service, creates the requests and sends the first request as a test.
 
-    ``texts`` are texts or V1 instances of the task. ``model`` defaults to the service's first model, --api to OpenAI's
-    if the model generates text, else to V1. Raises ConfigError if the service lacks the model, or this API for it;
-    LoadError if the service does not answer or refuses the request.
+    ``texts`` are texts or V1 instances of the task. ``model`` defaults to the service's first model. --api defaults to
+    OpenAI for models that generate text, otherwise to V1. Raises ConfigError for an unknown model or an unsupported
+    API, LoadError if the service is unreachable or rejects the request.
     """
     status, listing = server.ask("/v1/models")
     models = listing["data"] if "data" in listing else listing["models"] if "models" in listing else []
@@ -81,7 +81,7 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
 
 
 def _openai_body(model: str, instance: Any, tokens: int | None) -> Json:
-    """The body of a request for embeddings or rerank, or with ``tokens`` for completions of that length."""
+    """A request body for embeddings or rerank. ``tokens`` selects completions and sets max_tokens."""
     if tokens:
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": model, "prompt": instance, "max_tokens": tokens, "temperature": 0, **stream}
@@ -91,7 +91,7 @@ def _openai_body(model: str, instance: Any, tokens: int | None) -> Json:
 
 
 def _tensors(instance: Any) -> list[Json]:
-    """A text, or each field of an object, as a BYTES tensor of shape [1]."""
+    """Converts a text or an object's fields to BYTES tensors of shape [1]. Raises ConfigError for a list."""
     fields = {"text": instance} if isinstance(instance, str) else instance
     if not all(isinstance(value, str) for value in fields.values()):
         raise ConfigError("--api=v2: V2 has no form for the lists in these instances")
@@ -99,7 +99,7 @@ def _tensors(instance: Any) -> list[Json]:
 
 
 def read_texts(path: Path) -> list[Json]:
-    """The texts of a file, one in each line, or V1 instances as JSON. Raises ConfigError."""
+    """Reads a text or a V1 instance (JSON) from each line. Raises ConfigError for an unreadable or empty file."""
 
     def instance(line: str) -> Json:
         with suppress(orjson.JSONDecodeError):
@@ -116,14 +116,14 @@ def read_texts(path: Path) -> list[Json]:
 
 
 def random_texts(lengths: Sequence[range]) -> list[str]:
-    """512 texts of frequent words, identical for each call. Each range of lengths, in words, is equally frequent."""
+    """Generates 512 reproducible texts of frequent words. All ranges of lengths, in words, are equally frequent."""
     generator = random.Random(0)  # noqa: S311 - no secret
     sizes = [generator.choice(lengths[number % len(lengths)]) for number in range(512)]
     return [" ".join(generator.choices(WORDS, k=size)) for size in sizes]
 
 
 def read_lengths(text: str) -> tuple[range, ...]:
-    """The ranges in a text such as ``8,8,16-64``. Raises ValueError."""
+    """Parses ranges such as ``8,8,16-64``. Raises ValueError for an invalid range."""
     lengths = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())

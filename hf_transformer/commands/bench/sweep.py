@@ -1,7 +1,7 @@
 """Starts a service and compares settings.
 
-A sweep tries one setting at a time, together with the best values of the others. All combinations would take hours, and
-settings are mostly independent. A gain counts if it exceeds the noise and a second comparison repeats it.
+A sweep varies a single setting at a time and keeps the best values of the others. All combinations would take hours,
+and most settings are independent. A gain must exceed the noise, also in a second comparison.
 """
 
 from __future__ import annotations
@@ -34,22 +34,17 @@ STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 """Stages of a request in Triton's statistics."""
 
 Trial = tuple[str, Figures]
-"""A description of the settings, and their result; a result without answers has the error."""
+"""A description of the settings, and the figures of their run. ``Figures.errors`` records a failed start."""
 Settings = Mapping[str, Any]
-"""Values of the service's flags, and entries of Triton's model configuration as JSON; None removes an entry."""
+"""Flags of the service, and fields of Triton's model configuration as JSON. A None value removes a field."""
 
 
 class Setup:
-    """The service with --service_flags, and Triton unless these have a --predictor_host.
+    """Controls a service with --service_flags, and a local Triton unless these flags contain --predictor_host.
 
-    Args:
-        stack: ends Triton and the service.
-        flags: the command's flags. Triton loads --model_name of --model_repository, or a demo model without it. The
-            model's folder must contain the tokenizer, as after export.
-        environ: variables for Triton and the service.
-
-    Raises ConfigError for an unknown model and for a bad flag or combination of flags, LoadError if Triton does not
-    start.
+    ``stack`` stops the service and Triton. Triton loads --model_name of --model_repository, by default a demo model.
+    The model's folder must contain the tokenizer, as after export. Raises ConfigError for an unknown model or invalid
+    flags, LoadError if Triton does not start.
     """
 
     def __init__(self, stack: ExitStack, flags: Namespace, environ: Mapping[str, str]) -> None:
@@ -63,20 +58,20 @@ class Setup:
             raise ConfigError(
                 "--model_repository: --service_flags set --predictor_host, so bench starts no Triton; omit one of them"
             )
-        self._service = stack.enter_context(ExitStack())  # ends before Triton, which waits for open connections
+        self._service = stack.enter_context(ExitStack())  # stops before Triton, which waits for open connections
         self._serving, _ = parse_config(self._flags, environ)
         self.model = self._serving.model_name
         over_rest = self._serving.predictor_protocol == "v2" and not self._serving.predictor_use_ssl
         self.triton = Target.at(self._serving.predictor_host) if over_rest else None
-        """Triton's REST address; None if the service uses gRPC or TLS."""
+        """Triton's REST address, or None if the service uses gRPC or TLS."""
         self._config: Settings = {}
-        """The model's configuration at a local Triton; empty if bench can't change it."""
+        """The configuration of the model in a local Triton. Empty for a remote Triton, gRPC or TLS."""
         if local and self.triton:
             self._config = self.triton.ask(f"/v2/models/{self.model}/config")[1]
         self._loaded = self._config
 
     def _start_triton(self, stack: ExitStack, options: Namespace) -> list[str]:
-        """Starts Triton and returns the service's flags for it."""
+        """Starts Triton; returns flags that connect the service to this Triton."""
         name = options.model_name or EXAMPLES["fill_mask"].model
         model = (options.model_repository or default_model_repository()).absolute() / name
         if not (model / "config.pbtxt").is_file():
@@ -93,7 +88,7 @@ class Setup:
         return flags
 
     def restart(self, settings: Settings) -> Target:
-        """Starts the service again, with ``settings`` in addition to the flags. Raises LoadError."""
+        """Restarts the service with additional ``settings``. Raises LoadError if service or model can't start."""
         self._service.close()
         entries = {name: value for name, value in settings.items() if not name.startswith("--")}
         if self._loaded != (wanted := {**self._config, **entries}):
@@ -107,7 +102,7 @@ class Setup:
         return Target.at(f"{HOST}:{http_port}")
 
     def _load(self, config: Settings) -> None:
-        """Makes Triton load the model with a configuration. Raises LoadError.
+        """Loads the model into Triton with a new configuration. Raises LoadError after a failed request.
 
         Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
         """
@@ -119,9 +114,9 @@ class Setup:
         self._loaded = config
 
     def settings(self) -> dict[str, list[Any]]:
-        """The values to try for each setting, without its current value.
+        """Candidate values of each setting, without the current value.
 
-        Triton's settings come first: the default of --max_batches_in_flight depends on its instances.
+        Triton's settings precede the flags: the default of --max_batches_in_flight depends on the number of instances.
         """
         candidates: dict[str, list[Any]] = {}
         if self._config:
@@ -129,7 +124,7 @@ class Setup:
             current, rows = sum(group["count"] for group in groups), self._config["max_batch_size"]
             max_count = max(2, len(os.sched_getaffinity(0)))
             counts = [count for count in (1, 2, 4) if count != current and count <= max_count]
-            # Keeps the device: a model for a GPU may not run on a CPU.
+            # Keeps the kind of device, because a model for GPUs may not run on CPUs.
             candidates["instance_group"] = [[{"count": count, "kind": groups[0]["kind"]}] for count in counts]
             now = batching and (batching["preferred_batch_size"] or [rows])
             preferred = [None, [rows], [rows // 2, rows]] if rows > 1 else []
@@ -143,7 +138,7 @@ class Setup:
 
 
 def settings_text(settings: Settings) -> str:
-    """Settings in the syntax of the command line and, without quotes around names, of config.pbtxt."""
+    """Formats settings as command-line flags and as entries of config.pbtxt."""
     parts = []
     for name, value in settings.items():
         entry = re.sub(r'"(\w+)"', r"\1", json.dumps(value))
@@ -154,17 +149,17 @@ def settings_text(settings: Settings) -> str:
 def sweep(
     setup: Setup, measure: Callable[[Target, str], Figures], say: Callable[[float, str], None]
 ) -> tuple[list[Trial], str]:
-    """Tries all settings, restarting the service for each; returns the trials and a recommendation.
+    """Restarts the service with each candidate setting; returns the trials and a recommendation.
 
-    ``measure`` performs one run under a title. ``say`` receives the elapsed share of the sweep, from 0 to 1, and a line
-    about each trial. Raises LoadError if the current settings fail.
+    ``measure`` performs a run with a title. ``say`` receives the completed fraction of the sweep and a line of text
+    after each trial. Raises LoadError if the current settings fail.
     """
     candidates = setup.settings()
     max_trials = 4 + sum(map(len, candidates.values()))
     trials: list[Trial] = []
 
     def tried(settings: Settings) -> float:
-        """The throughput with these settings, 0.0 if any request fails."""
+        """Measures the throughput with these settings; returns 0.0 if any request fails."""
         title = settings_text(settings)
         try:
             figures = measure(setup.restart(settings), title)
@@ -180,7 +175,7 @@ def sweep(
     if not (first and second):
         raise LoadError(f"--sweep: the current settings already fail: {', '.join(trials[-1][1].errors)}")
     highest = (first + second) / 2
-    noise = max(0.03, abs(first - second) / highest)  # a smaller gain is not worth a setting
+    noise = max(0.03, abs(first - second) / highest)  # a smaller gain does not justify a setting
     for name, values in candidates.items():
         base = best
         for settings in ({**base, name: value} for value in values):
@@ -196,7 +191,7 @@ def sweep(
 
 
 def triton_statistics(triton: Target, model: str) -> dict[str, int]:
-    """Triton's counters of a model. Raises LoadError.
+    """Reads Triton's counters for a model. Raises LoadError after a failed request.
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
     """
@@ -210,7 +205,7 @@ def triton_statistics(triton: Target, model: str) -> dict[str, int]:
 
 
 def triton_means(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
-    """Milliseconds per request by stage, and rows per execution of the model; empty without requests."""
+    """Mean milliseconds per request and stage, and rows per model execution. Empty without requests."""
     grown = {name: count - before[name] for name, count in after.items()}
     if not grown["requests"] or not grown["runs"]:
         return {}

@@ -1,6 +1,6 @@
 """Advice on the model's files and configuration.
 
-These checks take microseconds and no call to the predictor, so the service runs them at its start too.
+These checks take microseconds and don't call the predictor, so the service also runs them at startup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def batch_size(binding: FittedBinding) -> list[Finding]:
-    """Check that the model takes several texts in a batch."""
+    """Check that the model accepts several texts in a batch."""
     signature, size = binding.signature, binding.spec.max_batch_size
     if size is None:
         return ok(f"the predictor does not report max_batch_size; batches have up to {signature.max_rows} texts")
@@ -49,7 +49,7 @@ def batch_size(binding: FittedBinding) -> list[Finding]:
 
 
 def attention_mask(binding: FittedBinding) -> list[Finding]:
-    """Check that a mask hides padding from the model, if the service pads at all."""
+    """Check that attention_mask hides any padding from the model."""
     signature = binding.signature
     if signature.masked:
         return ok("the model takes attention_mask")
@@ -69,7 +69,7 @@ def attention_mask(binding: FittedBinding) -> list[Finding]:
 
 
 def text_length(binding: FittedBinding) -> list[Finding]:
-    """Check that texts are not truncated below the limit in the model's files."""
+    """Check that the model accepts texts up to the limit in its files."""
     fixed, longest = binding.signature.length, binding.tokenizer.max_length
     if fixed is not None and fixed < longest:
         return warning(
@@ -113,7 +113,7 @@ def instances(binding: ModelBinding) -> list[Finding]:
 
 
 def vocabulary(binding: ModelBinding) -> list[Finding]:
-    """Compare vocab_size in config.json with the tokenizer's size, and with the width of generative logits."""
+    """Compare vocab_size in config.json with the tokenizer's size, and with the logits of generative models."""
     declared, size = binding.model_config.get("vocab_size"), binding.tokenizer.vocab_size
     if type(declared) is not int:
         return skipped(f"config.json names no vocab_size; the tokenizer has {size} tokens")
@@ -123,7 +123,7 @@ def vocabulary(binding: ModelBinding) -> list[Finding]:
             f"the model's logits have {width} tokens, config.json's vocab_size is {declared}, the tokenizer has {size}",
             "serve the model with the tokenizer and config.json of its export (--model_dir, --model_id)",
         )
-    # Models round vocab_size up: phi-2's tokenizer fills 98 % of it, mT5's all but 12 of 250,112.
+    # Some models round vocab_size up: phi-2's tokenizer has 98 % of the tokens, mT5's lacks 12 of 250,112.
     if 0.9 * declared <= size <= declared:
         return ok(f"{size} tokens, config.json says {declared}")
     return warning(
@@ -134,9 +134,9 @@ def vocabulary(binding: ModelBinding) -> list[Finding]:
 
 
 def _logits_width(binding: ModelBinding) -> int | None:
-    """The last dimension of a generative model's logits; None for other models, and if it is free."""
+    """The last dimension of a generative model's logits. None for other models and for a dynamic axis."""
     if isinstance(binding, FittedBinding):
-        return None  # the contract check compares it
+        return None  # the contract check compares the logits
     names = binding.config.tensor_output_names or ("logits",)
     outputs = [tensor for tensor in binding.spec.outputs if tensor.name in names and tensor.datatype in FLOATS]
     widths = [tensor.shape[-1] for tensor in outputs if tensor.shape]
@@ -144,7 +144,7 @@ def _logits_width(binding: ModelBinding) -> int | None:
 
 
 def padding_token(binding: ModelBinding) -> list[Finding]:
-    """Compare the tokenizer's padding token with config.json's: some models count positions by it."""
+    """Compare the padding tokens of the tokenizer and of config.json, from which some models derive positions."""
     declared, actual = binding.model_config.get("pad_token_id"), binding.tokenizer.pad_token_id
     if type(declared) is not int or actual is None:
         missing = "the tokenizer has none" if actual is None else "config.json names none"
@@ -166,18 +166,17 @@ ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[ModelBinding]]]
     ("vocabulary", vocabulary, ModelBinding),
     ("padding token", padding_token, ModelBinding),
 )
-"""Name, function and kind of binding of each check, in the order of the table."""
+"""Name, function and binding class of each check, in the order of the doctor's table."""
 
 
 class StartAdvice:
-    """Logs each warning about a binding once. The service calls it with each new binding, after the model has changed
-    at the predictor."""
+    """Logs every distinct warning once. The service passes each new binding, also after a change of the model."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def __call__(self, binding: ModelBinding) -> None:
-        # Requests that wait for the binding have priority.
+        # Defers the log, because requests that wait for the binding have priority.
         asyncio.get_running_loop().call_soon(self._log, binding)
 
     def _log(self, binding: ModelBinding) -> None:

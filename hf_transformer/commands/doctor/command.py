@@ -1,4 +1,4 @@
-"""hf-transformer doctor: checks the service's flags, its model's files and the predictor, and prints remedies."""
+"""``hf-transformer doctor``: checks the service's flags, its model's files and the predictor, and prints remedies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check("golden text", inference.smoke_test, ("inference",), _SAME_MODEL),
 )
-"""All checks, in their order."""
+"""All checks, in order of execution."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -99,7 +99,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 terminal.say(row(finding, terminal))
         return findings
 
-    # The findings repeat the service's warnings. Errors are bugs, and go to stderr.
+    # The findings include the service's warnings. Errors indicate bugs, and go to stderr.
     log, errors = logging.getLogger("hf_transformer"), logging.StreamHandler()
     errors.setLevel(logging.ERROR)
     log.addHandler(errors)  # without any handler, logging prints warnings too
@@ -116,13 +116,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:
-    """The exit code: 2 after a failure, 1 after a warning with ``strict``, else 0."""
+    """The exit code: 2 after a failure, 1 after a warning with ``strict``, otherwise 0."""
     statuses = {finding.status for finding in results}
     return 2 if "failed" in statuses else int(strict and "warning" in statuses)
 
 
 def row(result: Finding, terminal: Terminal) -> str:
-    """A row of the table: status, name and finding; the remedy follows on further lines."""
+    """A table row with status, name and finding, before the lines of the remedy."""
     margin = " " * (_STATUS_WIDTH + _NAME_WIDTH)
     wrapper = textwrap.TextWrapper(terminal.columns, break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent, wrapper.subsequent_indent = (
@@ -139,7 +139,7 @@ def row(result: Finding, terminal: Terminal) -> str:
 
 
 def blocked_row(results: Sequence[Finding], terminal: Terminal) -> str:
-    """One row and a line break for all checks that did not run because others failed; empty if there are none."""
+    """A single row for all blocked checks, with a line break. Empty without a blocked check."""
     names = [finding.name for finding in results if finding.blocked]
     text = f"not run, because they need a check that failed: {', '.join(names)}"
     return f"{row(Finding('skipped', text, name=f'{len(names)} checks'), terminal)}\n" if names else ""
@@ -154,7 +154,7 @@ def summary(results: Sequence[Finding], code: int) -> str:
 
 
 def json_text(model_name: str, results: Sequence[Finding], code: int) -> str:
-    """{"version", "model", "exit_code", "results": [{"name", "status", "found", "change", "seconds"}]}, indented."""
+    """Indented JSON with version, model, exit_code, and results (name, status, found, change, seconds)."""
     names = ("name", "status", "found", "change")
     rows = [{name: getattr(row, name) for name in names} | {"seconds": round(row.seconds, 4)} for row in results]
     document = {"version": __version__, "model": model_name, "exit_code": code, "results": rows}

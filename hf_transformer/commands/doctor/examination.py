@@ -19,19 +19,15 @@ from hf_transformer.types.tensors import ModelSpec
 logger = logging.getLogger(__name__)
 
 Status = Literal["ok", "warning", "failed", "skipped"]
-"""``warning``: it works, but could work better or fails for some texts. ``skipped``: the check does not apply, or one
-of its ``needs`` failed."""
+"""``warning``: the service works, but not optimally or not for all texts. ``skipped``: the check does not apply, or a
+check in ``needs`` failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check. ``examine`` sets ``name``, ``seconds`` and ``blocked``.
+    """A result of a check: ``found`` describes the state, and ``change`` the remedy (empty without a problem).
 
-    Attributes:
-        found: a description of the state.
-        change: the remedy (a flag, an entry of config.pbtxt); empty without a problem.
-        seconds: the check's duration, shared by all its findings.
-        blocked: whether the check did not run because one of its ``needs`` failed.
+    ``examine`` sets ``name``, the check's duration in ``seconds``, and ``blocked`` if a check in ``needs`` failed.
     """
 
     status: Status
@@ -59,10 +55,10 @@ def skipped(found: str) -> list[Finding]:
 
 
 class Subject:
-    """The state of an examination: ``config`` and ``notes`` from ``parse_config``, and the results of earlier checks.
+    """The state of an examination: the result of ``parse_config``, and the results of earlier checks.
 
-    One check sets each attribute without a value. A check that reads it lists that check among its ``needs``. ``admin``
-    reads metadata and health of the predictor. ``predictor`` infers over the same connections, with a timeout.
+    A single check sets each attribute below, and checks that read the attribute need that check. ``admin`` reads the
+    predictor's metadata and health. ``predictor`` shares the connections of ``admin`` and enforces a timeout.
     ``examine`` closes ``stack`` at the end.
     """
 
@@ -89,13 +85,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One row of the table.
+    """A check in the doctor's table.
 
-    Attributes:
-        run: the check. If it raises a TransformerError, the finding is the message, with ``hint`` as the remedy.
-        needs: names of checks that must pass before this one runs.
-        hint: the remedy for a TransformerError.
-        predictive: skip the check for models that generate text.
+    The message of a TransformerError from ``run`` becomes the finding, with ``hint`` as the remedy. ``needs`` names the
+    checks that must pass first. ``predictive`` skips the check for models that generate text.
     """
 
     name: str
@@ -108,10 +101,7 @@ class Check:
 async def examine(
     subject: Subject, checks: Sequence[Check], progress: Callable[[str], object] = lambda text: None
 ) -> AsyncIterator[Finding]:
-    """Runs the checks in order and yields each finding as soon as its check ends.
-
-    ``progress`` gets a line about each check before it runs.
-    """
+    """Runs the checks in order and yields their findings. ``progress`` receives a line of text before each check."""
     unusable: set[str] = set()
     async with subject.stack:
         for number, check in enumerate(checks, 1):

@@ -1,6 +1,6 @@
 """Checks that call the model: inference, limits (longest text, highest token id), batches, shared memory, a smoke test.
 
-They use only the doctor's own texts, all of which a client could send.
+The checks use only fixed texts, which any client could send.
 """
 
 from __future__ import annotations
@@ -38,27 +38,24 @@ from hf_transformer.types.tokenization import Encoding, TokenIds
 TEXT = "The capital of France is a city on a river."
 PROMPTS = (TEXT, "The capital")
 MAX_NEW_TOKENS = 8
-"""Tokens of a generated text in the smoke test and in the comparison of prompts."""
+"""Maximum number of generated tokens in the smoke test and in the comparison of prompts."""
 
 TOLERANCES = {"FP16": 5e-3, "BF16": 5e-2}
-"""Largest differences between outputs of one text in different batches, relative to the largest value, by datatype.
-
-Rounding depends on the shape of a batch.
-"""
+"""Maximum relative difference of outputs between batches, by datatype. Rounding depends on the batch's shape."""
 TOLERANCE = 1e-4
-"""The tolerance of other datatypes."""
+"""The maximum relative difference for other datatypes."""
 UNUSABLE_DIFFERENCE = 0.1
-"""The relative difference at which answers change, not only their last digits."""
+"""The relative difference that indicates wrong answers instead of rounding."""
 
 MIB = 2**20
 INLINE = "or set --predictor_shared_memory=off; until then the service works with outputs in the responses"
 
 Outputs = Mapping[str, Array]
-"""One text's outputs by role, without batch axis and padding."""
+"""The outputs of a text by role, without batch axis and padding."""
 
 
 async def inference(subject: Subject) -> list[Finding]:
-    """Infer one text; check that its outputs are finite numbers. Raises RequestError."""
+    """Run the model on a text; check that the outputs contain neither NaN nor +inf. Raises RequestError."""
     if isinstance(subject.pipeline, GenerationPipeline):
         await subject.pipeline.trial()
         return ok("the model continues a prompt by a token")
@@ -68,7 +65,7 @@ async def inference(subject: Subject) -> list[Finding]:
     names = {output.role: output.name for output in promised}
     outputs = {names.get(role, role): values for role, values in by_role.items()}
     for name, values in outputs.items():
-        # -inf is legitimate: the logit of a banned token.
+        # -inf is valid: the logit of a suppressed token.
         if np.isnan(values).any() or np.isposinf(values).any():
             return failed(
                 f"{name} holds values that are not finite numbers (NaN or infinite)",
@@ -92,8 +89,7 @@ async def other_text(subject: Subject) -> list[Finding]:
 
 
 async def longest_text(subject: Subject) -> list[Finding]:
-    """Check that the model accepts a text of its files' maximum length, generated token included. Raises
-    RequestError."""
+    """Check that the model accepts a text of maximum length, including any generated token. Raises RequestError."""
     binding = subject.binding
     text, longest, fixed = sample(binding), _longest(binding), False
     length = len(longest)
@@ -145,7 +141,7 @@ async def highest_id(subject: Subject) -> list[Finding]:
 
 
 async def batch_invariance(subject: Subject) -> list[Finding]:
-    """Check that the model answers a full batch, and each text in it as if alone. Raises RequestError."""
+    """Check that a text has equal outputs in a full batch and alone, within a tolerance. Raises RequestError."""
     if isinstance(subject.pipeline, GenerationPipeline):
         return await _prompts_together(subject, subject.pipeline)
     binding = subject.fitted
@@ -184,20 +180,19 @@ async def batch_invariance(subject: Subject) -> list[Finding]:
 
 
 async def _prompts_together(subject: Subject, pipeline: GenerationPipeline) -> list[Finding]:
-    """Check that two prompts of different lengths have the same continuations alone and together. Raises
-    RequestError."""
+    """Check that two prompts have equal continuations in a common batch and alone. Raises RequestError."""
     alone = [(await _continued(pipeline, [prompt]))[0] for prompt in PROMPTS]
     together = await _continued(pipeline, PROMPTS)
     if together == alone:
         return ok(f"{len(PROMPTS)} prompts get the same {MAX_NEW_TOKENS} tokens alone and together")
     change = "a prompt gets other tokens together with another prompt than alone"
-    if pipeline.interface != "logits":  # the engine batches, and few engines round independently of the batch
+    if pipeline.interface != "logits":  # in most engines, rounding depends on the batch
         return warning(change, "if that matters, use a batch-invariant mode of the engine")
     return failed(change, "export the model so that its attention_mask hides the padding, or set max_batch_size to 1")
 
 
 async def _continued(pipeline: GenerationPipeline, prompts: Sequence[str]) -> list[str]:
-    """The greedy continuation of each prompt. Raises RequestError."""
+    """Generate the greedy continuation of each prompt. Raises RequestError."""
     request = GenerationRequest(prompts=prompts, sampling=Sampling(max_tokens=MAX_NEW_TOKENS, greedy=True))
     async with await pipeline.start(request, Context("doctor", {})) as generation:
         return [choices[0].text for choices in await generation.collect()]
@@ -246,7 +241,7 @@ async def shared_memory(subject: Subject) -> list[Finding]:
 
 
 async def _same_in_shared_memory(transport: Transport, packed: Packed) -> bool:
-    """Whether a batch's outputs are the same in a new region as in a response.
+    """Whether a batch's outputs are equal in shared memory and in a response.
 
     Raises RequestError if the predictor refuses the region or the batch, OSError if /dev/shm is missing or full.
     """
@@ -267,7 +262,7 @@ async def _same_in_shared_memory(transport: Transport, packed: Packed) -> bool:
         finally:
             with suppress(RequestError):
                 await transport.unregister_region(region.name)
-        # Some models sum in a different order each time.
+        # Some models change the order of summation from call to call.
         return all(
             np.allclose(tensor.data, shared.tensors[name].data, rtol=2e-2, atol=1e-3)
             for name, tensor in inline.tensors.items()
@@ -293,7 +288,7 @@ async def smoke_test(subject: Subject) -> list[Finding]:
 
 
 def with_labels(answer: Json, labels: Sequence[str]) -> Json:
-    """An answer in KServe's form, with config.json's labels instead of their numbers."""
+    """Replace label numbers in an answer of KServe's form with the labels in config.json."""
     match answer:
         case dict() if answer.keys() <= {str(number) for number in range(len(labels))}:
             return {labels[int(number)]: value for number, value in answer.items()}
@@ -305,7 +300,7 @@ def with_labels(answer: Json, labels: Sequence[str]) -> Json:
 
 
 def batch_builder(binding: FittedBinding) -> EncodingBatchBuilder:
-    """The service's builder of batches for this model, with its limits."""
+    """Create the service's batch builder for this model, with the configured limits."""
     settings = scheduler_settings(binding.config, binding.spec.instances)
     shared_bytes = max_shared_bytes(binding.config)
     return EncodingBatchBuilder(
@@ -318,8 +313,7 @@ def batch_builder(binding: FittedBinding) -> EncodingBatchBuilder:
 
 
 async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
-    """A copy of each text's outputs from one batch, without scheduler and task. Raises RequestError, also for outputs
-    of a wrong shape."""
+    """Infer a batch without scheduler and task, and copy the outputs of each text. Raises RequestError."""
     builder = batch_builder(subject.fitted)
     packed = builder.pack(texts)
     reply = await subject.predictor.infer(ModelCall(packed.inputs, packed.outputs, {}))
@@ -331,7 +325,7 @@ async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
 
 
 async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorError | None:
-    """The model's own error; None if it answers the texts or generates a token for them. Raises other errors."""
+    """Return the model's error, or None after a success. Raises PredictorDenied and other kinds of errors."""
     try:
         if not isinstance(subject.pipeline, GenerationPipeline):
             await ask(subject, texts)
@@ -348,7 +342,7 @@ async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorErro
 
 
 async def _highest(subject: Subject, works: int, fails: int, texts: Callable[[int], Sequence[Encoding]]) -> int:
-    """The largest number at which the model accepts the texts, by bisection between ``works`` and ``fails``."""
+    """Bisect between ``works`` and ``fails``; return the largest number for which the model accepts the texts."""
     while fails - works > 1:
         middle = (works + fails) // 2
         if await _refusal(subject, texts(middle)):
@@ -363,7 +357,7 @@ def _broken(problem: str) -> list[Finding]:
 
 
 def _difference(alone: Outputs, batched: Outputs) -> float:
-    """The largest difference between two texts' outputs, relative to the largest value; 0.0 if they are equal."""
+    """The maximum difference of a text's outputs alone and in a batch, relative to the largest absolute value."""
     worst = 0.0
     for role, values in alone.items():
         values = values.astype(np.float64)
@@ -373,7 +367,7 @@ def _difference(alone: Outputs, batched: Outputs) -> float:
 
 
 def _instance(binding: ModelBinding) -> Json:
-    """An instance of the task in V1's form: a plain text unless the task needs an object."""
+    """A V1 instance of the task: a text, or an object if the task requires an object."""
     match binding.task.name:
         case "fill_mask":
             return f"The capital of France is {binding.tokenizer.mask_token}."
@@ -388,7 +382,7 @@ def _instance(binding: ModelBinding) -> Json:
 
 
 def sample(binding: ModelBinding) -> Encoding:
-    """The tokens of the first text of ``_instance``, truncated to the model's limit."""
+    """Tokenize the first text of ``_instance``, truncated to the model's maximum length."""
     tokenizer = binding.tokenizer.with_max_length(_most_tokens(binding))
     if not isinstance(binding, FittedBinding):
         return tokenizer.encode([TEXT])[0]
@@ -398,23 +392,23 @@ def sample(binding: ModelBinding) -> Encoding:
 
 
 def _longest(binding: ModelBinding) -> Encoding:
-    """The longest text that the service sends."""
+    """A text of the maximum length that the service sends."""
     length = _most_tokens(binding)
     return binding.tokenizer.with_max_length(length).encode(["the " * length])[0]
 
 
 def _most_tokens(binding: ModelBinding) -> int:
-    """The maximum number of tokens in a text, reduced by one for a generative model."""
+    """The maximum number of tokens in a text. A generative model needs space for a generated token."""
     return binding.length if isinstance(binding, FittedBinding) else binding.tokenizer.max_length - 1
 
 
 def _shortened(text: Encoding, length: int) -> Encoding:
-    """The text cut to ``length`` tokens. It keeps the last token, since the model may need its separator."""
+    """Shorten the text to ``length`` tokens, with the original last token: the model may require a separator."""
     return replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
 
 
 def _altered(text: Encoding, vocabulary: int) -> Encoding:
-    """A text of the same length with other tokens, except for the first and the last."""
+    """Replace the inner tokens of a text, or all tokens if the text has at most two."""
     inner = slice(1, -1) if len(text) > 2 else slice(None)
     ids = list(text.ids)
     ids[inner] = [(number + vocabulary // 3) % vocabulary for number in ids[inner]]

@@ -1,4 +1,4 @@
-"""Checks of flags, model files and the predictor's model, and of their compatibility."""
+"""Checks of flags, model files, the predictor's model, and their compatibility."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types.tensors import RepositoryEntry
 
 CALL_SECONDS = 60.0
-"""Timeout of one call, if --predictor_request_timeout_seconds is not lower. Some models' first inference is slow."""
+"""Maximum of --predictor_request_timeout_seconds in the checks. The first inference of some models is slow."""
 
 
 async def flags(subject: Subject) -> list[Finding]:
@@ -77,7 +77,7 @@ async def server(subject: Subject) -> list[Finding]:
 
 
 async def server_ready(subject: Subject) -> list[Finding]:
-    """Probe the predictor's own readiness, which depends on all its models. Raises RequestError."""
+    """Check that the predictor is ready, which depends on all its models. Raises RequestError."""
     if await subject.admin.server_ready():
         return ok("the predictor is ready")
     return warning(
@@ -87,7 +87,7 @@ async def server_ready(subject: Subject) -> list[Finding]:
 
 
 async def model(subject: Subject) -> list[Finding]:
-    """Check that the predictor has the model, ready to infer. Raises RequestError."""
+    """Check that the model is ready at the predictor. Raises RequestError."""
     name = subject.config.model_name
     if await subject.admin.model_ready():
         return ok(f"{name!r} is ready")
@@ -131,8 +131,7 @@ async def description(subject: Subject) -> list[Finding]:
 
 
 async def contract(subject: Subject) -> list[Finding]:
-    """Check names, datatypes, ranks and sizes of all tensors by building the service's pipeline; one finding for each
-    mismatch."""
+    """Build the service's pipeline to check names, datatypes and shapes of all tensors. Report each mismatch."""
 
     def keep(binding: ModelBinding) -> None:
         subject.binding = binding
@@ -157,7 +156,7 @@ async def contract(subject: Subject) -> list[Finding]:
 
 
 def _mismatch(problem: str) -> Finding:
-    """A finding from a sentence that ends with its remedy."""
+    """Convert a message that ends with a remedy to a finding."""
     for mark in ("; ", ". ", ": "):
         problem_only, separator, change = problem.rpartition(mark)
         if separator:

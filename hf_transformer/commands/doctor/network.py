@@ -19,14 +19,14 @@ from hf_transformer.predictor.base import Address, parse_address
 from hf_transformer.predictor.tls import client_certificate, ssl_context
 
 CONNECT_SECONDS = 5.0
-"""Timeout of the name's resolution, and of the connection."""
+"""Timeout of the name resolution and of the connection."""
 PROBE_SECONDS = 3.0
-"""Timeout of a probe's connection, of its TLS handshake, and of each read."""
+"""Timeout of a probe's connection, of the TLS handshake, and of each read."""
 EXPIRY_WARNING_DAYS = 14
 
 PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics by default"
 
-# From OpenSSL's x509_vfy.h; the ssl module has them as numbers only.
+# Error codes from OpenSSL's x509_vfy.h, for which the ssl module has no names.
 _CHANGES = {
     9: "compare the clocks of the two machines, or reissue the predictor's certificate",  # not yet valid
     10: "renew the predictor's certificate",  # expired
@@ -38,10 +38,9 @@ _CHANGES = {
 
 
 class Wire(NamedTuple):
-    """One protocol of a predictor, with Triton's default ``port`` for it.
+    """A protocol of a predictor, with Triton's default port.
 
-    A client offers ``alpn`` in the TLS handshake. A probe sends ``hello``, reads ``enough`` bytes and matches them with
-    ``answer``.
+    The TLS handshake offers ``alpn``. A probe sends ``hello``, reads ``enough`` bytes and matches ``answer``.
     """
 
     name: str
@@ -60,17 +59,17 @@ _GET = b"GET %b HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConn
 _MAX_METRICS_BYTES = 2**20
 ITSELF = "a service of hf-transformer, not Triton"
 OTHER_SERVERS = {b"\nhf_transformer_": ITSELF, b"\nnv_": "Triton's port for metrics"}
-"""A prefix of metric names -> the server that exposes them."""
+"""Servers by the prefix of the names of their metrics."""
 # nginx, Go and Envoy answer plain HTTP on a TLS port with 400 and a text that names HTTPS.
 _HTTP1 = re.compile(rb"HTTP/1\.\d (?!400.*HTTPS)", re.DOTALL)
-# The preface of RFC 9113, section 3.4, and an empty SETTINGS frame. A server answers with such a frame.
+# The preface of RFC 9113, section 3.4, and an empty SETTINGS frame. A server answers with a SETTINGS frame, too.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _SETTINGS = re.compile(rb".{3}\x04.\0{4}", re.DOTALL)
 WIRES = {
     "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET % b"/v2/health/live", _HTTP1, 4096),
     "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE, _SETTINGS, 9),
 }
-"""Each protocol by its value of --predictor_protocol."""
+"""The protocols by value of --predictor_protocol."""
 
 
 async def address(subject: Subject) -> list[Finding]:
@@ -114,10 +113,7 @@ async def connection(subject: Subject) -> list[Finding]:
 
 
 async def protocol(subject: Subject) -> list[Finding]:
-    """Check that the port speaks the protocol in the flags, with or without TLS. Raises ConfigError.
-
-    The check named TLS verifies certificates, this one does not.
-    """
+    """Check that the port supports the configured protocol; ``tls`` verifies certificates. Raises ConfigError."""
     predictor, wanted = subject.address, subject.config.predictor_protocol
     key_pair = client_certificate(predictor_settings(subject.config))
     answers = []
@@ -152,7 +148,7 @@ async def protocol(subject: Subject) -> list[Finding]:
 
 
 async def other_server(address: Address, context: ssl.SSLContext | None) -> str:
-    """The server behind an HTTP port, by the names of its metrics; empty for an unknown one, or Triton's REST port."""
+    """Identify a server by its metrics. Returns an empty string for an unknown server or Triton's REST port."""
 
     def read() -> bytes:
         answer = b""
@@ -167,7 +163,7 @@ async def other_server(address: Address, context: ssl.SSLContext | None) -> str:
 
 
 def _flags(subject: Subject, spoken: str, tls: bool) -> str:
-    """The remedy: flags for the protocol that the predictor speaks."""
+    """Recommend flags for the predictor's actual protocol."""
     changes, wanted = [], WIRES[subject.config.predictor_protocol]
     if WIRES[spoken] is not wanted:
         changes.append(
@@ -181,7 +177,7 @@ def _flags(subject: Subject, spoken: str, tls: bool) -> str:
 
 
 async def tls(subject: Subject) -> list[Finding]:
-    """Check that the service and the predictor trust each other's certificate. Raises ConfigError."""
+    """Check that service and predictor accept the certificates in the TLS handshake. Raises ConfigError."""
     predictor, wire = subject.address, WIRES[subject.config.predictor_protocol]
     if not predictor.use_ssl:
         return skipped("not used (--predictor_use_ssl=false)")
@@ -191,7 +187,7 @@ async def tls(subject: Subject) -> list[Finding]:
     error = result.error
     if isinstance(error, ssl.SSLCertVerificationError):
         change = _CHANGES.get(error.verify_code, "see --predictor_ca_file and --predictor_ca_path")
-        if error.verify_code in (62, 64):  # another host's name or address
+        if error.verify_code in (62, 64):  # a certificate for another host
             context.check_hostname = False  # OpenSSL still verifies the chain
             names = _names((await asyncio.to_thread(probe, predictor, wire, context)).certificate, "it has none")
             change = f"use one of its names in --predictor_host ({names}), or issue it for {predictor.host}"
@@ -221,12 +217,8 @@ def _names(certificate: Mapping[str, Any], otherwise: str) -> str:
 class Probe:
     """The result of a probe.
 
-    Attributes:
-        answer: ``silent`` if the port keeps the connection open without a reply, ``closed`` if it closes the connection
-            without a reply after the handshake.
-        error: the exception that ended the probe.
-        certificate: the peer's certificate, as ``SSLSocket.getpeercert`` returns it; empty without TLS.
-        version: the version of TLS, empty without.
+    ``answer`` is ``silent`` for an open connection without a reply, and ``closed`` if the port closes the connection
+    without a reply. ``error`` ended the probe. ``certificate`` has the format of ``SSLSocket.getpeercert``.
     """
 
     answer: Literal["understood", "wants a certificate", "something else", "silent", "closed"] = "something else"
@@ -236,10 +228,10 @@ class Probe:
 
 
 def probe(address: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe:
-    """Send one hello to a port, with a ``context`` over TLS.
+    """Send ``wire.hello`` to a port. A ``context`` enables TLS.
 
-    It blocks in a thread instead of using asyncio, which hides alerts after the handshake: TLS 1.3 refuses a client's
-    certificate by such an alert.
+    The function blocks, because asyncio hides TLS alerts after the handshake. TLS 1.3 servers refuse a client
+    certificate with such an alert.
     """
     result = Probe()
     try:
@@ -248,7 +240,7 @@ def probe(address: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe
                 result.certificate, result.version = connection.getpeercert() or {}, connection.version() or "TLS"
             result.answer = _exchange(connection, wire)
         if result.answer == "closed" and context is not None:
-            # After sending data a client may see a reset instead of the alert, so this connection only reads.
+            # After a write, a reset may hide the alert, so this connection only reads.
             with _connected(address, context) as connection:
                 connection.recv(1)
     except (OSError, ValueError) as error:
@@ -263,7 +255,7 @@ def probe(address: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe
 
 @contextmanager
 def _connected(address: Address, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
-    """A connection, with a ``context`` after its TLS handshake. Raises OSError, including ssl.SSLError."""
+    """Open a connection. A ``context`` adds the TLS handshake. Raises OSError, including ssl.SSLError."""
     with socket.create_connection((address.host, address.port), PROBE_SECONDS) as plain:
         if context is None:
             yield plain
@@ -273,14 +265,14 @@ def _connected(address: Address, context: ssl.SSLContext | None) -> Iterator[soc
 
 
 def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "something else", "closed"]:
-    """Send the hello and classify the answer. Raises TimeoutError without an answer, ssl.SSLError for a TLS alert."""
+    """Send ``wire.hello`` and classify the answer. Raises TimeoutError without an answer, ssl.SSLError for an alert."""
     answer = b""
     try:
         connection.sendall(wire.hello)
         while len(answer) < wire.enough and (more := connection.recv(wire.enough)):
             answer += more
     except (ConnectionError, ssl.SSLEOFError):
-        pass  # the bytes so far may suffice
+        pass  # the received bytes may suffice
     except TimeoutError:
         if not answer:
             raise
@@ -290,7 +282,7 @@ def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "s
 
 
 def _trusting_context(wire: Wire, key_pair: KeyPair | None) -> ssl.SSLContext:
-    """A context that accepts any certificate, and sends ``key_pair`` to a server that requests one."""
+    """A context that accepts any server certificate, and presents ``key_pair`` on request."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -26,7 +26,7 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
 
 LENGTH = "max_position_embeddings"
-"""The field of config.json with the limit of tokens."""
+"""The field of config.json for the maximum number of tokens."""
 CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
 HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "fill_mask": ("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
@@ -43,15 +43,14 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "text_generation": ("AutoModelForCausalLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
     "text2text_generation": ("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")}),
 }
-"""Each task's class in transformers, and its outputs with their axes. Sizes are names of fields of config.json."""
+"""The transformers class and the outputs of each task. Axes are dynamic, or fields of config.json with their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded model.
+    """A loaded model: a torch module in evaluation mode, on the CPU, in float32.
 
-    ``model`` is the torch module in evaluation mode, on the CPU, in float32. ``changes`` are the fields of config.json
-    in which the export differs from the original.
+    ``changes`` contains the fields of config.json that the export changes.
     """
 
     files: ModelFiles
@@ -71,11 +70,11 @@ NOT_EXPORTABLE: Mapping[str, str] = {
         "carries a state from token to token, which padding changes",
     ),
 }
-"""The reasons for model types whose code depends on the texts, which a static graph can't represent."""
+"""Reasons by model type. A static graph can't represent code that depends on the texts."""
 
 
 def remedy(model_config: Mapping[str, Json], form: str) -> str:
-    """A sentence on alternatives for a model that can't be exported as ``form``."""
+    """Suggests alternatives for a model that torch can't export to the format ``form``."""
     elsewhere = "run the original in a model.py of Triton's Python backend, or in vLLM if it generates text"
     if reason := NOT_EXPORTABLE.get(str(model_config.get("model_type"))):
         return f"A {model_config['model_type']} model {reason}: {elsewhere}"
@@ -84,7 +83,7 @@ def remedy(model_config: Mapping[str, Json], form: str) -> str:
 
 @contextmanager
 def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
-    """Adds the remedy to a LoadError of the block, unless the error already has one."""
+    """Appends the remedy to a LoadError in the block, unless the message already suggests --max_batch_size."""
     try:
         yield
     except LoadError as error:
@@ -95,9 +94,9 @@ def with_remedy(model_config: Mapping[str, Json], form: str) -> Iterator[None]:
 
 @contextmanager
 def explained(message: str) -> Iterator[None]:
-    """Turns any error of torch, transformers, onnx or the tokenizer into a LoadError with its reason.
+    """Converts any exception of torch, transformers, onnx or the tokenizer to a LoadError.
 
-    These libraries raise nearly every type of exception for unsupported models, and a model may include its own code.
+    These libraries raise nearly every type of exception for unsupported models, and models may include custom code.
     """
     try:
         yield
@@ -111,7 +110,7 @@ def explained(message: str) -> Iterator[None]:
 def load_checkpoint(settings: Namespace) -> Checkpoint:
     """Loads the model, after a download from the hub if needed.
 
-    Raises ConfigError for an unknown --task or weights of another task, LoadError for missing or broken files.
+    Raises ConfigError for an unknown --task or weights of another task, LoadError for missing or invalid files.
     """
     trusting = settings.trust_remote_code
     files = find_model_files(
@@ -144,11 +143,11 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Fields of config.json that limit the exported model to short texts.
+    """Changes to config.json that limit the exported model to short texts.
 
-    Some models process long texts differently, and a graph represents only the variant for short texts. BigBird uses
-    full attention up to 704 tokens, and for longer texts blocks that depend on the padding. Its first short text
-    switches it to full attention permanently. Dynamic and long rotary positions depend on the longest text of a batch.
+    A graph represents only the code for short texts. For texts over 704 tokens, BigBird uses attention blocks that
+    depend on the padding. A first short text switches BigBird permanently to full attention. Dynamic and long rotary
+    embeddings depend on the longest text in a batch.
     """
     if model_config.get("model_type") in ("big_bird", "bigbird_pegasus"):
         if model_config.get("attention_type") == "original_full":
@@ -178,17 +177,17 @@ def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json], sub
         warnings.simplefilter("ignore")
         model, info = auto.from_pretrained(
             settings.model_id,
-            subfolder=subfolder,  # only early versions of sentence-transformers use one
+            subfolder=subfolder,  # only old sentence-transformers models have a subfolder
             revision=settings.revision or "main",
             token=settings.token,
             trust_remote_code=settings.trust_remote_code,
-            # Other implementations depend on the device, or can't be traced.
+            # Other implementations depend on the device, or don't support tracing.
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
             **{name: value for name, value in changes.items() if name == "attention_type"},
         )
-    # The export leaves out an encoder's pooler.
+    # The export omits an encoder's pooler.
     missing = sorted(key for key in info["missing_keys"] if not (name == "AutoModel" and "pooler." in key))
     if missing:
         listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

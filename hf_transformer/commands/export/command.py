@@ -1,7 +1,7 @@
 """``hf-transformer export``: writes a Hugging Face model as a folder that Triton serves, and verifies it.
 
-Exit codes: 0 if the exported model's answers match the original's, 1 after an error, 2 for a bad flag, 128 plus the
-number of the signal that ended it. It never leaves an incomplete folder.
+Exit codes: 0 if the model's outputs equal the original's, 1 after an error, 2 for an invalid flag, 128+n after signal
+n. The command never leaves an incomplete folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.predictor.shared_memory import ALLOW_FLAG
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
-"""Libraries of each format; the Python backend runs the format with the last one."""
+"""Required libraries by format. The Python backend uses the last library."""
 BACKENDS: Mapping[str, tuple[str, ...]] = {"onnx": ("onnxruntime", "python"), "torchscript": ("pytorch", "python")}
-"""Triton's backends for each format, the default first."""
+"""Triton backends by format. The first backend is the default."""
 TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
 """The default of --tolerance, by precision."""
 EXPORT_FLAGS = {
@@ -40,7 +40,7 @@ EXPORT_FLAGS = {
     "--model_dir": "--model_id",
     "--hf_token": "--token",
 }
-"""Replacements for the flags of serve in error messages of shared code."""
+"""Replacements for names of serve's flags in error messages of shared code."""
 MANIFEST = """\
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
@@ -71,10 +71,9 @@ spec:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exports one model and returns the exit code.
+    """Exports a model and returns the exit code.
 
-    Raises ConfigError for a bad flag, or one that the task does not support; LoadError if the model can't be loaded or
-    written, or if the written model differs from it.
+    Raises ConfigError for an invalid flag, LoadError for a failure to load, write or verify the model.
     """
     settings = parse(argv, environ)
     missing = [name for name in LIBRARIES[settings.format] if find_spec(name) is None]
@@ -86,7 +85,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise ConfigError(
             f"--output: {target} would overwrite --model_id={settings.model_id}; choose another folder or --model_name"
         )
-    require_free(target, force=settings.force)  # fails before the weights load slowly
+    require_free(target, force=settings.force)  # fails early, before the slow load of the weights
     try:
         export(settings, target, Terminal(environ))
     except (ConfigError, LoadError) as error:  # from code shared with serve
@@ -96,9 +95,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
-    """Loads, writes and verifies the model, with torch. Raises the errors of ``run``."""
+    """Loads, writes and verifies the model. Raises ConfigError and LoadError, as ``run``."""
     with step(f"Loading {settings.model_id}", terminal) as results:
-        # Here, because torch takes seconds to import.
+        # Lazy imports, because torch takes seconds to import.
         from hf_transformer.commands.export.checkpoint import load_checkpoint, with_remedy
         from hf_transformer.commands.export.graph import build_graph
         from hf_transformer.commands.export.model_file import take_samples, verify, write_model
@@ -139,15 +138,15 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
 
 @contextmanager
 def step(title: str, terminal: Terminal, folder: Path | None = None) -> Iterator[list[str]]:
-    """Prints ``title``, and after the block its appended text, with the duration.
+    """Prints ``title``, and after the block the text in the yielded list with the duration.
 
-    With a ``folder`` a terminal also shows the folder's size and the elapsed time.
+    On a terminal, a progress line shows the size of ``folder`` and the elapsed time.
     """
     began, ended, results = time.monotonic(), threading.Event(), list[str]()
 
     def watch(folder: Path) -> None:
         while not ended.wait(0.25):
-            with suppress(OSError):  # a temporary file is gone
+            with suppress(OSError):  # a temporary file no longer exists
                 terminal.progress(f"  {megabytes(folder)}, {time.monotonic() - began:.0f} s")
 
     terminal.say(f"{title} ...")
@@ -182,11 +181,11 @@ def commands(folder: Path, settings: Namespace, task: str) -> str:
 
 
 def manifest(settings: Namespace, task: str) -> str:
-    """An InferenceService whose storage is the model repository."""
+    """A KServe InferenceService with the model repository as storage."""
     image = ""
     if settings.backend == "python":
         image = f"      # Triton's own image lacks Python's {LIBRARIES[settings.format][-1]}: set one that has it.\n"
-    # Kubernetes names are lower-case letters, digits and hyphens, a letter first.
+    # Kubernetes names contain lower-case letters, digits and hyphens, and start with a letter.
     name = re.sub(r"[^a-z0-9]+", "-", settings.model_name.lower()).strip("-")
     return MANIFEST.format(
         name=name if name[:1].isalpha() else f"model-{name}".rstrip("-"),
@@ -197,13 +196,12 @@ def manifest(settings: Namespace, task: str) -> str:
 
 
 def megabytes(folder: Path) -> str:
-    """The size of all files in the folder, as text."""
+    """The formatted size of all files in the folder."""
     return f"{sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 1e6:.1f} MB"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
-    """Reads the flags. Exits with code 2 and a message for an unknown flag or a bad value; raises ConfigError for
-    contradictory flags."""
+    """Parses the flags. Exits with code 2 for an invalid flag. Raises ConfigError for contradictory flags."""
     flags = vars(_parser(environ).parse_args(argv))
     backends = BACKENDS[flags["format"]]
     backend = flags["backend"] or backends[0]

@@ -1,6 +1,6 @@
-"""Writes config.pbtxt of an exported model.
+"""Generates config.pbtxt for an exported model.
 
-The fields are those of ModelConfig in Triton's model_config.proto:
+Source of the fields: ModelConfig in
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from textwrap import indent
 
 FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
-"""The file name of each format that Triton's backends expect in a version's folder."""
+"""File names by format, as Triton's backends expect."""
 TOP_K = 10
 """The default of --top_k."""
 BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence", "masks")
-"""Names of free axes, in ONNX files too."""
+"""Names of dynamic axes, also in ONNX files."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """An input or output. Axes are names of free axes, or sizes; the datatype is Triton's name (INT64, FP32, FP16)."""
+    """An input or output. Axes are sizes, or names of dynamic axes. The datatype is Triton's name, such as INT64."""
 
     name: str
     axes: tuple[str | int, ...]
@@ -54,7 +54,6 @@ parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 
 
 def config_pbtxt(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], settings: Namespace, task: str) -> str:
-    """The text of config.pbtxt."""
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
     warmup = "".join(
         f'#     inputs {{ key: "{_name(tensor, index, settings)}" '
@@ -92,7 +91,7 @@ instance_group [ {{ count: {settings.instances} }} ]
 
 
 def _name(tensor: GraphTensor, index: int, settings: Namespace) -> str:
-    """The tensor's name, for TorchScript with an index: its files have no names, so the backend uses the index."""
+    """The name in config.pbtxt. TorchScript files have no tensor names, so the backend reads the index in the name."""
     return f"{tensor.name}__{index}" if settings.format == "torchscript" else tensor.name
 
 

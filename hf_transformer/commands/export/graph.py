@@ -1,7 +1,7 @@
 """The graph of a task: the model as a function of tensors and, with --reduce, the task's last step.
 
-The reduction shrinks responses from megabytes of logits to bytes. All reductions are exact: the service's answers stay
-the same, and it refuses requests that need the missing values.
+The reduction shrinks responses from megabytes of logits to bytes, and does not change the service's answers. The
+service refuses requests that need the removed values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hf_transformer.tasks.text_embedding import KSERVE
 from hf_transformer.types.tensors import Array
 
 POOLINGS = ("mean", "cls", "max")
-"""Poolings that a graph supports, by their names in sentence-transformers."""
+"""Supported pooling modes, by their names in sentence-transformers."""
 
 
 class Graph(torch.nn.Module):
-    """A module from ``inputs``, INT64 [B,S] each, to ``outputs``, in these orders."""
+    """A torch module that maps ``inputs``, each INT64 [B,S], to ``outputs``, in order."""
 
     def __init__(self, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
         super().__init__()
@@ -39,22 +39,21 @@ class Graph(torch.nn.Module):
         self.outputs = tuple(outputs)
 
     def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The inputs by name."""
+        """Maps input names to tensors."""
         return {spec.name: tensor for spec, tensor in zip(self.inputs, tensors, strict=True)}
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        """The expected outputs for one text, calculated as in the service.
+        """The expected outputs for a text, calculated as in the service.
 
-        ``whole`` are the original model's outputs, ``ids`` the text's tokens, both without padding.
+        ``whole`` contains the original model's outputs, and ``ids`` the token ids, without padding.
         """
         return whole
 
 
 class Head(Graph):
-    """Calls the model; ``options`` are further arguments of the call.
+    """Calls the model with the inputs and ``options``.
 
-    The model creates its own attention masks, because their shape depends on the architecture (windows, relative
-    positions).
+    The model creates its own attention masks, whose shape depends on the architecture (windows, relative positions).
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class Head(Graph):
 class LastEosHead(Head):
     """An encoder-decoder classifier with logits [B,L], from the state at each text's last eos token.
 
-    transformers gathers the states at all eos tokens of the batch, so a text with several of them changes the answers
-    to the others. For a single text both agree.
+    transformers gathers the states of all eos tokens in the batch, so several eos tokens in a text
+    change the outputs of other texts. For a single text, this class and transformers agree.
     """
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -88,14 +87,13 @@ class LastEosHead(Head):
 
 
 class TopTokens(Graph):
-    """The most probable tokens at each text's mask tokens, from a head with logits [B,S,V].
+    """The most probable tokens for each mask, from a head with logits [B,S,V].
 
-    Outputs are topk_ids INT64 [B,M,K] and topk_scores FP32 [B,M,K], probabilities over the whole vocabulary in
-    descending order. M is the largest number of masks in a text of the batch; a text's masks precede the padding, in
-    order.
+    Outputs are topk_ids INT64 [B,M,K] and topk_scores FP32 [B,M,K]: probabilities over the whole vocabulary in
+    descending order. M is the maximum number of masks in a text of the batch. The masks of a text precede padding.
 
-    If the model is an encoder (``base_model``) with a head for each token, the head receives only the tokens at the
-    masks. This saves much work with a large vocabulary.
+    If the model consists of an encoder (``base_model``) and a head, the head receives only the mask positions. This
+    saves time with a large vocabulary.
     """
 
     def __init__(self, head: Head, mask_id: int, count: int) -> None:
@@ -127,20 +125,20 @@ class TopTokens(Graph):
         return best, scores
 
     def _mask_positions(self, ids: Tensor) -> Tensor:
-        """The positions of each text's masks, INT64 [B,M]; arbitrary positions fill shorter rows."""
+        """The positions of each text's masks, INT64 [B,M]. Arbitrary positions fill shorter rows."""
         masked = (ids == self.mask_id).to(torch.int64)
         positions = torch.cumsum(torch.ones_like(ids), dim=1)
-        # Earlier masks sort higher; other tokens have 0.
+        # Earlier masks have larger values; other tokens have 0.
         order = torch.argsort(masked * (positions.max() + 1 - positions), dim=1, descending=True)
         return order[:, : masked.sum(dim=1).max()]
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        """All probabilities at the masks, float32 [M,V], because equally probable tokens have no fixed order."""
+        """All probabilities at the masks, float32 [M,V], because the order of equally probable tokens is undefined."""
         return {"probabilities": softmax(whole["logits"][np.array(ids) == self.mask_id])}
 
 
 def _at(values: Tensor, positions: Tensor) -> Tensor:
-    """The values [B,M,N] at positions INT64 [B,M] of values [B,S,N]."""
+    """Gathers values [B,S,N] at positions INT64 [B,M]; returns [B,M,N]."""
     return torch.gather(values, 1, positions[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
@@ -163,8 +161,8 @@ class Probabilities(Graph):
 class SentenceVector(Graph):
     """One vector for each text, FP32 [B,D], from a head with token vectors [B,S,D].
 
-    With ``normalize`` vectors have an L2 norm of 1, and embedding_norm FP32 [B,1] is the original norm. The service
-    uses it as the weight of a long text's windows, and for requests without normalization.
+    With ``normalize``, vectors have an L2 norm of 1, and embedding_norm FP32 [B,1] is the original norm. The service
+    weights the windows of a long text by this norm, and uses the norm to restore original vectors on request.
     """
 
     def __init__(self, head: Head, pooling: str, size: int, *, normalize: bool) -> None:
@@ -198,7 +196,7 @@ class SentenceVector(Graph):
 
 
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
-    """The task's graph, with its reduction if --reduce is set.
+    """Builds the task's graph. --reduce adds the reduction.
 
     Raises ConfigError if --inputs names an input that the model lacks, or if the task has no exact reduction.
     """
@@ -222,7 +220,7 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
 
 
 def size_of(model: Any, name: str) -> int:
-    """A size in config.json, or in the text part of a nested one. Raises LoadError if it is missing."""
+    """Reads a size from config.json or its text section. Raises LoadError for a missing field."""
     for config in (model.config, model.config.get_text_config()):
         if isinstance(size := getattr(config, name, None), int):
             return size
@@ -230,7 +228,7 @@ def size_of(model: Any, name: str) -> int:
 
 
 def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
-    """The inputs in --inputs; by default all inputs of the model that the service sends."""
+    """The names in --inputs, by default all supported inputs of the model. Raises ConfigError for invalid names."""
     taken = inspect.signature(checkpoint.model.forward).parameters
     known = [name for name in ("input_ids", "attention_mask") if name in taken]
     if "token_type_ids" in taken and getattr(checkpoint.model.config, "type_vocab_size", 0) > 1:
@@ -247,7 +245,7 @@ def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
 
 
 def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
-    """The task's reduction. Raises ConfigError if the task, or this model, has no exact one."""
+    """Adds the task's reduction. Raises ConfigError if the task or model has no exact reduction."""
     if top_k is not None and checkpoint.task != "fill_mask":
         raise ConfigError(f"--top_k: applies to fill_mask only, not to {checkpoint.task}")
     match checkpoint.task:
@@ -263,7 +261,7 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
-            # Without sentence-transformers' files KServe's default applies: the normalized mean.
+            # KServe's default, the normalized mean, applies without files of sentence-transformers.
             sentences = checkpoint.sentences or KSERVE
             if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
                 raise ConfigError(

@@ -21,7 +21,7 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
 WEIGHTS = "model.onnx.data"
-"""The file for weights over the size limit of model.onnx."""
+"""The file for the weights of models that exceed the size limit of model.onnx."""
 SHORT = "hi"
 MIDDLE = "The capital of {0} is {0}."
 LONGER = "A rather longer sentence {0}, so that the shorter ones are padded beside it, and a word nobody knows: qzxv."
@@ -37,17 +37,17 @@ BATCHES: Sequence[Sequence[str | tuple[str, str]]] = (
     (SHORT, LONG, MIDDLE, MARKED),
     (MARKED, LONGER, SHORT, ""),
 )
-"""Sample texts, with mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch.
+"""Sample texts, with mask tokens for fill_mask at {0}. Some texts and batches have no mask token.
 
-The trace uses the first batch, whose texts differ in length.
+The trace uses the first batch, because its texts differ in length.
 """
 PAIR_BATCHES = ((PAIR, OTHER_PAIR, (SHORT, SHORT)), (OTHER_PAIR,))
-"""More batches, for PAIR_TASKS."""
+"""Additional batches of text pairs, for PAIR_TASKS."""
 PAIR_TASKS = ("sequence_classification", "zero_shot_classification", "rerank", "question_answering")
 BATCH_TOLERANCES = {"fp32": 1e-4, "fp16": 5e-3}
-"""The largest difference between a text's outputs in a batch and alone, by precision."""
+"""The maximum difference between a text's outputs in a batch and alone, by precision."""
 MAX_TOKENS = 512
-"""The length of the longest text, more than the attention windows of encoders, such as ModernBERT's 128."""
+"""Maximum length of a sample text, which exceeds the attention windows of encoders (128 tokens in ModernBERT)."""
 DECODED_TOKENS = 3
 
 Inputs = dict[str, torch.Tensor]
@@ -56,14 +56,10 @@ Run = Callable[[Inputs], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch of texts.
+    """A batch of sample texts with the service's padding.
 
-    Attributes:
-        inputs: the batch, with the service's padding.
-        expected: for each text the outputs by name, calculated from the original model without padding.
-        alone: for each text its inputs without padding.
-        sizes: the sizes of the batch's free axes.
-        left: True for padding on the left.
+    ``expected`` and ``alone`` have the original model's outputs and the inputs of each text, without padding. ``sizes``
+    has the sizes of the dynamic axes. ``left`` means padding on the left.
     """
 
     inputs: Inputs
@@ -74,13 +70,13 @@ class Sample:
 
 
 def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> list[Sample]:
-    """Batches with the original model's outputs in float32. Texts share a batch only if core.batch_rules allows it.
+    """Runs the original model in float32 on sample batches that core.batch_rules allows.
 
-    Raises ConfigError if a model for text generation is not causal, LoadError if the model can't be called.
+    Raises ConfigError if a model for text generation is not causal, LoadError if a call of the model fails.
     """
     masked = any(tensor.name == "attention_mask" for tensor in graph.inputs)
     rules = batch_rules(checkpoint.files.config, None)
-    if isinstance(getattr(graph, "head", graph), LastEosHead):  # does not depend on their count
+    if isinstance(getattr(graph, "head", graph), LastEosHead):  # does not depend on the number of eos tokens
         rules = replace(rules, counted_id=None)
     tokenizer = checkpoint.tokenizer.with_max_length(min(MAX_TOKENS, checkpoint.tokenizer.max_length))
     blank = tokenizer.mask_token if checkpoint.task == "fill_mask" else "paris"
@@ -110,7 +106,7 @@ def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> l
 
 
 def _require_causal(checkpoint: Checkpoint) -> None:
-    """Raises ConfigError if logits depend on later tokens: transformers also loads an encoder's weights as causal."""
+    """Raises ConfigError if logits depend on later tokens: transformers loads encoder weights as causal models, too."""
     ids = torch.tensor([checkpoint.tokenizer.encode([LONGER])[0].ids])
     whole, shortened = (checkpoint.model(input_ids=part).logits[0, 0] for part in (ids, ids[:, :-1]))
     if not torch.allclose(whole, shortened, rtol=1e-3, atol=1e-3):
@@ -122,10 +118,10 @@ def _require_causal(checkpoint: Checkpoint) -> None:
 def _sample(
     graph: Graph, checkpoint: Checkpoint, rules: BatchRules, masked: bool, encodings: Sequence[Encoding]
 ) -> Sample:
-    """One batch, with the expected outputs of each text."""
+    """Pads a batch, and calculates the expected outputs of each text."""
     pad_id = checkpoint.tokenizer.pad_id if rules.pad_id is None or not masked else rules.pad_id
     left = rules.left and masked
-    head: Any = getattr(graph, "head", graph)  # the head in a reduction
+    head: Any = getattr(graph, "head", graph)  # the head inside a reduction
     alone, expected = [], []
     for encoding in encodings:
         inputs = _inputs(graph, [encoding], pad_id, left)
@@ -160,9 +156,9 @@ def _inputs(graph: Graph, encodings: Sequence[Encoding], pad_id: int, left: bool
 
 
 def write_model(graph: Graph, path: Path, form: str, inputs: Inputs) -> None:
-    """Traces the graph with ``inputs``, a batch of several texts, and writes model.onnx or model.pt with its weights.
+    """Traces the graph with a batch of several texts, and writes model.onnx or model.pt with its weights.
 
-    Raises LoadError if torch can't write this model as ``form``.
+    Raises LoadError if torch can't write this model in the format ``form``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with explained(f"torch can't write this model as {form}"), warnings.catch_warnings(), torch.no_grad():
@@ -191,9 +187,9 @@ def _write_onnx(graph: Graph, path: Path, inputs: Inputs) -> None:
 
 
 def gather_weights(path: Path) -> None:
-    """Moves all weights into one file, with all of them in memory.
+    """Merges all weight files into a single file. All weights must fit into memory.
 
-    Above 2 GB, the limit of a protobuf message, torch writes one file for each weight.
+    Above 2 GB, the limit of a protobuf message, torch writes a separate file for each weight.
     """
     import onnx
 
@@ -206,13 +202,13 @@ def gather_weights(path: Path) -> None:
 def _write_torchscript(graph: Graph, path: Path, inputs: Inputs) -> None:
     traced = torch.jit.trace(graph, tuple(inputs.values()), strict=False, check_trace=False)
     for module in traced.modules():
-        for name in module._c._method_names():  # one for each call in the graph
+        for name in module._c._method_names():  # a method for each call in the graph
             _free_devices(module._c._get_method(name).graph)
     traced.save(str(path))
 
 
 def _free_devices(graph: Any) -> None:
-    """Replaces a trace's constants for the device (CPU) by the device of the inputs."""
+    """Replaces constants for the trace's device (CPU) with the device of the inputs."""
     tensors = [value for value in graph.inputs() if value.type().kind() == "TensorType"]
     for node in list(graph.nodes()):
         if tensors and node.kind() == "prim::Constant" and node.output().type().kind() == "DeviceObjType":
@@ -223,10 +219,10 @@ def _free_devices(graph: Any) -> None:
 
 
 def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namespace) -> float:
-    """Runs the samples through the file and returns the largest difference from the original model's outputs.
+    """Runs the written model on the samples; returns the largest difference from the original model's outputs.
 
-    A difference is relative to the largest value of a text's output, or to 1 if that is less. Raises LoadError if the
-    file does not run, an output has a wrong shape or exceeds the tolerance, or a text's output depends on its batch.
+    Differences are relative to the largest absolute value of a text's output, or to 1 for smaller values. Raises
+    LoadError for a failed run, a wrong shape, a difference over the tolerance, or outputs that depend on the batch.
     """
     worst, batch_tolerance = 0.0, BATCH_TOLERANCES[settings.precision]
     with explained(f"the written {path.name} does not run"):
@@ -236,7 +232,7 @@ def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namesp
             for row, (expected, alone) in enumerate(zip(sample.expected, sample.alone, strict=True)):
                 shape = tuple(sample.inputs["input_ids"].shape)
                 for name, difference in _differences(expected, batch, row, sample.left):
-                    if not difference <= settings.tolerance:  # NaN too
+                    if not difference <= settings.tolerance:  # also rejects NaN
                         raise LoadError(
                             f"{path.name} differs from the model: {name} by {difference:.3g} for a text in a batch of "
                             f"the shape {shape}, expected at most {settings.tolerance:g} (--tolerance)"
@@ -258,7 +254,7 @@ def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namesp
 def _run(
     graph: Graph, run: Run, inputs: Inputs, path: Path, sizes: Mapping[str, int] | None = None
 ) -> Mapping[str, Array]:
-    """The outputs by name. Raises LoadError if a shape contradicts the ``sizes`` of free axes."""
+    """Runs the model; returns outputs by name. Raises LoadError if a shape contradicts ``sizes`` of dynamic axes."""
     outputs = {}
     for output, array in zip(graph.outputs, run(inputs), strict=True):
         if sizes is not None:
@@ -281,9 +277,9 @@ def _differences(
                 _difference(array, actual[name][-len(array) :] if left and array.ndim else actual[name][: len(array)]),
             )
             for name, array in expected.items()
-            if name != "topk_ids"  # equally probable tokens have no fixed order
+            if name != "topk_ids"  # the order of equally probable tokens is undefined
         ]
-    # So compare the scores with the model's for the same tokens, and with its highest, to detect a missing token.
+    # Compares the scores with the model's for the same tokens, and with the highest scores, to detect a missing token.
     probabilities = expected["probabilities"]
     ids, scores = (actual[name][: len(probabilities)] for name in ("topk_ids", "topk_scores"))
     highest = np.sort(probabilities)[:, ::-1][:, : scores.shape[1]]

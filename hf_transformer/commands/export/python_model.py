@@ -1,6 +1,6 @@
 """Runs the model.onnx or model.pt in this folder with Triton's Python backend.
 
-The Python of Triton's stub needs onnxruntime or torch, and numpy<2: with numpy 2 this backend returns empty tensors.
+The Python of Triton's stub needs onnxruntime or torch, and numpy<2. With numpy 2 the backend returns empty tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Maps tensors in config.pbtxt to those of model.onnx by name, to those of model.pt by position."""
+    """Maps tensors in config.pbtxt to model.onnx by name, and to model.pt by position."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model; the parameter intra_op_thread_count sets the threads of one execution [1]."""
+        """Load the model. The parameter intra_op_thread_count sets the number of threads per execution (default: 1)."""
         config = json.loads(args["model_config"])
         threads = int(config.get("parameters", {}).get("intra_op_thread_count", {}).get("string_value", "1"))
         self.inputs = [tensor["name"] for tensor in config["input"]]
@@ -40,7 +40,7 @@ class TritonPythonModel:
             self.run = lambda arrays: [tensor.numpy() for tensor in call(*map(torch.from_numpy, arrays))]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Run all requests as one batch: Triton merges only requests of the same shape."""
+        """Run all requests as a batch: Triton merges only requests of equal shapes."""
         inputs = [
             [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
             for name in self.inputs

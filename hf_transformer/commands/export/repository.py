@@ -26,9 +26,9 @@ SAMPLE = "The capital of France is Paris, déjà vu."
 
 @contextmanager
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yields a temporary folder that becomes ``target`` after the block. An error in the block removes it.
+    """Yields a temporary folder and renames it to ``target`` after the block. An error in the block removes the folder.
 
-    Raises the ConfigError of ``require_free``, LoadError if the folder can't be written.
+    Raises the ConfigError of ``require_free``, LoadError if the folder is not writable.
     """
     require_free(target, force=force)
     absent = [folder for folder in target.parents if not folder.exists()]
@@ -43,7 +43,7 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
                 if target.exists():
                     os.rename(target, old)
                 os.rename(made, target)
-            finally:  # even if a signal arrives in between
+            finally:  # even if a signal arrives between the renames
                 if old.exists() and not target.exists():
                     os.rename(old, target)
     except BrokenPipeError:
@@ -57,7 +57,7 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def require_free(target: Path, *, force: bool) -> None:
-    """Raises ConfigError if ``target`` exists; with ``force``, only if it is not a Triton model's folder."""
+    """Raises ConfigError if ``target`` exists. ``force`` permits an existing folder of a Triton model."""
     if not os.path.lexists(target):
         return
     if not force:
@@ -69,16 +69,15 @@ def require_free(target: Path, *, force: bool) -> None:
 
 
 def _parent_for_temporary(repository: Path) -> Path:
-    """A folder in the repository's file system, so that a rename works. If possible, it is outside the repository,
-    because Triton treats every folder there as a model, even a hidden one."""
+    """The parent of the repository, or the repository if a rename from the parent is impossible. Triton treats every
+    subfolder of a repository as a model, even a hidden folder."""
     outside = repository.resolve().parent
     same_device = outside.stat().st_dev == repository.stat().st_dev
     return outside if same_device and os.access(outside, os.W_OK | os.X_OK) else repository
 
 
 def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, changes: Mapping[str, Json]) -> None:
-    """Writes config.pbtxt, model.py for the Python backend, and the service's files. Applies ``changes`` to
-    config.json."""
+    """Writes config.pbtxt, model.py for the Python backend, and the service's files. Applies changes to config.json."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
         shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
@@ -94,10 +93,9 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, chan
 
 
 def triton_view(folder: Path, settings: Namespace) -> str:
-    """A sentence on Triton's interpretation of the folder.
+    """Describes Triton's interpretation of the folder. Raises LoadError without a model file for version 1.
 
-    Triton interprets the leading digits of a subfolder as a version; version_policy in config.pbtxt selects version 1.
-    Raises LoadError if version 1 has no model file.
+    Triton interprets the leading digits of a subfolder as a version. version_policy in config.pbtxt selects version 1.
     """
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
     numbered = sorted(path.name for path in folder.iterdir() if path.is_dir() and re.match(r"[1-9]", path.name))
@@ -109,7 +107,7 @@ def triton_view(folder: Path, settings: Namespace) -> str:
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
-    """Loads the tokenizer from the folder, as the service does. Raises LoadError if it fails or its tokens differ."""
+    """Loads the copied tokenizer, as the service does. Raises LoadError if the load fails or the tokens differ."""
     trusting = settings.trust_remote_code
     files = find_model_files(None, str(folder), trust_remote_code=trusting)
     copied = load_tokenizer(files.tokenizer_folder, files.config, trust_remote_code=trusting)
