@@ -146,7 +146,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ],
     ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
     ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "NONE" or false, got 'end'"""),
-    ({"truncate": 1}, 400, "truncate", "got a number"),
+    ({"truncate": 1}, 400, "truncate", "got 1"),
     ({"truncate": "END", "truncation": True}, 400, "truncate", "expected truncation or truncate, got both"),
     (
         {"truncation_side": "left"},
