@@ -161,7 +161,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"normalize": True, "normalized": True}, 400, "normalized", "they mean the same"),
     ({"output_format": "kserve"}, 400, "output_format", "unknown"),
     ({"inputs": []}, 400, "inputs", "one of model, input, encoding"),
-    ({"truncate_prompt_tokens": 8}, 400, "truncate_prompt_tokens", "expected -1, got a number; the model's length"),
+    ({"truncate_prompt_tokens": 8}, 400, "truncate_prompt_tokens", "expected -1, got 8; the model's length"),
     ({"embedding_type": "binary"}, 400, "embedding_type", "expected float, got 'binary'; the service does not"),
     ({"input_type": 1}, 400, "input_type", "expected a string, got a number"),
     ({"add_special_tokens": False}, 400, "add_special_tokens", "expected true, got false; the service adds them"),

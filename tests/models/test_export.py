@@ -98,7 +98,7 @@ def test_reduced_fill_mask_over_rest(exports: Exports) -> None:
         three, two = (service.predict([text], PIPELINE | {"top_k": count})[0] for count in (3, 2))
         assert [candidates[:2] for candidates in three] == two and len(three) == 3
         for parameters, says in (
-            (PIPELINE | {"top_k": 4}, "parameters.top_k: 4, and the model gives 3 tokens per mask"),
+            (PIPELINE | {"top_k": 4}, "parameters.top_k: expected at most the 3 tokens per mask that the model gives"),
             (PIPELINE | {"targets": ["paris"]}, "parameters.targets: needs the whole vocabulary"),
             ({"return_probabilities": True}, "parameters.return_probabilities: needs the whole vocabulary"),
         ):
