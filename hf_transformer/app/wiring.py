@@ -265,8 +265,8 @@ def check_stride(task: type[Servable], settings: TaskSettings) -> None:
     room = window - special
     if settings.stride >= room:
         raise ConfigError(
-            f"--stride={settings.stride}: expected less than {room}, the tokens in a window of {window} without the special "
-            "ones"
+            f"--stride={settings.stride}: expected less than {room}, the tokens in a window of {window} without the "
+            "special ones"
         )
 
 
