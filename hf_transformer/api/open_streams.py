@@ -23,7 +23,7 @@ class StreamEnd:
         self._is_broken = self.is_sending = False
 
     def break_off(self) -> None:
-        """Cancels a waiting task. During a send, the stream ends in ``sent`` instead."""
+        """Cancels a waiting task. During a send, it leaves the end to ``sent``, which raises Unavailable."""
         self._is_broken = True
         if self._task is not None and not self.is_sending:
             self._task.cancel()

@@ -108,7 +108,8 @@ def is_ipv6(text: str) -> bool:
 
 
 def predictor_certificates(draft: Draft) -> None:
-    """Requires existing certificates for TLS. Without TLS, REQUESTS_CA_BUNDLE may belong to other programs."""
+    """Requires existing certificates for TLS. Without TLS it skips the check, since REQUESTS_CA_BUNDLE may be set for
+    other programs."""
     file = draft.values.get("predictor_ca_file")
     if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder
         del draft.values["predictor_ca_file"]

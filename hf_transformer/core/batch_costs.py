@@ -27,9 +27,9 @@ INITIAL_OVERHEAD = 128.0
 seconds with that model, a service without an initial overhead answered 10 % to 50 % fewer texts of mixed lengths."""
 
 PRIOR_WEIGHT = 32.0
-"""The weight of the initial overhead; a group of batches has the weight 1. In simulations with a true overhead of 69
-tokens, 90 % of the estimates after two seconds were 67 to 218 with this weight, and 4 to 460 without. The simulated
-model changed its speed and was slow for new shapes."""
+"""The weight of the initial overhead; a group of batches has the weight 1. Simulated models with an overhead
+of 69 tokens changed their speed and were slow for new shapes. With this weight, 90 % of the estimates after two seconds
+were between 67 and 218 tokens. Without it they were between 4 and 460."""
 
 PRIOR_DECAY = 19 / 20
 """The decay of the weight of the initial overhead, per group."""
@@ -58,14 +58,15 @@ MIN_SPREAD = 0.08
 """The minimum standard deviation of x for a fit, as a fraction of the mean of x."""
 
 GROWTH = 1.1
-"""The growth of the overhead per group without a fit. Larger batches then increase the spread of x."""
+"""The growth of the overhead per group without a fit. It allows larger batches, whose different x enables a fit."""
 
 SLOW_WEIGHT = 0.1
-"""The weight of a group that took longer than expected, since other clients can only delay a model."""
+"""The weight of a group that took longer than expected. Such a time is probably a delay by other clients of the
+model."""
 
 MAX_SLOWDOWN = 2.0
-"""The maximum time of a group, as a multiple of the expected time. Longer times, as of retried calls, are clamped, and
-their weight is reduced in proportion."""
+"""The maximum time of a group, as a multiple of the expected time. Longer times, such as those of retried calls, are
+clamped, and their weight is reduced in proportion."""
 
 _MIN_RATE = 1e-3
 """The minimum seconds per token, as a fraction of the mean."""

@@ -81,7 +81,7 @@ class LogitsSignature:
     def pads_left(self) -> bool:
         """Whether to pad whole texts on the left, because the model returns logits for the last position only.
 
-        Other texts have padding on the right, where a causal model ignores it.
+        Other models get padding on the right, where a causal model ignores it.
         """
         return self.pads_cache and not self.all_positions
 

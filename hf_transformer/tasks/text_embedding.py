@@ -136,7 +136,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         )
 
     def _read_normalize(self, parameters: Parameters) -> Literal["before", "after", "no"]:
-        """Reads ``normalize``. The default is the model folder's, where Normalize precedes truncate_dim."""
+        """Reads ``normalize``. By default the model folder decides: its Normalize module runs before truncate_dim."""
         if "normalize" in parameters:
             return "after" if parameters.flag("normalize", True) else "no"
         if self.settings.sentence_transformers is None:

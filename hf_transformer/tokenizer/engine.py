@@ -303,10 +303,10 @@ class RustEngine(Engine):
 class PrefixTruncation:
     """Shortens a long text to a prefix with the same first tokens.
 
-    Encoding of a million characters takes some 400 MB of memory, and truncation drops most tokens. With chunk rules, a
-    word (pre-token) depends on the preceding text, and hardly on the following text. A cut can change the last word,
-    the second-to-last word with GPT-2's pattern ('r before e), and the words of a split added token. The rest of the
-    text therefore affects at most the last ``uncertain`` words of the prefix.
+    Encoding of a million characters takes some 400 MB of memory, and truncation drops most tokens. If a tokenizer has
+    ChunkRules, a word (pre-token) depends on the preceding text, and hardly on the following text. A cut can change the
+    last word, with GPT-2's pattern the second-to-last word (a cut "'re" is "'" and "r"), and the words of a split added
+    token. The rest of the text therefore affects at most the last ``uncertain`` words of the prefix.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: ChunkRules) -> None:

@@ -130,7 +130,8 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
-    """Last module that the exported model must contain: a module with weights, or pooling without a Pooling module."""
+    """Last module that the exported model must contain: a module with weights; "pooling" if the folder has no Pooling
+    module."""
     kinds = [kind for kind, _ in modules]
     weights = [kind for kind in kinds if kind not in WEIGHTLESS]
     if weights:

@@ -278,7 +278,8 @@ class WordCache:
         return [*self._before, *chain.from_iterable([known[chunk] for chunk in chunks]), *self._after]
 
     def _find(self, chunk: str) -> Ids | None:
-        """Ids of a chunk from the old generation or the ASCII encoder; None if unknown. Adds it to the young one."""
+        """Ids of a chunk from the old generation or the ASCII encoder; None if unknown. Copies the chunk to the young
+        one."""
         ids = self._old.get(chunk)
         if ids is None and self._ascii is not None:
             is_first = chunk[:1] == " "

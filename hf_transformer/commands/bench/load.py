@@ -88,7 +88,8 @@ class Figures:
 
     A run counts requests sent from ``counted_from`` until ``until``. Streams have times to the ``first`` token and
     ``gaps`` between tokens. ``stages`` has sums of Server-Timing in milliseconds, over ``timed`` answers. ``busy`` is
-    the CPU utilization of the load generator. ``triton`` has means in milliseconds from Triton's statistics, and ROWS.
+    the CPU utilization of the load generator. ``triton`` has Triton's statistics: means in milliseconds, and the rows
+    per run (ROWS).
     """
 
     connections: int = 0

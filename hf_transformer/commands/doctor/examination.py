@@ -57,8 +57,8 @@ def skipped(found: str) -> list[Finding]:
 class Subject:
     """The state of an examination: the result of ``parse_config``, and the results of earlier checks.
 
-    A single check sets each attribute below, and checks that read the attribute need that check. ``admin`` reads the
-    predictor's metadata and health. ``predictor`` shares the connections of ``admin`` and enforces a timeout.
+    Each attribute below is set by one check. A check that reads the attribute depends on that check. ``admin`` reads
+    the predictor's metadata and health. ``predictor`` shares the connections of ``admin`` and enforces a timeout.
     ``examine`` closes ``stack`` at the end.
     """
 
