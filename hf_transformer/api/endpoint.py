@@ -6,10 +6,11 @@ Request -> Call -> handler of the API -> Response | TextStream -> Response | Str
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from time import perf_counter
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from hf_transformer.api.body import read_body
 from hf_transformer.api.call import IGNORED, Call, context_of
@@ -59,7 +60,8 @@ class Endpoint:
                 body = await read_body(request, service.max_bytes, ticket)
                 context.arrived = perf_counter()
                 ticket.enter()
-                result = await self._handle(Call(request.params, request.headers, body, context, self._limits))
+                path = request.params if not request.query else with_query(request)
+                result = await self._handle(Call(path, request.headers, body, context, self._limits))
                 if isinstance(result, Response):
                     answer = result
                 else:  # wait for the first piece, since an earlier error changes the status
@@ -115,6 +117,12 @@ class Endpoint:
         failure = to_request_error(error, context)
         retry = [] if failure.retry_after is None else [(b"retry-after", b"%d" % failure.retry_after)]
         return error_response(self._render_error, failure, failure.status, *retry)
+
+
+def with_query(request: Request) -> Mapping[str, str]:
+    """The path parameters, and ``model`` from the query (?model=NAME) for a route without a model in its path."""
+    query = parse_qs(request.query.decode("latin-1"))
+    return {**{"model": name for name in query.get("model", ())}, **request.params}
 
 
 def server_timing(context: Context) -> bytes:

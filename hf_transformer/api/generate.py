@@ -117,10 +117,11 @@ class GenerateRequest:
 
 def _read(service: Service, call: Call, route: str) -> tuple[GenerativeModel, GenerateRequest, dict[str, Json]]:
     """Parses the model, the request and the first fields of each response. Raises RequestError."""
-    model = generative(service.models.find(**call.path), route)
+    chosen = service.models.choose(call.path["model"], call.context, call.path.get("version", ""))
+    model = generative(chosen, route)
     body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
     asked = read_body(model.task, body, call.context, streamed=route == "generate_stream")
-    head: dict[str, Json] = {"model_name": model.name, "model_version": model.describe().version}
+    head: dict[str, Json] = {"model_name": call.context.model_name, "model_version": model.describe().version}
     request_id = expect(body.get("id"), str | None, "id", "a string")
     return model, asked, {"id": request_id, **head} if request_id else head
 

@@ -26,7 +26,7 @@ from starlette.types import ExceptionHandler
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import errors_by_path, root_of
-from hf_transformer.api.responses import JsonResponse, find_not_ready
+from hf_transformer.api.responses import JsonResponse
 from hf_transformer.api.service import Service
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
@@ -82,7 +82,7 @@ def routes(service: Service, openai_prefix: str, page: str | None = None) -> lis
         return JsonResponse({"status": "alive"}, headers=headers)
 
     async def healthy(request: Request) -> Response:
-        error = await find_not_ready(service.models.values())
+        error = await service.models.find_not_ready()
         if error is not None:
             raise error
         return Response()

@@ -1,23 +1,24 @@
-"""Information about the served model, for web pages and clients.
+"""Information about the served models, for web pages and clients.
 
     GET /v1/models/{m}/info     task, labels, limits, protocols, examples, ...
-    GET /info                   information in the format of text-embeddings-inference
+    GET /info[?model={m}]       a model in the format of text-embeddings-inference, and the state of all models
 
 Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/openapi.json (Info)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request
 from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.openai.fields import TASKS
 from hf_transformer.api.openai.routes import root_of
-from hf_transformer.api.responses import json_route
-from hf_transformer.api.service import Model, Service
+from hf_transformer.api.responses import JsonResponse, json_route
+from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
@@ -39,26 +40,44 @@ class InfoSettings:
 
     Attributes:
         limits: the values of the flags in LIMITS.
-        model_id: the model's id on the Hugging Face Hub, or None for a local folder.
         grpc_port: None if gRPC is disabled or the system chooses the port.
+        examples: returns example requests for a model.
     """
 
     limits: Mapping[str, int]
-    model_id: str | None
-    revision: str | None
     openai_prefix: str
     grpc_port: int | None
     tokenizer_threads: int
-    examples: Sequence[Json]
+    examples: Callable[[Model], Sequence[Json]]
 
 
 def routes(service: Service, settings: InfoSettings) -> list[Route]:
     """Creates the routes of this module. Like V2's metadata, they return 503 before contact with the predictor."""
     models = service.models
+
+    async def show(request: Request) -> JsonResponse:
+        """The fields of the only model or of ?model=NAME, and the list of all models."""
+        name, about = request.query_params.get("model"), await describe_models(models)
+        if name is None and len(models.names) != 1:
+            return JsonResponse({"version": __version__, **about})
+        return JsonResponse({**describe_as_tei(models.find(name or models.names[0]), settings), **about})
+
     return [
-        json_route("/v1/models/{model}/info", lambda model: describe_model(models[model], settings)),
-        json_route("/info", lambda: describe_as_tei(models[models.names[0]], settings)),
+        json_route("/v1/models/{model}/info", lambda model: describe_model(models.find(model), settings)),
+        Route("/info", show),
     ]
+
+
+async def describe_models(models: Models) -> dict[str, Json]:
+    """The state of each model, and the errors of changes that could not be applied (--models, --model_repository)."""
+    entries: list[Json] = []
+    for model in models.served:
+        error = await models.find_not_ready(model)
+        names = {"aliases": model.identity.aliases, "adapters": model.identity.adapters}
+        entry = {"name": model.name, "task": model.task.name, "ready": error is None, **names}
+        entries.append(entry if error is None else {**entry, "reason": str(error)})
+    entries += [{"name": name, "ready": False, "reason": reason} for name, reason in models.absent.items()]
+    return {"models": entries, **({"errors": models.errors} if models.errors else {})}
 
 
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
@@ -83,7 +102,7 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
             "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if description.task in tasks],
             **({"generate": f"/v2/models/{model.name}/generate"} if isinstance(model, GenerativeModel) else {}),
         },
-        "examples": settings.examples,
+        "examples": settings.examples(model),
     }
 
 
@@ -119,11 +138,11 @@ def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
 
     The response omits model_dtype and max_batch_requests, which depend on the predictor, and sha and docker_label.
     """
-    description, task, limits = model.describe(), model.task.settings, settings.limits
+    description, task, limits, identity = model.describe(), model.task.settings, settings.limits, model.identity
     kind = TEI_TYPES.get(description.task)
     return {
-        "model_id": settings.model_id or model.name,
-        "model_sha": settings.revision if len(settings.revision or "") == 40 else None,
+        "model_id": identity.model_id or model.name,
+        "model_sha": identity.revision if len(identity.revision or "") == 40 else None,
         **({} if kind is None else {"model_type": {kind: _as_tei_type(kind, task)}}),
         "max_concurrent_requests": limits["max_concurrent_requests"],
         "max_input_length": description.max_length,

@@ -5,7 +5,7 @@ The template openapi.yaml describes every task and every setting. Source: https:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,64 +17,102 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.openai.routes import root_of
-from hf_transformer.api.service import Service
+from hf_transformer.api.service import Model, Service
 from hf_transformer.types.request import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
 CONDITION = "x-for"
 """The key for the tasks and settings of an object. The document omits objects of other tasks and settings."""
+MODEL = "{model}"
+"""The word for the model's name in the template."""
 OPENAI = "/openai/"
 """The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
 
 
-def route(document: Mapping[str, Json]) -> Route:
-    """Creates the route of a document, and serializes the document once."""
-    body = orjson.dumps(document)
+class Documents:
+    """The document of the service, and the parts for one model. Each document is built once per set of models.
 
-    async def show(request: Request) -> Response:
-        return Response(body, media_type="application/json")
+    The document of several models keeps ``{model}`` as a parameter of its paths, and describes all their tasks.
 
-    return Route("/openapi.json", show)
+    Args:
+        openai_prefix: --openai_route_prefix.
+        keys: whether requests need an API key (--api_keys_file).
+    """
+
+    def __init__(self, service: Service, openai_prefix: str, *, keys: bool = False) -> None:
+        self._models = service.models
+        self._root = root_of(openai_prefix)
+        self._settings = {"openai_prefix" if self._root else "no_openai_prefix", *(["api_keys"] if keys else ())}
+        # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        self._template = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
+        self._built: dict[tuple[Model, ...], dict[str, Json]] = {}
+        self._body: tuple[tuple[Model, ...], bytes] = (), b""
+        self.body()
+
+    @property
+    def route(self) -> Route:
+        async def show(request: Request) -> Response:
+            return Response(self.body(), media_type="application/json")
+
+        return Route("/openapi.json", show)
+
+    def body(self) -> bytes:
+        """The serialized document of all served models."""
+        models = tuple(self._models.served)
+        if self._body[0] != models or not models:
+            self._built.clear()
+            self._body = models, orjson.dumps(self.of(models))
+        return self._body[1]
+
+    def of(self, models: tuple[Model, ...]) -> dict[str, Json]:
+        """The document of these models."""
+        if models not in self._built:
+            self._built[models] = self._build(models)
+        return self._built[models]
+
+    def examples(self, model: Model) -> list[Json]:
+        """The examples of V1's predict route for a model, as {"summary", "value"} with a request body as the value."""
+        operation = self.of((model,))["paths"][f"/v1/models/{model.name}:predict"]["post"]
+        return list(operation["requestBody"]["content"]["application/json"]["examples"].values())
+
+    def _build(self, models: Sequence[Model]) -> dict[str, Json]:
+        names = [model.name for model in models]
+        masks = [model.task.settings.vocabulary.mask_token for model in models]
+        words = {"[MASK]": next(filter(None, masks), "[MASK]"), **({MODEL: names[0]} if len(names) == 1 else {})}
+        title = f"hf_transformer: {', '.join(names)}" if names else "hf_transformer"
+        document: dict[str, Json] = _tailor(
+            self._template, self._settings | {model.task.name for model in models}, words, names
+        )
+        document["info"] |= {"title": title, "version": __version__}
+        document["paths"] = {
+            f"{self._root}/{path.removeprefix(OPENAI)}" if path.startswith(OPENAI) else path: item
+            for path, item in document["paths"].items()
+        }
+        if len(names) != 1:
+            schema = {"type": "string", **({"enum": names} if names else {})}
+            parameter = {"name": "model", "in": "path", "required": True, "schema": schema}
+            for path, item in document["paths"].items():
+                if MODEL in path:
+                    item["parameters"] = [parameter, *item.get("parameters", ())]
+        return document
 
 
-def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """Builds the document of a service. ``keys`` is true if requests need an API key (--api_keys_file)."""
-    name = service.models.names[0]
-    task = service.models[name].task
-    root = root_of(openai_prefix)
-    words = {"{model}": name, "[MASK]": task.settings.vocabulary.mask_token or "[MASK]"}
-    conditions = {task.name, "openai_prefix" if root else "no_openai_prefix", *(["api_keys"] if keys else ())}
-    # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    source = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
-    tailored: dict[str, Json] = _tailor(source, conditions, words)
-    tailored["info"]["version"] = __version__
-    tailored["paths"] = {
-        f"{root}/{path.removeprefix(OPENAI)}" if path.startswith(OPENAI) else path: item
-        for path, item in tailored["paths"].items()
-    }
-    return tailored
-
-
-def predict_examples(document: Mapping[str, Json], model: str) -> list[Json]:
-    """The examples of V1's predict route, as {"summary", "value"} with a request body as the value."""
-    operation = document["paths"][f"/v1/models/{model}:predict"]["post"]
-    return list(operation["requestBody"]["content"]["application/json"]["examples"].values())
-
-
-def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str]) -> Any:
-    """Replaces words in a template value, and omits the objects of other tasks and settings."""
+def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: Sequence[str]) -> Any:
+    """Replaces words in a template value, and omits the objects of other tasks and settings. In a list, the word for
+    the model becomes all ``names``."""
     if isinstance(value, str):
         for word, replacement in words.items():
             value = value.replace(word, replacement)
         return value
     if isinstance(value, list):
-        items = (_tailor(item, conditions, words) for item in value)
+        members = (member for item in value for member in (names if item == MODEL else (item,)))
+        items = (_tailor(item, conditions, words, names) for item in members)
         return [item for item in items if item is not _OMITTED]
     if not isinstance(value, dict):
         return value
     if CONDITION in value and not conditions & set(value[CONDITION]):
         return _OMITTED
-    members = ((key, _tailor(member, conditions, words)) for key, member in value.items() if key != CONDITION)
-    return {_tailor(key, conditions, words): member for key, member in members if member is not _OMITTED}
+    pairs = ((key, _tailor(item, conditions, words, names)) for key, item in value.items() if key != CONDITION)
+    return {_tailor(key, conditions, words, names): item for key, item in pairs if item is not _OMITTED}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import orjson
 from starlette.requests import Request as StarletteRequest
@@ -13,9 +12,6 @@ from starlette.routing import Route
 from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
-
-if TYPE_CHECKING:
-    from hf_transformer.api.service import Model
 
 JSON = b"application/json"
 
@@ -43,19 +39,8 @@ def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]
     return Response(200, body, [(b"content-type", content_type), *headers])
 
 
-async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
-    """Returns the error of the first model that is not ready, or None if all models are ready."""
-    try:
-        for model in models:
-            await model.require_ready()
-    except NotReady as error:
-        return error
-    return None
-
-
-async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonResponse:
-    """The response to a readiness probe of the models. ``about`` contains additional fields."""
-    error = await find_not_ready(models)
+def readiness(error: NotReady | None, about: Mapping[str, Json]) -> JsonResponse:
+    """The response to a readiness probe, from the result of Models.find_not_ready. ``about`` contains more fields."""
     if error is None:
         return JsonResponse({**about, "ready": True})
     body = {**about, "ready": False, "error": str(error)}

@@ -62,7 +62,7 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
         if answers.tensor is None:
             raise AssertionError("the query asked for a tensor")
         outputs = _requested(request, [answers.tensor, *answers.outputs])
-    return InferResponse(model.name, version, outputs, request.id)
+    return InferResponse(context.model_name, version, outputs, request.id)
 
 
 def to_query(task: Servable, request: InferRequest, context: Context) -> Query:

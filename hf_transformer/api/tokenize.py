@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
-        model = service.models[call.path["model"]]
+        model = service.models.choose(call.path["model"], call.context)
         query = parse(call.json())
         require_few(query.name, query.instances, service.max_texts)
         # ``tokenizer`` raises NotReady until the predictor has reported the maximum length.

@@ -24,7 +24,7 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -56,7 +56,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     models = service.models
 
     async def predict(call: Call) -> Response | TextStream:
-        model = models[call.path["model"]]
+        model = models.choose(call.path["model"], call.context)
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
         query = parse_event(call) if structured else parse(call.json())
         query.parameters = apply_triton_parameters(query.parameters, call.context)
@@ -68,26 +68,31 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
             return V1Stream(generative(model, "a stream"), query, call.context)
         body = render(await model.predict(query, call.context))
         if structured:
-            return reply(orjson.dumps({**event_attributes(model.name), "data": orjson.Fragment(body)}), EVENT)
+            data = {**event_attributes(call.context.model_name), "data": orjson.Fragment(body)}
+            return reply(orjson.dumps(data), EVENT)
         if call.headers.keys() >= CLOUD_EVENT:
-            attributes = event_attributes(model.name).items()
+            attributes = event_attributes(call.context.model_name).items()
             return reply(body, JSON, *[(b"ce-" + name.encode(), value.encode()) for name, value in attributes])
         return reply(body)
 
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
 
-def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[Route]:
-    """Creates the GET routes. ``cards`` contains OpenAI's model objects, if the OpenAI API shares these routes."""
+def routes(service: Service, cards: Callable[[], Mapping[str, Mapping[str, Json]]] | None = None) -> list[Route]:
+    """Creates the GET routes. ``cards`` returns OpenAI's model objects, if the OpenAI API shares these routes."""
     models = service.models
-    openai_list = {} if cards is None else {"object": "list", "data": list(cards.values())}
+
+    def names() -> Json:
+        openai_list = {} if cards is None else {"object": "list", "data": list(cards().values())}
+        return {"models": models.names, **openai_list}
 
     async def model_ready(request: Request) -> JsonResponse:
-        model = models[request.path_params["model"]]
-        return await readiness([model], {"name": model.name, **({} if cards is None else cards[model.name])})
+        name = request.path_params["model"]
+        error = await models.find_not_ready(models.find(name))
+        return readiness(error, {"name": name, **({} if cards is None else cards()[name])})
 
     return [
-        json_route("/v1/models", lambda: {"models": models.names, **openai_list}),
+        json_route("/v1/models", names),
         Route("/v1/models/{model}", model_ready),
     ]
 

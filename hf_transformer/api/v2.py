@@ -32,7 +32,7 @@ from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.openai.fields import GENERATION
-from hf_transformer.api.responses import JsonResponse, find_not_ready, json_route, readiness, reply
+from hf_transformer.api.responses import JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady, describe
@@ -61,12 +61,12 @@ HEADER = HEADER_LENGTH.lower().encode()
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     async def answer(call: Call) -> Response:
-        model = service.models.find(**call.path)
+        model = service.models.choose(call.path["model"], call.context, call.path.get("version", ""))
         request = _parse(call, service.max_texts)
         note_unknown(request.ignored, (), call.context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, call.context)
         if request.model_name or request.model_version:
-            _check_named(model, request)
+            _check_named(model, call.context.model_name, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
@@ -86,17 +86,20 @@ def routes(service: Service) -> list[Route]:
     models = service.models
 
     async def ready(request: Request) -> JsonResponse:
-        return await readiness(models.values(), {})
+        return readiness(await models.find_not_ready(), {})
 
     async def model_ready(request: Request) -> JsonResponse:
-        model = models[request.path_params["model"]]
-        answer = await readiness([model], {"name": model.name})
-        if answer.status_code == 200:
-            models.find(**request.path_params)  # raises for an unknown version
-        return answer
+        name = request.path_params["model"]
+        error = await models.find_not_ready(models.find(name))
+        if error is None:
+            find(**request.path_params)  # raises for an unknown version
+        return readiness(error, {"name": name})
+
+    def find(model: str, version: str = "") -> Model:
+        return models.find(model, version)
 
     def by_path(render: Callable[[ModelDescription], Json]) -> Callable[..., Json]:
-        return lambda **path: render(models.find(**path).describe())
+        return lambda **path: render(find(**path).describe())
 
     views: dict[str, Callable[[ModelDescription], Json]] = {
         "": metadata,
@@ -145,7 +148,7 @@ def configuration(model: ModelDescription, max_instances: int) -> dict[str, Json
 def ready_models(models: Models) -> list[ModelDescription]:
     """The descriptions of ready models. Triton's statistics also include only loaded models."""
     ready = []
-    for model in models.values():
+    for model in models.served:
         with suppress(NotReady):
             ready.append(model.describe())
     return ready
@@ -182,14 +185,19 @@ def statistics(models: Iterable[ModelDescription], totals: Mapping[str, float]) 
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:
-    """The state of each served model, with a reason if the model is not ready."""
+    """The state of each model under each of its names, with a reason if the model is not ready."""
     entries: list[dict[str, Json]] = []
-    for model in models.values():
-        error = await find_not_ready([model])
+    for model in models.served:
+        error = await models.find_not_ready(model)
         if error is None:
-            entries.append({"name": model.name, "version": model.describe().version, "state": "READY", "reason": ""})
-        elif not only_ready:
-            entries.append({"name": model.name, "version": "", "state": "UNAVAILABLE", "reason": str(error)})
+            state = {"version": model.describe().version, "state": "READY", "reason": ""}
+        else:
+            state = {"version": "", "state": "UNAVAILABLE", "reason": str(error)}
+        if error is None or not only_ready:
+            entries += [{"name": name, **state} for name in model.names]
+    if not only_ready:
+        absent = {"version": "", "state": "UNAVAILABLE"}
+        entries += [{"name": name, **absent, "reason": reason} for name, reason in models.absent.items()]
     return entries
 
 
@@ -201,10 +209,10 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
     return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
 
 
-def _check_named(model: Model, request: InferRequest) -> None:
+def _check_named(model: Model, chosen: str, request: InferRequest) -> None:
     """Raises InvalidInput for a model or version in the body that differs from the path."""
     for field, name, expected in (
-        ("model_name", request.model_name, model.name),
+        ("model_name", request.model_name, chosen),
         ("model_version", request.model_version, model.describe().version),
     ):
         if name and name != expected:

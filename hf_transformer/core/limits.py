@@ -11,6 +11,7 @@ from typing import Final, Self
 from hf_transformer.errors import TooLarge, TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.engine import characters
+from hf_transformer.types.request import Used
 from hf_transformer.types.tokenization import TextInput
 
 BYTES_PER_TOKEN = 4
@@ -97,12 +98,14 @@ class Admission:
 
 
 class AdmissionTicket:
-    """The bytes and tokens of one request in Admission. The context manager releases both on exit."""
+    """The bytes and tokens of one request in Admission, and its use of a model. The context manager releases them on
+    exit."""
 
-    __slots__ = ("admission", "bytes", "requests", "tokens")
+    __slots__ = ("admission", "bytes", "model", "requests", "tokens")
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
+        self.model: Used | None = None
         self.bytes = self.requests = self.tokens = 0
 
     def hold(self, size: int) -> None:
@@ -134,9 +137,17 @@ class AdmissionTicket:
         if tokens > self.tokens:
             self.charge(tokens)
 
+    def use(self, model: Used) -> None:
+        """Counts the request among those of its model, which stays in use until ``leave``."""
+        self.model = model
+        model.requests += 1
+
     def leave(self) -> None:
-        """Releases all bytes and tokens of the request. Further calls have no effect."""
+        """Releases all bytes and tokens of the request, and its model. Further calls have no effect."""
         admission = self.admission
+        if self.model is not None:
+            self.model.requests -= 1
+            self.model = None
         admission.requests -= self.requests
         admission.tokens -= self.tokens
         admission.release_bytes(self.bytes)

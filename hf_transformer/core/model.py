@@ -30,7 +30,6 @@ from hf_transformer.errors import (
     PredictorTimeout,
     RequestError,
 )
-from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
@@ -73,6 +72,22 @@ class CheckSettings:
     timeout: float = CHECK_TIMEOUT_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The origin of a model, and its names in addition to its own.
+
+    Attributes:
+        model_id, revision: the model on the Hugging Face hub; None for a local folder.
+        aliases: further names of the model.
+        adapters: names of LoRA adapters, which requests choose like a model.
+    """
+
+    model_id: str | None = None
+    revision: str | None = None
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
 class State(Enum):
     """The state of the served model, see the diagram of the module."""
 
@@ -89,7 +104,11 @@ class ServedModel(Generic[PipelineT_co]):
         predictor: the model's predictor. It must be open while ``run`` runs.
         build: makes the pipeline for the predictor's model, and raises ContractError if the model does not fit.
         latency_log: logs the stage timings of each request; None disables this log.
-        board: shares the readiness of all workers; None for a single worker.
+        identity: the origin of the model, and its further names.
+
+    Attributes:
+        requests: the number of requests in flight that have chosen this model.
+        on_change: called after each change of the readiness.
     """
 
     def __init__(
@@ -102,16 +121,18 @@ class ServedModel(Generic[PipelineT_co]):
         checks: CheckSettings | None = None,
         *,
         latency_log: LatencyLog | None = None,
-        board: WorkerBoard | None = None,
+        identity: ModelIdentity | None = None,
     ) -> None:
         self.name = name
         self.task = task
+        self.identity = identity or ModelIdentity()
+        self.requests = 0
+        self.on_change: Callable[[], None] = _ignore_change
         self._predictor = predictor
         self._build = build
         self._metrics = metrics
         self._checks = checks or CheckSettings()
         self._latency_log = latency_log
-        self._board = board
         self._serving: Serving[PipelineT_co] | None = None
         self._problem = "the predictor has not been reached yet"
         """The reason why the model is not ready; empty for a ready model."""
@@ -119,7 +140,7 @@ class ServedModel(Generic[PipelineT_co]):
         """A new model that the last check found instead of the served model."""
         self._replaces_at_once = False
         """Whether the next check may replace the model without confirmation by a second check."""
-        self._failures = FailureLog()
+        self._failures = FailureLog(name)
         self._errors = 0
         """The number of consecutive model errors."""
         self._is_away = False
@@ -127,6 +148,11 @@ class ServedModel(Generic[PipelineT_co]):
         self._check_soon = asyncio.Event()
         self._checking: asyncio.Task[str] | None = None
         self._is_ending = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's name, its aliases and its adapters."""
+        return (self.name, *self.identity.aliases, *self.identity.adapters)
 
     @property
     def state(self) -> State:
@@ -237,8 +263,8 @@ class ServedModel(Generic[PipelineT_co]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the last check found a model that fits."""
-        return not self._problem
+        """Whether the last check found a model that fits, and the service is not shutting down."""
+        return not (self._problem or self._is_ending)
 
     async def require_ready(self) -> None:
         """Runs a check if CheckSettings.on_ready is set. Raises NotReady with the reason if the model is not ready."""
@@ -248,8 +274,6 @@ class ServedModel(Generic[PipelineT_co]):
             await self.check_predictor()
         if self._problem:
             raise self._not_ready()
-        if self._board is not None and (missing := self._board.waiting_for):
-            raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
     def start_shutdown(self) -> None:
         """Makes the model permanently not ready, so that load balancers stop sending requests. The service still
@@ -361,23 +385,20 @@ class ServedModel(Generic[PipelineT_co]):
         """Reports the result of a check to the log, the metrics and the other workers."""
         if self._serving is None:
             if problem != self._problem:
-                logger.warning(
-                    "not ready, retrying: %s (hf-transformer doctor, with the same flags, says more)", problem
-                )
+                advice = "(hf-transformer doctor, with the same flags, says more)"
+                logger.warning("model %r is not ready, retrying: %s %s", self.name, problem, advice)
         elif not self._checks.on_ready:
             problem = ""  # without the health check, a failed check does not affect readiness
         elif problem and not self._problem:
-            logger.warning("the model is not ready any more: %s", problem)
+            logger.warning("model %r is not ready any more: %s", self.name, problem)
         elif self._problem and not problem:
-            logger.info("the model is ready again")
+            logger.info("model %r is ready again", self.name)
         self._problem = problem
         self._publish_ready()
 
     def _publish_ready(self) -> None:
-        ready = not (self._problem or self._is_ending)
-        self._metrics.ready.set(ready)
-        if self._board is not None:
-            self._board.set_ready(ready)
+        self._metrics.ready.set(self.is_ready)
+        self.on_change()
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,12 +413,13 @@ class Serving(Generic[PipelineT_co]):
 class FailureLog:
     """Logs the first of consecutive failed requests, and the first answer after them.
 
-    The log has at most one failure in FAILURE_LOG_SECONDS. ``clock`` returns seconds.
+    The log has at most one failure in FAILURE_LOG_SECONDS. ``name`` is the model's; ``clock`` returns seconds.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.is_failing = False
         """Whether the last request failed."""
+        self._name = name
         self._clock = clock
         self._is_logged = False
         self._unlogged = 0
@@ -411,7 +433,7 @@ class FailureLog:
             self._unlogged += 1
             return
         more = f" ({self._unlogged} more have failed since the last such line)" if self._unlogged else ""
-        logger.warning("requests fail with %d: %s%s", error.status, error, more)
+        logger.warning("requests to model %r fail with %d: %s%s", self._name, error.status, error, more)
         self._is_logged = True
         self._unlogged = 0
         self._not_before = now + FAILURE_LOG_SECONDS
@@ -421,7 +443,11 @@ class FailureLog:
         self.is_failing = False
         if self._is_logged:
             self._is_logged = False
-            logger.info("the predictor answers again")
+            logger.info("the predictor answers again for model %r", self._name)
+
+
+def _ignore_change() -> None:
+    """The callback of a model that is in no set of models."""
 
 
 def _jittered(seconds: float) -> float:

@@ -38,11 +38,18 @@ class Query:
     name: str = "instances"
 
 
+class Used(Protocol):
+    """A model that counts its requests in flight."""
+
+    requests: int
+
+
 class Budget(Protocol):
-    """A request's share of the maximum number of tokens in flight."""
+    """A request's share of the maximum number of tokens in flight, and its use of a model."""
 
     def charge(self, tokens: int) -> None: ...
     def expect(self, characters: int) -> None: ...
+    def use(self, model: Used) -> None: ...
     def leave(self) -> None: ...
 
 
@@ -56,6 +63,8 @@ class Context:
         field_names: maps a field's canonical path to the API's path, for errors; None keeps the path.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
+        model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
+        served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
         instances, tokens: the numbers of instances and tokens; 0 before tokenization.
         batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
         arrived: the arrival time of the complete body (time.perf_counter).
@@ -75,12 +84,14 @@ class Context:
         "headers",
         "ignored",
         "instances",
+        "model_name",
         "parse",
         "postprocess",
         "predict",
         "preprocess",
         "queue",
         "request_id",
+        "served_name",
         "ticket",
         "tokenize",
         "tokens",
@@ -94,5 +105,5 @@ class Context:
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0
-        self.batch_traceparent = ""
+        self.batch_traceparent = self.model_name = self.served_name = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

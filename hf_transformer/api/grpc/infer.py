@@ -84,7 +84,7 @@ class Inference:
         context.ticket = ticket
         note_unknown(request.ignored, (), context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, context)
-        return self.service.models.find(request.model_name, request.model_version), request
+        return self.service.models.choose(request.model_name, context, request.model_version), request
 
     def fits(self, message: bytes) -> bool:
         """Whether gRPC can send the message."""
@@ -141,7 +141,7 @@ class StreamedPieces(TextStream):
             parameters["choice"] = piece.choice
         if piece.finish is not None:
             parameters["finish_reason"] = piece.finish
-        response = InferResponse(self._model.name, self._version, tensors, self._infer_request.id)
+        response = InferResponse(self._context.model_name, self._version, tensors, self._infer_request.id)
         final = not self.remaining
         return codec.encode_stream_response(
             codec.encode_infer_response(response, self._infer_request, final=final, parameters=parameters)

@@ -22,7 +22,6 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
-from hf_transformer.api.responses import find_not_ready
 from hf_transformer.api.service import Models, Service
 from hf_transformer.api.v2 import SERVER_METADATA, configuration, metadata, ready_models, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
@@ -52,11 +51,11 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
         return models.find(request.name, request.version).describe()
 
     async def server_ready(request: pb.ServerReadyRequest) -> Json:
-        return {"ready": await find_not_ready(models.values()) is None}
+        return {"ready": await models.find_not_ready() is None}
 
     async def model_ready(request: pb.ModelReadyRequest) -> Json:
         try:
-            return {"ready": await find_not_ready([models.find(request.name, request.version)]) is None}
+            return {"ready": await models.find_not_ready(models.find(request.name, request.version)) is None}
         except (NotReady, UnknownModel):  # as in Triton; a model has no version until it is ready
             return {"ready": False}
 
@@ -92,7 +91,7 @@ async def _call_json(name: str, method: JsonMethod, body: bytes, context: Contex
 
 
 class Health:
-    """grpc.health.v1: the health of one model, or of all models for the empty name and the V2 service's name.
+    """grpc.health.v1: the health of one model, or of the service for the empty name and the V2 service's name.
 
     The servicer of grpcio-health-checking is unsuitable: it returns a stored status, and one disconnecting watcher
     stops updates to the others. This class checks the models on each call. After ``closing`` is set, all statuses are
@@ -101,8 +100,11 @@ class Health:
 
     def __init__(self, models: Models, closing: asyncio.Event) -> None:
         self._models = models
-        self._names = {"": models.names, SERVICE: models.names} | {name: [name] for name in models.names}
         self._closing = closing
+
+    @property
+    def _names(self) -> list[str]:
+        return ["", SERVICE, *self._models.names]
 
     @property
     def methods(self) -> Handlers:
@@ -119,7 +121,7 @@ class Health:
     async def check(self, request: HealthCheckRequest, rpc: Rpc) -> HealthCheckResponse:
         """Returns the current status of a service. Ends the call as NOT_FOUND for an unknown name."""
         if request.service not in self._names:
-            known = ", ".join(filter(None, self._names))
+            known = ", ".join(self._names[1:])
             await rpc.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:200]!r} is unknown, known: {known}")
         return HealthCheckResponse(status=await self._status(request.service))
 
@@ -148,7 +150,11 @@ class Health:
             return HealthCheckResponse.SERVICE_UNKNOWN
         if self._closing.is_set():
             return HealthCheckResponse.NOT_SERVING
-        if await find_not_ready(self._models[name] for name in self._names[service]) is not None:
+        try:
+            model = None if service in ("", SERVICE) else self._models.find(service)
+        except NotReady:
+            return HealthCheckResponse.NOT_SERVING
+        if await self._models.find_not_ready(model) is not None:
             return HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse.SERVING
 

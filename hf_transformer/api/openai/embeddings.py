@@ -55,7 +55,7 @@ async def create(service: Service, call: Call) -> Response:
         {"object": "embedding", "index": index, "embedding": to_base64(vector) if base64 else vector}
         for index, vector in enumerate(answers.predictions)
     ]
-    body = {"object": "list", "data": data, "model": model.name, "usage": usage(answers)}
+    body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
     return reply(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
 
 

@@ -16,7 +16,7 @@ import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.errors import expect, require_few
-from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.request import Answers, Json
@@ -136,10 +136,8 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
         if name in ignored:
             _check_ignored(ignored[name], value)
     models, parameters = service.models, Parameters(payload, known)
-    name = parameters.string("model")
-    if name is None:
-        raise InvalidInput("model", f"the name of a served model ({', '.join(models.names)})", "nothing")
-    model = find_model(models, name)
+    name = parameters.string("model") or call.path.get("model")
+    model = models.choose(name, call.context, tasks=TASKS[endpoint], path="model")
     if model.task.name not in TASKS[endpoint]:
         expected = f"a model for {' or '.join(TASKS[endpoint])}, which {endpoint} needs"
         raise InvalidInput("model", expected, f"{model.name!r} for {model.task.name}")
@@ -184,14 +182,6 @@ def _check_metadata(path: str, value: Json) -> None:
             raise InvalidInput(path, f"a string for the key {key!r}", describe(label))
         if len(label) > MAX_METADATA_VALUE:
             raise InvalidInput(path, f"at most {MAX_METADATA_VALUE} characters for the key {key!r}", str(len(label)))
-
-
-def find_model(models: Models, name: str) -> Model:
-    """Finds a model by name. Raises UnknownModel with the path ``model``."""
-    try:
-        return models[name]
-    except UnknownModel as error:
-        raise error.at("model") from None
 
 
 def read_texts(

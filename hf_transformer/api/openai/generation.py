@@ -91,7 +91,7 @@ class GeneratedAnswer(TextStream):
             "id": f"{self.prefix}-{context.request_id}",
             "object": self.chunk_object,
             "created": int(time.time()),
-            "model": model.name,
+            "model": context.model_name,
         }
         # Serialize the constant part of chunks only once: it takes as much time as a choice.
         chunk = event(orjson.dumps({**self._envelope, "choices": [], **({} if usage == "none" else {"usage": None})}))

@@ -43,7 +43,7 @@ async def create(service: Service, call: Call) -> Response:
     for result in answers.predictions[0]:
         document = {"document": {"text": result["text"]}} if "text" in result else {}
         results.append({"index": result["index"], **document, "relevance_score": result["score"]})
-    answer = {"id": f"rerank-{call.context.request_id}", "model": model.name, "usage": usage(answers)}
+    answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
     return reply(orjson.dumps({**answer, "results": results}))
 
 

@@ -23,10 +23,13 @@ from starlette.routing import Route
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
-from hf_transformer.api.openai.fields import find_model, render_error
+from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json
+
+Cards = Callable[[], dict[str, dict[str, Json]]]
+"""Returns OpenAI's model objects by name."""
 
 
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
@@ -46,15 +49,20 @@ def routes(service: Service, prefix: str) -> list[Route]:
     root = root_of(prefix)
     if not root:
         return []
-    cards = model_cards(service.models)
+    models, cards = service.models, model_cards(service.models)
+
+    def card(model: str) -> Json:
+        models.find(model, path="model")  # raises for an unknown name
+        return cards()[model]
+
     return [
-        json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards.values())}),
-        json_route(f"{root}/v1/models/{{model}}", lambda model: cards[find_model(service.models, model).name]),
+        json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards().values())}),
+        json_route(f"{root}/v1/models/{{model}}", card),
     ]
 
 
-def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | None:
-    """Returns the model objects for V1's routes; None if the OpenAI API has its own routes."""
+def shared_cards(service: Service, prefix: str) -> Cards | None:
+    """Returns ``model_cards`` for V1's routes; None if the OpenAI API has its own routes."""
     return None if root_of(prefix) else model_cards(service.models)
 
 
@@ -76,7 +84,21 @@ def root_of(prefix: str) -> str:
     return f"/{bare}" if bare else ""
 
 
-def model_cards(models: Models) -> dict[str, dict[str, Json]]:
-    """Returns OpenAI's model objects by name; ``created`` is the start time of the service."""
+def model_cards(models: Models) -> Cards:
+    """Returns a function that returns OpenAI's model objects by name; ``created`` is the start time of the service.
+
+    As in vLLM, ``root`` of an alias is its model, and ``parent`` of an adapter is its base model.
+    """
     shared = {"object": "model", "created": int(time.time()), "owned_by": "hf_transformer"}
-    return {name: {"id": name, **shared} for name in models.names}
+
+    def cards() -> dict[str, dict[str, Json]]:
+        made: dict[str, dict[str, Json]] = {}
+        for model in models.served:
+            made[model.name] = {"id": model.name, **shared}
+            for name in model.identity.aliases:
+                made[name] = {"id": name, **shared, "root": model.name}
+            for name in model.identity.adapters:
+                made[name] = {"id": name, **shared, "root": name, "parent": model.name}
+        return made | {name: {"id": name, **shared} for name in models.absent}
+
+    return cards

@@ -1,0 +1,369 @@
+"""The set of served models, and its changes while the service runs.
+
+    entries --load_model, in a thread--> Deployment --once it can be served--> api.service.Models
+
+The entries come from the flags, --models or --model_repository. Each name has one task that brings what is served to
+what is wanted: it loads a new model, replaces a changed one once its successor is ready, and lets the requests of a
+removed one finish. A model that can't be loaded is absent with the reason, and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+from hf_transformer.api.service import Model, Models
+from hf_transformer.app.wiring import (
+    Diagnose,
+    LoadedGenerativeModel,
+    LoadedModel,
+    PipelineBuilder,
+    load_model,
+    predictor_settings,
+)
+from hf_transformer.config.entries import ModelEntries
+from hf_transformer.config.options import Config
+from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
+from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile
+from hf_transformer.errors import NotReady, TransformerError, UnknownModel
+from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.observability.board import WorkerBoard
+from hf_transformer.observability.logging import LatencyLog
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor import Connections, open_predictor
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.types.request import Json
+
+logger = logging.getLogger(__name__)
+
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+"""The first and the maximum pause before a model that could not be loaded is tried again. Pauses double."""
+READY_POLL_SECONDS = 0.05
+"""Interval between two looks at the readiness of a model that replaces another, and at the requests of a removed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFactory:
+    """Makes models from their configuration and files. All models share the threads, metrics and connections.
+
+    ``warns`` is set for only one of several workers.
+    """
+
+    metrics: Metrics
+    executor: ThreadPoolExecutor
+    connections: Connections
+    latency_log: LatencyLog | None = None
+    diagnose: Diagnose | None = None
+    warns: bool = True
+
+    def make(self, config: Config, loaded: LoadedModel) -> Deployment:
+        """Makes a model and its predictor, which are not running yet. Raises ConfigError for invalid settings."""
+        metrics = self.metrics.of(config.model_name)
+        predictor = open_predictor(
+            config.predictor_protocol,
+            predictor_settings(config, warns=self.warns),
+            metrics,
+            retries=config.predictor_request_retries,
+            retry_budget=config.predictor_retry_budget,
+            circuit_failures=config.predictor_circuit_failures,
+            connections=self.connections,
+        )
+        build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose)
+        shared: dict[str, Any] = {
+            "checks": CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds),
+            "latency_log": self.latency_log,
+            "identity": ModelIdentity(config.model_id, config.model_revision, config.aliases, config.adapters),
+        }
+        model: Model
+        if isinstance(loaded, LoadedGenerativeModel):
+            generative, template = partial(build.generative, loaded), loaded.chat_template
+            model = GenerativeModel(
+                config.model_name, loaded.task, predictor, generative, metrics, chat_template=template, **shared
+            )
+        else:
+            model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, metrics, **shared)
+        return Deployment(config, model, predictor)
+
+
+@dataclass(slots=True)
+class Deployment:
+    """A model with its predictor and the task of its checks."""
+
+    config: Config
+    model: Model
+    predictor: Predictor
+    files: tuple[FileIdentity | None, ...] = ()
+    _checks: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Opens the predictor, and starts the checks."""
+        await self.predictor.open()
+        self._checks = asyncio.create_task(self.model.run())
+
+    async def drain(self) -> None:
+        """Waits until no request uses the model."""
+        while self.model.requests > 0:  # noqa: ASYNC110 - a request's end sets no event, which would cost each request
+            await asyncio.sleep(READY_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Ends the checks, and closes the predictor."""
+        if self._checks is not None:
+            self._checks.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._checks
+        await self.predictor.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model as the entries declare it, with the identities of its files in a repository."""
+
+    config: Config
+    files: tuple[FileIdentity | None, ...] = ()
+
+
+class ModelSet:
+    """Serves the models of the entries, and applies their changes. An async context manager.
+
+    Args:
+        models: the models that requests can choose.
+        deployed: models that are loaded at the start.
+        entries: the declared models, read again after each change; None for fixed models.
+        board: shares the unloaded models of all workers; None for a single worker.
+        on_change: called with a name and its configuration, or None after its removal.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        factory: ModelFactory,
+        deployed: Sequence[Deployment] = (),
+        entries: ModelEntries | None = None,
+        board: WorkerBoard | None = None,
+        on_change: Callable[[str, Config | None], None] | None = None,
+    ) -> None:
+        self._models = models
+        self._factory = factory
+        self._board = board
+        self._on_change = on_change or (lambda name, config: None)
+        self._deployed = {deployment.model.name: deployment for deployment in deployed}
+        self._declared: dict[str, Wanted] = {}
+        self._unloaded: frozenset[str] = frozenset()
+        self._changing: dict[str, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+        self._file: ReloadableFile[list[Wanted]] | None = None
+        self._source = ""
+        if entries is not None:
+            self._source = entries.source
+            self._file = ReloadableFile(entries.source, entries.watched, partial(_read, entries))
+        for deployment in deployed:
+            self._declared[deployment.model.name] = Wanted(deployment.config)
+            self._serve(deployment)
+
+    async def __aenter__(self) -> Self:
+        for deployment in self._deployed.values():
+            await deployment.start()
+        if self._file is not None:
+            self._apply(self._file.value)
+            self._watching = asyncio.create_task(self._watch(self._file))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        tasks = [*self._changing.values(), *self._retiring, *([self._watching] if self._file is not None else ())]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for deployment in self._deployed.values():
+            await deployment.stop()
+
+    def start_shutdown(self) -> None:
+        """Makes all models permanently not ready, so that load balancers stop sending requests."""
+        for model in self._models.served:
+            model.start_shutdown()
+
+    # Control by clients (--enable_model_control)
+
+    async def load(self, name: str, parameters: Mapping[str, Json]) -> None:
+        """Makes the predictor load a declared model, and serves the model.
+
+        Raises:
+            UnknownModel: no entry declares the model.
+            RequestError: the predictor refuses, or the model does not become ready.
+        """
+        if name not in self._declared and self._file is not None:
+            await asyncio.to_thread(self._file.renew)
+            self._apply(self._file.value)
+        config = self._config(name)
+        async with self._transport(config) as transport:
+            await transport.load_model(config.predictor_model or name, parameters)
+        self._set_unloaded(self._unloaded - {name})
+        if (task := self._changing.get(name)) is not None:
+            async with asyncio.timeout(config.predictor_request_timeout_seconds):
+                await asyncio.shield(self._settled(name, task))
+        model = self._models.find(name)
+        if problem := await model.check_replaced():
+            raise NotReady(f"model {name!r} is not ready: {problem}")
+
+    async def unload(self, name: str, parameters: Mapping[str, Json]) -> None:
+        """Ends the service of a model after its requests, and makes the predictor unload it. Raises as ``load`` does."""
+        config, deployment = self._config(name), self._deployed.get(name)
+        before = self._unloaded
+        self._set_unloaded(before | {name})
+        if deployment is not None:
+            await deployment.drain()
+        try:
+            async with self._transport(config) as transport:
+                await transport.unload_model(config.predictor_model or name, parameters)
+        except BaseException:
+            self._set_unloaded(before)
+            raise
+
+    def _config(self, name: str) -> Config:
+        if name not in self._declared:
+            raise UnknownModel("", f"a declared model ({', '.join(self._declared)})", repr(name[:200]))
+        return self._declared[name].config
+
+    @asynccontextmanager
+    async def _transport(self, config: Config) -> AsyncIterator[Any]:
+        transport = self._factory.connections.transport(config.predictor_protocol, predictor_settings(config))
+        async with transport:
+            yield transport
+
+    async def _settled(self, name: str, task: asyncio.Task[None]) -> None:
+        """Waits until a model is served, or can't be loaded."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: task.done() or name in self._models.errors)
+
+    def _set_unloaded(self, names: frozenset[str]) -> None:
+        if self._board is not None:
+            self._board.unloaded = sorted(names)
+        self._unloaded = names
+        self._apply(list(self._declared.values()))
+
+    # Changes of the entries
+
+    async def _watch(self, file: ReloadableFile[list[Wanted]]) -> None:
+        """Applies each change of the entries, and the unloaded models of other workers."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            try:
+                renewed = await asyncio.to_thread(file.renew)
+                if file.error:
+                    self._models.errors[self._source] = file.error
+                else:
+                    self._models.errors.pop(self._source, None)
+                self._factory.metrics.entries_valid.set(not file.error)
+                unloaded = self._unloaded if self._board is None else frozenset(self._board.unloaded)
+                if renewed or unloaded != self._unloaded:
+                    self._unloaded = unloaded
+                    self._apply(file.value)
+            except Exception:  # without this, no later change would be applied
+                logger.exception("%s: the changes could not be applied", self._source)
+
+    def _apply(self, wanted: Sequence[Wanted]) -> None:
+        """Declares the models, and starts a task for each model that differs from what is served."""
+        self._declared = {entry.config.model_name: entry for entry in wanted}
+        self._models.declare(self._declared, self._unloaded & self._declared.keys())
+        for name in {*self._declared, *self._deployed}:
+            if name not in self._changing and self._target(name) != self._current(name):
+                self._changing[name] = task = asyncio.create_task(self._change(name))
+                task.add_done_callback(lambda _, name=name: self._changing.pop(name))  # type: ignore[misc]
+
+    def _target(self, name: str) -> Wanted | None:
+        return None if name in self._unloaded else self._declared.get(name)
+
+    def _current(self, name: str) -> Wanted | None:
+        deployment = self._deployed.get(name)
+        return None if deployment is None else Wanted(deployment.config, deployment.files)
+
+    async def _change(self, name: str) -> None:
+        """Brings what is served under a name to what is wanted."""
+        retry = MIN_RETRY_SECONDS
+        while (target := self._target(name)) != self._current(name):
+            if target is None:
+                self._retire(self._deployed.pop(name))
+                self._models.remove(name)
+                continue
+            try:
+                deployment = await self._start(target)
+                if name in self._deployed and not await self._becomes_ready(deployment, target):
+                    await deployment.stop()
+                    continue
+            except Exception as error:
+                await self._report(name, error)
+                await self._pause(name, target, retry)
+                retry = min(retry * 2, MAX_RETRY_SECONDS)
+                continue
+            if (old := self._deployed.get(name)) is not None:
+                self._retire(old)
+            self._deployed[name] = deployment
+            self._serve(deployment)
+        self._models.errors.pop(name, None)
+        if name not in self._declared and name not in self._deployed:
+            self._factory.metrics.forget(name)
+            self._on_change(name, None)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _start(self, target: Wanted) -> Deployment:
+        loaded = await asyncio.to_thread(load_model, target.config)
+        deployment = self._factory.make(target.config, loaded)
+        deployment.files = target.files
+        await deployment.start()
+        return deployment
+
+    async def _becomes_ready(self, deployment: Deployment, target: Wanted) -> bool:
+        """Waits until the successor of a served model is ready. Returns False if it is no longer wanted."""
+        name = deployment.model.name
+        while not deployment.model.is_ready:
+            if self._target(name) is not target:
+                return False
+            self._models.errors[name] = f"the changed entry is not served yet: {deployment.model.problem}"
+            await asyncio.sleep(READY_POLL_SECONDS)
+        return self._target(name) is target
+
+    async def _report(self, name: str, error: Exception) -> None:
+        """Reports a model that can't be loaded. What is served stays."""
+        if isinstance(error, TransformerError):
+            reason = str(error)
+        else:
+            reason = f"internal error: {type(error).__name__}"
+        if self._models.errors.get(name) != reason:
+            exc_info = None if isinstance(error, TransformerError) else error
+            logger.error("model %r can't be loaded, retrying: %s", name, reason, exc_info=exc_info)
+        self._models.errors[name] = reason
+        if name in self._models.absent:
+            self._models.absent[name] = f"it can't be loaded: {reason}"
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _pause(self, name: str, target: Wanted, seconds: float) -> None:
+        """Waits before the next attempt, or until another model is wanted under this name."""
+        ends = asyncio.get_running_loop().time() + seconds
+        while self._target(name) is target and asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(READY_POLL_SECONDS)
+
+    def _serve(self, deployment: Deployment) -> None:
+        self._models.add(deployment.model)
+        self._on_change(deployment.model.name, deployment.config)
+
+    def _retire(self, deployment: Deployment) -> None:
+        """Closes a model once its requests have ended."""
+
+        async def finish() -> None:
+            try:
+                await deployment.drain()
+            finally:
+                await deployment.stop()
+
+        task = asyncio.create_task(finish())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
