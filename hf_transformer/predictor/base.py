@@ -191,9 +191,11 @@ class Transport(Predictor):
     async def load_model(self, name: str, parameters: Mapping[str, Json]) -> None:
         """Makes the server load a model, or reload it, and waits until it is loaded; within the timeout of a call.
 
-        The server may have ``name`` or not yet, and it need not be this transport's model. ``parameters`` are Triton's:
-        ``config`` (the configuration as JSON text) and ``file:PATH`` (a file's content as base64). Raises
-        PredictorError with the server's message if it refuses or fails, as it does if it is not started with
+        ``name`` need not be this transport's model, nor be in the server's repositories. ``parameters`` are Triton's:
+        ``config`` (the configuration as JSON text) and ``file:PATH`` (a file's content as base64). For a loaded model,
+        Triton reads new files only if the configuration changes as well.
+
+        Raises PredictorError with the server's message if it refuses or fails, as it does if it is not started with
         ``--model-control-mode=explicit``. After a timeout or a cancellation, the server may still load the model.
 
         Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
