@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Self
 
 from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.protocol.tensors import Placement
+from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 Outputs = Mapping[str, Tensor]
@@ -59,10 +61,12 @@ class ModelCall:
 
 
 class Predictor(ABC):
-    """One model on one predictor, an async context manager that owns the connections.
+    """One model on one predictor, an async context manager, in which its connections are open.
 
-    Every method raises only PredictorUnavailable, PredictorTimeout, PredictorError and asyncio.CancelledError. Leaving
-    the context ends open calls, which raise PredictorUnavailable.
+    Every method raises only PredictorUnavailable, PredictorTimeout, PredictorError and asyncio.CancelledError. After
+    the context is left, new calls raise PredictorUnavailable. Open calls end with PredictorUnavailable when the last
+    predictor with the same connections is closed, which is at once for connections of its own. Until then they
+    continue to their ends, so the other predictors' calls are not disturbed.
     """
 
     streams_json: bool = False
@@ -182,6 +186,60 @@ class Transport(Predictor):
     @abstractmethod
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         """Every model in the server's repositories, loaded or not; None without the repository extension."""
+
+    @abstractmethod
+    async def load_model(self, name: str, parameters: Mapping[str, Json]) -> None:
+        """Makes the server load a model, or reload it, and waits until it is loaded; within the timeout of a call.
+
+        ``name`` need not be this transport's model, nor be in the server's repositories. ``parameters`` are Triton's:
+        ``config`` (the configuration as JSON text) and ``file:PATH`` (a file's content as base64). For a loaded model,
+        Triton reads new files only if the configuration changes as well.
+
+        Raises PredictorError with the server's message if it refuses or fails, as it does if it is not started with
+        ``--model-control-mode=explicit``. After a timeout or a cancellation, the server may still load the model.
+
+        Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
+        """
+
+    @abstractmethod
+    async def unload_model(self, name: str, parameters: Mapping[str, Json]) -> None:
+        """Makes the server unload a model; a model that is not loaded is no error. Triton answers before the unloading
+        has ended. ``parameters`` may have ``unload_dependents``, a boolean. Raises PredictorError like ``load_model``.
+        """
+
+
+class SharedConnections(ABC):
+    """The connections to one server, an async context manager for any number of users at a time.
+
+    The first user opens the connections, and the last one closes them. A later user opens them again.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._closing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        async with self._closing:
+            if not self._users:
+                self.open()
+            self._users += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        async with self._closing:
+            self._users -= 1
+            if not self._users:
+                await self.close()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Prepares for calls; the connections are opened as calls need them."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes all connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ Metrics have the code as the label ``kind``. Retries and the circuit breaker dep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, ParamSpec, TypeVar
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
@@ -70,6 +71,20 @@ def codec_error(error: Malformed) -> PredictorError:
     if isinstance(error, Unwritable):
         return PredictorError(f"the request can't be written: {error}")
     return PredictorError(f"the predictor's response is malformed: {error}")
+
+
+@contextmanager
+def refusals_as_errors() -> Iterator[None]:
+    """Raises PredictorError in place of PredictorUnavailable for a request that the predictor answered and refused.
+
+    Triton refuses to load a model with UNAVAILABLE or 503 if it decides itself which models it loads.
+    """
+    try:
+        yield
+    except PredictorUnavailable as exc:
+        if exc.kind != UNAVAILABLE:
+            raise
+        raise PredictorError(str(exc)) from exc
 
 
 def call_codec(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

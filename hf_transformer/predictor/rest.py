@@ -20,6 +20,7 @@ from hf_transformer.predictor.base import (
     Outputs,
     PredictorSettings,
     Reply,
+    SharedConnections,
     StaleConnection,
     Transport,
     UnknownRegion,
@@ -32,6 +33,7 @@ from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.json_text import parse_answer
 from hf_transformer.protocol.tensors import NO_PLACEMENTS, Malformed, shorten
+from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
 _UNSUPPORTED: Final = frozenset({400, 404, 405, 501})
@@ -61,14 +63,44 @@ _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 Parsed = TypeVar("Parsed")
 
 
+class RestConnections(SharedConnections):
+    """The pool of connections to one server. The last user's ``close`` ends open calls, which raise
+    PredictorUnavailable."""
+
+    def __init__(self, settings: PredictorSettings) -> None:
+        super().__init__()
+        self.address = parse_address(settings)
+        self.client: http.Client
+        self._tls = ssl_context(settings) if self.address.use_ssl else None
+        self._max_response = settings.max_response_bytes
+
+    def open(self) -> None:
+        self.client = self._new_client()
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def closed_client(self) -> http.Client:
+        """A client that refuses every call, for a transport that is closed before the others."""
+        client = self._new_client()
+        client.closed = True
+        return client
+
+    def _new_client(self) -> http.Client:
+        return http.Client(self.address, self._tls, _allocate_body, self._max_response)
+
+
 class RestPredictor(Transport):
-    """The transport over HTTP. Each concurrent call has its own connection, which its cancellation closes."""
+    """The transport over HTTP. Each concurrent call has its own connection, which its cancellation closes.
+
+    ``connections`` may be shared with other models; None for connections of its own.
+    """
 
     streams_json = True
 
-    def __init__(self, settings: PredictorSettings) -> None:
-        address = self._address = parse_address(settings)
-        self._tls = ssl_context(settings) if address.use_ssl else None
+    def __init__(self, settings: PredictorSettings, connections: RestConnections | None = None) -> None:
+        self._connections = connections or RestConnections(settings)
+        address = self._address = self._connections.address
         self._seconds = settings.timeout
         self._max_response = settings.max_response_bytes
         # identity: for gzip, Triton takes 30 times as long as for the inference
@@ -83,10 +115,12 @@ class RestPredictor(Transport):
         self._client: http.Client
 
     async def open(self) -> None:
-        self._client = http.Client(self._address, self._tls, _allocate_body, self._max_response)
+        await self._connections.__aenter__()
+        self._client = self._connections.client
 
     async def close(self) -> None:
-        await self._client.close()
+        self._client = self._connections.closed_client()
+        await self._connections.__aexit__(None, None, None)
 
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
         placements = NO_PLACEMENTS
@@ -256,6 +290,18 @@ class RestPredictor(Transport):
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         answer = await self._ask("POST /v2/repository/index", b"")
         return None if answer.status in _UNSUPPORTED else self._parsed(answer, codec.parse_index)
+
+    async def load_model(self, name: str, parameters: Mapping[str, Json]) -> None:
+        await self._change_model(name, "load", parameters)
+
+    async def unload_model(self, name: str, parameters: Mapping[str, Json]) -> None:
+        await self._change_model(name, "unload", parameters)
+
+    async def _change_model(self, name: str, action: str, parameters: Mapping[str, Json]) -> None:
+        body = call_codec(codec.encode_repository_request, parameters)
+        with failures.refusals_as_errors():
+            path = f"/v2/repository/models/{quote(name, safe='')}/{action}"
+            self._raise_for_status(await self._ask(f"POST {path}", body))
 
 
 def _allocate_body(size: int, headers: Mapping[bytes, bytes]) -> memoryview:

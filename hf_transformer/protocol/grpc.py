@@ -7,11 +7,13 @@ to write and 7 us to read here, but 360 and 100 us through the classes. A small 
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from hf_transformer.errors import describe
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     BYTE_SIZE,
@@ -20,6 +22,7 @@ from hf_transformer.protocol.tensors import (
     REGION,
     Malformed,
     Placement,
+    Unwritable,
     checked_datatype,
     checked_shape,
     decode_raw,
@@ -27,6 +30,7 @@ from hf_transformer.protocol.tensors import (
     placed_tensor,
     raw_view,
 )
+from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor
 
 SERVICE = "inference.GRPCInferenceService"
@@ -46,6 +50,9 @@ TYPED_CONTENTS = {
     "BYTES": "bytes_contents",
 }
 """The field of InferTensorContents for each datatype's elements; FP16 and BF16 have none."""
+
+FILE_PREFIX = "file:"
+"""The prefix of parameters with the content of a file, followed by its path in the model's folder."""
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
@@ -162,10 +169,38 @@ def decode_typed(datatype: str, shape: Sequence[int], contents: pb.InferTensorCo
 # Other calls
 
 
-def encode_request(method: str, **fields: str | int) -> bytes:
+def encode_request(method: str, **fields: str | int | Mapping[str, Message]) -> bytes:
     """The serialized request of a method with the given fields."""
     request: Message = getattr(pb, f"{method}Request")(**fields)
     return request.SerializeToString()
+
+
+def repository_parameters(parameters: Mapping[str, Json]) -> dict[str, pb.ModelRepositoryParameter]:
+    """Parameters for loading or unloading a model, from their JSON form.
+
+    The value of a ``file:`` parameter is base64. Raises Unwritable for a value without a form in protobuf.
+
+    Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
+    """
+    return {name: _repository_parameter(name, value) for name, value in parameters.items()}
+
+
+def _repository_parameter(name: str, value: Json) -> pb.ModelRepositoryParameter:
+    path = f"parameters[{name!r}]"
+    try:
+        match value:
+            case str() if name.startswith(FILE_PREFIX):
+                return pb.ModelRepositoryParameter(bytes_param=b64decode(value, validate=True))
+            case bool():  # before int, its base class
+                return pb.ModelRepositoryParameter(bool_param=value)
+            case int():
+                return pb.ModelRepositoryParameter(int64_param=value)
+            case str():
+                return pb.ModelRepositoryParameter(string_param=value)
+    except ValueError as exc:
+        expected = "base64" if name.startswith(FILE_PREFIX) else "a value for protobuf"
+        raise Unwritable(path, expected, hint=str(exc)) from exc
+    raise Unwritable(path, "a string, a whole number, true or false", describe(value))
 
 
 def decode_response(method: str, body: bytes) -> Any:

@@ -19,6 +19,7 @@ from hf_transformer.protocol.tensors import (
     NO_PLACEMENTS,
     Malformed,
     Placement,
+    Unwritable,
     checked_datatype,
     checked_shape,
     decode_json,
@@ -174,3 +175,14 @@ def encode_registration(key: str, byte_size: int) -> bytes:
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
     """
     return orjson.dumps({"key": key, "offset": 0, "byte_size": byte_size})
+
+
+def encode_repository_request(parameters: Mapping[str, Json]) -> bytes:
+    """The body of a request that loads or unloads a model. Raises Unwritable for a value without a form in JSON.
+
+    Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
+    """
+    try:
+        return orjson.dumps({"parameters": parameters})
+    except TypeError as exc:
+        raise Unwritable("parameters", "values for JSON", hint=str(exc)) from exc

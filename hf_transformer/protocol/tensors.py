@@ -52,7 +52,7 @@ class Malformed(FieldDetails, ValueError):
 
 
 class Unwritable(Malformed):
-    """A tensor's data does not fit its datatype."""
+    """A value has no form in the protocol, such as a tensor's data that does not fit its datatype."""
 
 
 # Names, shapes and datatypes

@@ -86,6 +86,16 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
                 response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
                 _registered_method=True)
+        self.RepositoryModelLoad = channel.unary_unary(
+                '/inference.GRPCInferenceService/RepositoryModelLoad',
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelLoadRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelLoadResponse.FromString,
+                _registered_method=True)
+        self.RepositoryModelUnload = channel.unary_unary(
+                '/inference.GRPCInferenceService/RepositoryModelUnload',
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelUnloadRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelUnloadResponse.FromString,
+                _registered_method=True)
         self.SystemSharedMemoryStatus = channel.unary_unary(
                 '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
                 request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
@@ -177,6 +187,19 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RepositoryModelLoad(self, request, context):
+        """Loads or reloads a model, or unloads it, if the server leaves that to its clients. Triton's extension.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepositoryModelUnload(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SystemSharedMemoryStatus(self, request, context):
         """Regions of shared memory that requests may name, by the file in /dev/shm behind them. Triton's extension.
         """
@@ -248,6 +271,16 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.RepositoryIndex,
                     request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.FromString,
                     response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.SerializeToString,
+            ),
+            'RepositoryModelLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepositoryModelLoad,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelLoadRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelLoadResponse.SerializeToString,
+            ),
+            'RepositoryModelUnload': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepositoryModelUnload,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelUnloadRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelUnloadResponse.SerializeToString,
             ),
             'SystemSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.SystemSharedMemoryStatus,
@@ -536,6 +569,60 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/RepositoryIndex',
             hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
             hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepositoryModelLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/RepositoryModelLoad',
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelLoadRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepositoryModelUnload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/RepositoryModelUnload',
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelUnloadRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryModelUnloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
 from hf_transformer.predictor.shared_memory import ALIGNMENT_BYTES
 from hf_transformer.protocol.tensors import placed_tensor
+from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}
@@ -172,3 +173,9 @@ class ScriptedTransport(Scripted, Transport):
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         return None
+
+    async def load_model(self, name: str, parameters: Mapping[str, Json]) -> None:
+        self.events.append(f"load {name}")
+
+    async def unload_model(self, name: str, parameters: Mapping[str, Json]) -> None:
+        self.events.append(f"unload {name}")

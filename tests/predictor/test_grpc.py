@@ -26,7 +26,7 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.predictor import failures
-from hf_transformer.predictor import grpc as transport
+from hf_transformer.predictor import grpc_connections as transport
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, UnknownRegion
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -590,7 +590,7 @@ async def test_closing_ends_open_calls(
             await infer(client)
         if moment not in ("connecting", "begun"):
             await blocking.until(0)
-        left = {task for task in asyncio.all_tasks() - before if "predictor/grpc.py" in str(task.get_stack())}
+        left = {task for task in asyncio.all_tasks() - before if "predictor/grpc" in str(task.get_stack())}
         assert not left
     gc.collect()
     # grpc's poller may hand an event of an earlier test to that test's closed event loop.
