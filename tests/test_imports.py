@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "tokenizer": {"tasks"},
     "predictor": {"protocol", "observability"},
     "protocol": set(),
-    "config": {"observability"},
+    "config": {"observability", "tokenizer"},
     "observability": set(),
     **{name: set() for name in BASE},
 }

@@ -11,6 +11,8 @@ from typing import Any
 from hf_transformer.errors import ConfigError, without_userinfo
 
 PREFIX = "HF_TRANSFORMER_"
+MODEL, ANSWERS, GENERATION, PREDICTOR = "Model and tokenizer", "Answers", "Text generation", "Predictor"
+"""Groups of options that each model of a service may set for itself."""
 MAX_QUOTED = 100
 """Maximum characters of an invalid value in an error message."""
 LARGEST_INT32 = 2**31 - 1
@@ -156,6 +158,11 @@ class Option:
     @property
     def flag(self) -> str:
         return f"--{self.name}"
+
+    @property
+    def per_model(self) -> bool:
+        """Whether each of several models may have a value of its own."""
+        return self.group in (MODEL, ANSWERS, GENERATION, PREDICTOR)
 
     @property
     def boolean(self) -> bool:

@@ -14,11 +14,16 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from hf_transformer.config.option import (
+    ANSWERS,
     BOOLEAN,
+    GENERATION,
     LOG_LEVEL,
+    MODEL,
+    PREDICTOR,
     TOKEN,
     Converter,
     Option,
+    Setting,
     Variable,
     integer,
     name_list,
@@ -29,13 +34,14 @@ from hf_transformer.config.option import (
     plain_text,
 )
 from hf_transformer.config.parser import collect
-from hf_transformer.config.rules import RULES, Draft
+from hf_transformer.config.rules import DEFAULT_NAME, RULES, Draft
 
-MODEL, ANSWERS, GENERATION = "Model and tokenizer", "Answers", "Text generation"
-PREDICTOR, SERVER, LIMITS, LOGGING = "Predictor", "Server", "Limits", "Logging"
+SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Logging"
 
 PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
+MODEL_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
+MODEL_NAMES = name_list("NAME,...", "different names without / ? # %, separated by commas", r"[^/?#%]+")
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
 
 HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
@@ -77,9 +83,13 @@ class Config:
 
     # fmt: off
     model_name: str = option(
-        MODEL, "Name of the model in URL paths and on the predictor.",
-        plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+"), "model",
+        MODEL, "Name of the model in URL paths and on the predictor.", MODEL_NAME, DEFAULT_NAME,
         variables=["INFERENCE_SERVICE_NAME"])
+    aliases: tuple[str, ...] = option(
+        MODEL, "Further names of the model in URL paths and in OpenAI's field model.", MODEL_NAMES, (), many=True)
+    adapters: tuple[str, ...] = option(
+        MODEL, "LoRA adapters of a text model (Triton's vLLM backend): names that requests may choose like a model; "
+        "sent to the backend as lora_name.", MODEL_NAMES, (), many=True)
     model_dir: str = option(
         MODEL, "Local folder with config.json and the tokenizer's files, also as file:///FOLDER. Ignored if "
         "--model_id is given.", LOCAL_FOLDER, "/mnt/models")
@@ -165,6 +175,8 @@ class Config:
     predictor_host: str = option(
         PREDICTOR, "Required. Address of Triton: HOST or HOST:PORT, optionally after http:// or https://.",
         plain_text("HOST[:PORT]"), MISSING, variables=["PREDICTOR_HOST"])
+    predictor_model: str | None = option(
+        PREDICTOR, "Name of the model on the predictor, if it differs.", MODEL_NAME, default_text="--model_name")
     predictor_port: int | None = option(
         PREDICTOR, "Port of Triton, if --predictor_host has none.", integer(1, 65535), variables=["PREDICTOR_PORT"],
         default_text="80, or 443 with TLS")
@@ -225,6 +237,20 @@ class Config:
         PREDICTOR, "Maximum bytes of a gRPC message to the predictor; -1 is unlimited.", integer(-1), -1)
     grpc_max_receive_message_length: int = option(
         PREDICTOR, "Maximum bytes of a gRPC message from the predictor; -1 is unlimited.", integer(-1), -1)
+
+    models: str | None = option(
+        SEVERAL, "File (YAML or JSON) with a list of models to serve. The keys of an entry are the flags of the groups "
+        "Model and tokenizer, Answers, Text generation and Predictor, without dashes; flags on the command line are "
+        "the defaults of all entries. A changed file is reloaded.", PATH)
+    model_repository: str | None = option(
+        SEVERAL, "Triton's model repository: every folder with a tokenizer, as export writes it, is served. A changed "
+        "folder is reloaded.", LOCAL_FOLDER)
+    ready_when: Literal["all", "any"] = option(
+        SEVERAL, "Whether the service is ready when all models are, or when any is.", one_of("all", "any"), "all")
+    enable_model_control: bool = option(
+        SEVERAL, "Accept POST /v2/repository/models/NAME/load and /unload, over gRPC too: Triton (with "
+        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it.",
+        BOOLEAN, False)
 
     host: str = option(
         SERVER, "Address to listen on.", plain_text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
@@ -385,8 +411,13 @@ def all_options() -> tuple[Option, ...]:
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Config, list[str]]:
     """Returns the configuration, and warnings to log after logging setup. Raises ConfigError with one line: the flag or
     variable, its value and the expected form."""
-    settings, notes = collect(all_options(), argv, environ)
-    draft = Draft(settings, {name: setting.value() for name, setting in settings.items()}, notes)
+    return make_config(*collect(all_options(), argv, environ))
+
+
+def make_config(settings: Mapping[str, Setting], notes: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """Returns the configuration that settings make by RULES, and ``notes`` with the warnings of the rules. Raises
+    ConfigError."""
+    draft = Draft(settings, {name: setting.value() for name, setting in settings.items()}, [*notes])
     for rule in RULES:
         rule(draft)
     ignored = {option.name for option in IGNORED}

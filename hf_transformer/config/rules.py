@@ -15,6 +15,7 @@ from hf_transformer.errors import ConfigError
 
 ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)(:(?P<port>[0-9]{1,5}))?")
 
+DEFAULT_NAME = "model"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::", "0")  # noqa: S104 - compared, not bound
 
@@ -43,16 +44,30 @@ def mention_ignored(draft: Draft) -> None:
             draft.notes.append(f"{setting.source} {setting.option.no_effect}")
 
 
-def one_form_of_answer(draft: Draft) -> None:
-    """Refuses --return_probabilities together with --return_raw_logits."""
-    if draft.values.get("return_probabilities") and draft.values.get("return_raw_logits"):
-        sources = f"{draft.source('return_probabilities')} and {draft.source('return_raw_logits')}"
+def only_one(draft: Draft, pair: tuple[str, str]) -> None:
+    """Refuses two options that exclude each other, such as --return_probabilities and --return_raw_logits."""
+    if all(draft.values.get(name) for name in pair):
+        sources = " and ".join(map(draft.source, pair))
         raise ConfigError(f"{sources} exclude each other: give one of them")
 
 
+def distinct_names(draft: Draft) -> None:
+    """Refuses an alias or adapter with another name of the model."""
+    others = {draft.values.get("model_name", DEFAULT_NAME): "model_name"}
+    for option in ("aliases", "adapters"):
+        for name in draft.values.get(option, ()):
+            if name in others:
+                raise draft.settings[option].error(f"names that differ from --{others[name]}")
+        others |= dict.fromkeys(draft.values.get(option, ()), option)
+
+
 def one_model(draft: Draft) -> None:
-    """Prefers --model_id to --model_dir, as KServe does. The tokenizer's revision defaults to the model's."""
-    if "model_id" in draft.settings and "model_dir" in draft.settings:
+    """Prefers --model_id to --model_dir, as KServe does, and the folders of a repository to both. The tokenizer's
+    revision defaults to the model's."""
+    if "model_repository" in draft.settings:
+        for name in [name for name in ("model_id", "model_dir") if name in draft.settings]:
+            draft.ignore(name, f"{draft.source('model_repository')} is given")
+    elif "model_id" in draft.settings and "model_dir" in draft.settings:
         draft.ignore("model_dir", f"{draft.source('model_id')} is given")
     if draft.values.get("tokenizer_revision") is None and "model_revision" in draft.values:
         draft.values["tokenizer_revision"] = draft.values["model_revision"]
@@ -65,8 +80,12 @@ def hidden_token(draft: Draft) -> None:
 
 
 def predictor_address(draft: Draft) -> None:
-    """Separates the scheme from the predictor's host, and adds the port to the host."""
+    """Separates the scheme from the predictor's host, and adds the port to the host. Of several models, each may name
+    the host instead: it is "" then."""
     if "predictor_host" not in draft.settings:
+        if draft.settings.keys() & {"models", "model_repository"}:
+            draft.values["predictor_host"] = ""
+            return
         raise ConfigError("--predictor_host is required: where Triton listens, such as --predictor_host=localhost:8000")
     source = draft.source("predictor_host")
     scheme, host, port = split_address(draft.settings["predictor_host"])
@@ -109,7 +128,9 @@ def is_ipv6(text: str) -> bool:
 
 def predictor_certificates(draft: Draft) -> None:
     """Requires existing certificates for TLS. Without TLS it skips the check, since REQUESTS_CA_BUNDLE may be set for
-    other programs."""
+    other programs. Without a host, the models decide."""
+    if not draft.values["predictor_host"]:
+        return
     file = draft.values.get("predictor_ca_file")
     if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder
         del draft.values["predictor_ca_file"]
@@ -165,7 +186,9 @@ def hosts_of_a_playground(draft: Draft) -> None:
 
 RULES: tuple[Callable[[Draft], None], ...] = (
     mention_ignored,
-    one_form_of_answer,
+    partial(only_one, pair=("return_probabilities", "return_raw_logits")),
+    partial(only_one, pair=("models", "model_repository")),
+    distinct_names,
     one_model,
     hidden_token,
     predictor_address,

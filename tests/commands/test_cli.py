@@ -192,7 +192,7 @@ def test_help_about_a_flag_is_its_entry(capsys: pytest.CaptureFixture[str], argv
 def test_help_about_an_unknown_topic_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help=max_batch_token"]) == 2
     message = capsys.readouterr().err
-    assert "one of model, answers, generation, predictor, server, limits, logging, accepted, all" in message
+    assert "one of model, answers, generation, predictor, several, server, limits, logging, accepted, all" in message
     assert "did you mean max_batch_tokens?" in message
 
 
