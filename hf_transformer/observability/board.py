@@ -156,6 +156,11 @@ class SharedMetrics(Collector):
         """Metrics of previous, dead workers with this slot."""
         self._failed = False
 
+    def forget(self, model_name: str) -> None:
+        """Removes a model from the metrics of previous workers."""
+        for family in self._inherited:
+            family[3] = [sample for sample in family[3] if sample[1].get("model_name") != model_name]
+
     @asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
         """Writes this worker's copy every PERIOD_SECONDS, and once more on exit."""

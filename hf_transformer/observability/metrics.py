@@ -10,7 +10,7 @@ import platform
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -46,51 +46,155 @@ LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 """Libraries with their versions in build_info, for comparing two releases of an image."""
 
 
-class Metrics:
-    """Counters, gauges and histograms of one served model.
+class _Group:
+    """A registry, and shorter ways to make its metrics."""
 
-    Callers add to ``refused`` (by limit), ``predictor_errors`` (by kind), ``retries`` and ``generation``, and set the
-    gauges. The histograms of stages have the names, label and meaning of KServe's histograms
-    (python/kserve/kserve/metrics.py), for compatibility with its dashboards. For the same reason
-    request_explain_seconds exists, but is always empty.
-    """
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._registry = self._shown = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._registry.register(_LogCollector())
-        self.generation = GenerationMetrics(self._registry)
-        self._add_requests()
-        self._add_predictor()
+    def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
+        return LightCounter(self.registry, f"hf_transformer_{name}", text, *labels)
 
-    def _add_requests(self) -> None:
-        self._preprocess = self._stage("preprocess", "pre-process request latency")
-        self._predict = self._stage("predict", "predict request latency")
-        self._postprocess = self._stage("postprocess", "post-process request latency")
-        self._stage("explain", "explain request latency")
-        text = "Time until all instances of a request have been sent to the predictor."
-        self._queue = LightHistogram(self._registry, "hf_transformer_queue_seconds", text, SECONDS)
-        text = "Time from a request's last byte until its answer, or the end of its stream."
-        self._durations = LightHistogram(
-            self._registry, "hf_transformer_request_seconds", text, SECONDS, "api", "status_class"
-        )
-        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
-        text = "Instances whose text was truncated to the model's length."
-        self._truncated = self._counter("truncated_instances", text, "model_name")
-        self._truncated.add(0, self._model_name)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"hf_transformer_{name}", text, labels, registry=self.registry)
+
+    def _seconds(self, name: str, text: str, *labels: str) -> LightHistogram:
+        return LightHistogram(self.registry, name, text, SECONDS, *labels)
+
+
+class Metrics(_Group):
+    """Metrics of the service, and of each model (``of``). Callers add to ``refused`` (by limit), and set the gauges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = self.registry
+        self._shared: SharedMetrics | None = None
+        self._no_model = _RequestMetrics()
+        self._models: dict[str, ModelMetrics] = {}
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_LogCollector())
+        self.registry.register(_ModelCollector(self._by_name))
         self.requests_in_flight = self._gauge("requests_in_flight", "Predict requests in progress.")
         text = "Tokens of predict requests in progress, estimated from the body's size until they are counted."
         self.tokens_in_flight = self._gauge("tokens_in_flight", text)
         text = "Predict requests refused by a limit on concurrent work, by limit."
         self.refused = self._counter("refused_requests", text, "limit")
+        text = "Memory limit of the container in bytes; 2**63 without a limit."
+        self._gauge("memory_limit_bytes", text).set(memory_limit())
+        versions = {"version": __version__, "python": platform.python_version(), **_versions()}
+        self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
+
+    def of(self, model_name: str) -> ModelMetrics:
+        """The metrics of a served model: the same object for the same name, until ``forget``."""
+        if model_name not in self._models:
+            self._models[model_name] = ModelMetrics()
+        return self._models[model_name]
+
+    def forget(self, model_name: str) -> None:
+        """Removes all series of a model that is no longer served. What its last requests add is not shown."""
+        self._models.pop(model_name, None)
+        if self._shared is not None:
+            self._shared.forget(model_name)
+
+    def count_request(self, api: str, status: int, arrived: float = 0.0, model: str = "") -> None:
+        """Counts one finished request, answered or failed.
+
+        ``arrived`` is the arrival time of its last byte (time.perf_counter); 0 for an incomplete request. ``model`` is
+        the served model's name. Names without metrics (``of``) count as "", so clients can't add label values.
+        """
+        self._models.get(model, self._no_model).count_request(api, status, arrived)
+
+    def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
+        """Switches to exporting the metrics of all workers.
+
+        The returned context manager writes this worker's metrics to the board.
+        """
+        self._shared = SharedMetrics(self.registry.collect, board)
+        self._shown = CollectorRegistry()
+        self._shown.register(self._shared)
+        return self._shared.written()
+
+    def totals(self, model_name: str) -> Mapping[str, float]:
+        """Totals of a model in all workers since their start, by name.
+
+        Keys:
+            answered, failed: number of requests.
+            failing: total seconds of failed requests.
+            last: time of the last answer, in seconds since 1970.
+            instances, batches: number of instances and batches sent to the predictor.
+            texts: number of completely generated texts.
+            preprocess, queue, predict, postprocess: total seconds of each stage of answered requests. ``predict``
+                includes ``queue``.
+        """
+        return self.totals_of([model_name])[model_name]
+
+    def totals_of(self, model_names: Iterable[str]) -> dict[str, Mapping[str, float]]:
+        """``totals`` of several models by name. The workers' metrics are merged once."""
+        totals: dict[str, dict[str, float]] = {name: defaultdict(float) for name in model_names}
+        for family in self._shown.collect():
+            for name, labels, value, *_ in family.samples:
+                sums = totals.get(labels.get("model_name", ""))
+                if sums is None:
+                    continue
+                if name == "hf_transformer_requests_total":
+                    if labels["api"] in PREDICT_APIS and labels["status"] != "200":
+                        sums["failed"] += value
+                elif name == "hf_transformer_request_seconds_sum":
+                    if labels["api"] in PREDICT_APIS and labels["status_class"] != "2xx":
+                        sums["failing"] += value
+                elif name != "hf_transformer_generations_total" or labels["finish"] in COMPLETE_ENDINGS:
+                    sums[name] += value
+        return {name: _named(sums) for name, sums in totals.items()}
+
+    def render(self) -> bytes:
+        """Renders all metrics in the Prometheus text format."""
+        return generate_latest(self._shown)
+
+    def _by_name(self) -> Iterator[tuple[str, _Group]]:
+        yield "", self._no_model
+        yield from self._models.items()
+
+
+class _RequestMetrics(_Group):
+    """Finished requests of one model, or those that chose none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        text = "Time from a request's last byte until its answer, or the end of its stream."
+        self._durations = self._seconds("hf_transformer_request_seconds", text, "api", "status_class")
+        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
+
+    def count_request(self, api: str, status: int, arrived: float) -> None:
+        """Counts a request as ``Metrics.count_request`` does."""
+        self._requests.add(1, api, status)
+        if arrived:
+            self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
+
+
+class ModelMetrics(_RequestMetrics):
+    """Counters, gauges and histograms of one served model. ``Metrics`` exports them with the label ``model_name``.
+
+    Callers add to ``predictor_errors`` (by kind), ``retries`` and ``generation``, and set the gauges. The histograms of
+    stages have the names, label and meaning of KServe's histograms (python/kserve/kserve/metrics.py), for compatibility
+    with its dashboards. For the same reason request_explain_seconds exists, but is always empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = GenerationMetrics(self.registry)
+        self._preprocess = self._seconds("request_preprocess_seconds", "pre-process request latency")
+        self._predict = self._seconds("request_predict_seconds", "predict request latency")
+        self._postprocess = self._seconds("request_postprocess_seconds", "post-process request latency")
+        self._seconds("request_explain_seconds", "explain request latency")
+        text = "Time until all instances of a request have been sent to the predictor."
+        self._queue = self._seconds("hf_transformer_queue_seconds", text)
+        text = "Instances whose text was truncated to the model's length."
+        self._truncated = self._counter("truncated_instances", text)
         self._last_inference = 0.0
         text = "When a request was last answered with predictions, in seconds since 1970; 0 before the first one."
         self._gauge("last_inference_timestamp_seconds", text).set_function(lambda: self._last_inference)
-
-    def _add_predictor(self) -> None:
         text = "Instances in a batch, of one request or of several."
-        self._batches = LightHistogram(self._registry, "hf_transformer_batch_instances", text, BATCH_SIZES)
+        self._batches = LightHistogram(self.registry, "hf_transformer_batch_instances", text, BATCH_SIZES)
         self._tokens = self._counter("batch_tokens", "Tokens in batches, by kind: real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
@@ -102,30 +206,13 @@ class Metrics:
         text = "1 while the circuit breaker is open and no call is sent to the predictor, else 0."
         self.circuit_open = self._gauge("predictor_circuit_open", text)
         text = "1 while the predictor's model is available and fits the tokenizer, else 0."
-        self.ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
-        versions = {"version": __version__, "python": platform.python_version(), **_versions()}
-        text = "Memory limit of the container in bytes; 2**63 without a limit."
-        self._gauge("memory_limit_bytes", text).set(memory_limit())
-        self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
-
-    def _stage(self, name: str, text: str) -> LightHistogram:
-        """Creates a histogram with KServe's name and label."""
-        histogram = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
-        histogram.show(self._model_name)
-        return histogram
-
-    def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
-        return LightCounter(self._registry, f"hf_transformer_{name}", text, *labels)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
+        self.ready = self._gauge("model_ready", text)
 
     def observe(self, context: Context) -> None:
         """Records the durations of the stages of one answered request."""
-        model = self._model_name
-        self._preprocess.observe(context.preprocess, model)
-        self._predict.observe(context.predict, model)
-        self._postprocess.observe(context.postprocess, model)
+        self._preprocess.observe(context.preprocess)
+        self._predict.observe(context.predict)
+        self._postprocess.observe(context.postprocess)
         self._queue.observe(context.queue)
         self._last_inference = time.time()
 
@@ -136,73 +223,30 @@ class Metrics:
         if padding:
             self._tokens.add(padding, "padding")
 
-    def count_request(self, api: str, status: int, arrived: float = 0.0) -> None:
-        """Counts one finished request, answered or failed.
-
-        ``arrived`` is the arrival time of its last byte (time.perf_counter); 0 for an incomplete request.
-        """
-        self._requests.add(1, api, status)
-        if arrived:
-            self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
-
     def count_truncated(self, instances: int) -> None:
         """Counts instances with truncated text."""
-        self._truncated.add(instances, self._model_name)
+        self._truncated.add(instances)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Registers a collector that exports the result of ``use`` at each scrape."""
-        self._registry.register(_SharedMemoryCollector(use))
+        self.registry.register(_SharedMemoryCollector(use))
 
-    def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
-        """Switches to exporting the metrics of all workers.
 
-        The returned context manager writes this worker's metrics to the board.
-        """
-        shared = SharedMetrics(self._registry.collect, board)
-        self._shown = CollectorRegistry()
-        self._shown.register(shared)
-        return shared.written()
-
-    def totals(self) -> Mapping[str, float]:
-        """Totals of all workers since their start, by name.
-
-        Keys:
-            answered, failed: number of requests.
-            failing: total seconds of failed requests.
-            last: time of the last answer, in seconds since 1970.
-            instances, batches: number of instances and batches sent to the predictor.
-            texts: number of completely generated texts.
-            preprocess, queue, predict, postprocess: total seconds of each stage of answered requests. ``predict``
-                includes ``queue``.
-        """
-        sums: dict[str, float] = defaultdict(float)
-        for family in self._shown.collect():
-            for name, labels, value, *_ in family.samples:
-                if name == "hf_transformer_requests_total":
-                    if labels["api"] in PREDICT_APIS and labels["status"] != "200":
-                        sums["failed"] += value
-                elif name == "hf_transformer_request_seconds_sum":
-                    if labels["api"] in PREDICT_APIS and labels["status_class"] != "2xx":
-                        sums["failing"] += value
-                elif name != "hf_transformer_generations_total" or labels["finish"] in COMPLETE_ENDINGS:
-                    sums[name] += value
-        return {
-            "answered": sums["request_predict_seconds_count"],
-            "failed": sums["failed"],
-            "failing": sums["failing"],
-            "last": sums["hf_transformer_last_inference_timestamp_seconds"],
-            "instances": sums["hf_transformer_batch_instances_sum"],
-            "batches": sums["hf_transformer_batch_instances_count"],
-            "texts": sums["hf_transformer_generations_total"],
-            "preprocess": sums["request_preprocess_seconds_sum"],
-            "queue": sums["hf_transformer_queue_seconds_sum"],
-            "predict": sums["request_predict_seconds_sum"],
-            "postprocess": sums["request_postprocess_seconds_sum"],
-        }
-
-    def render(self) -> bytes:
-        """Renders all metrics in the Prometheus text format."""
-        return generate_latest(self._shown)
+def _named(sums: Mapping[str, float]) -> Mapping[str, float]:
+    """The keys of ``Metrics.totals`` from a model's sums by sample."""
+    return {
+        "answered": sums["request_predict_seconds_count"],
+        "failed": sums["failed"],
+        "failing": sums["failing"],
+        "last": sums["hf_transformer_last_inference_timestamp_seconds"],
+        "instances": sums["hf_transformer_batch_instances_sum"],
+        "batches": sums["hf_transformer_batch_instances_count"],
+        "texts": sums["hf_transformer_generations_total"],
+        "preprocess": sums["request_preprocess_seconds_sum"],
+        "queue": sums["hf_transformer_queue_seconds_sum"],
+        "predict": sums["request_predict_seconds_sum"],
+        "postprocess": sums["request_postprocess_seconds_sum"],
+    }
 
 
 class LightCounter(Collector):
@@ -325,6 +369,23 @@ class SharedMemoryUse:
     slots: Mapping[str, int]
     bytes: Mapping[str, int]
     batches: Mapping[str, int]
+
+
+class _ModelCollector(Collector):
+    """Exports the metrics of each model, with its name as the label ``model_name``."""
+
+    def __init__(self, by_name: Callable[[], Iterable[tuple[str, _Group]]]) -> None:
+        self._by_name = by_name
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for model_name, group in self._by_name():
+            for family in group.registry.collect():
+                if family.name not in families:
+                    families[family.name] = Metric(family.name, family.documentation, family.type)
+                for name, labels, *values in family.samples:
+                    families[family.name].add_sample(name, {"model_name": model_name, **labels}, *values)
+        yield from families.values()
 
 
 class _LogCollector(Collector):

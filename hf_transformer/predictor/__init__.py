@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport, parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
@@ -23,7 +23,7 @@ def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
 def open_predictor(
     protocol: str,
     settings: PredictorSettings,
-    metrics: Metrics,
+    metrics: ModelMetrics,
     *,
     retries: int = 0,
     retry_budget: float = 0.1,

@@ -58,6 +58,8 @@ class Context:
         ticket: the request's admission; None if no limit is set.
         instances, tokens: the numbers of instances and tokens; 0 before tokenization.
         batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
+        model_name: the name that the client asked for: a model's name, an alias or an adapter; answers repeat it.
+        served_name: the name of the served model, for metrics and logs.
         arrived: the arrival time of the complete body (time.perf_counter).
         parse: duration of parsing the body and extracting the texts.
         tokenize: duration of encoding the texts.
@@ -75,12 +77,14 @@ class Context:
         "headers",
         "ignored",
         "instances",
+        "model_name",
         "parse",
         "postprocess",
         "predict",
         "preprocess",
         "queue",
         "request_id",
+        "served_name",
         "ticket",
         "tokenize",
         "tokens",
@@ -94,5 +98,5 @@ class Context:
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0
-        self.batch_traceparent = ""
+        self.batch_traceparent = self.model_name = self.served_name = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0
