@@ -13,7 +13,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
@@ -210,7 +210,8 @@ def merged(*workers: Iterable[Family]) -> list[Family]:
     """Merges the metrics of several workers by their labels."""
     total: dict[str, tuple[Family, dict[tuple[str, ...], list[float]]]] = {}
     for family in chain.from_iterable(workers):
-        merge, series = MERGES.get(family.name, add), total.setdefault(family.name, (family, {}))[1]
+        merge: Callable[[float, float], float] = MERGES.get(family.name, add)
+        series = total.setdefault(family.name, (family, {}))[1]
         for values, numbers in family.series.items():
             if (known := series.get(values)) is None:
                 series[values] = numbers
