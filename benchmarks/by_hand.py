@@ -36,7 +36,8 @@ from benchmarks.tokenizing import measure as measure_words
 from benchmarks.wire import canned_server, cpu_per_request
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.observability.logging import FORMAT, LATENCY_LOGGER, TIME_FORMAT, LatencyLog, LineHandler
-from hf_transformer.observability.metrics import SECONDS, LightCounter, LightHistogram
+from hf_transformer.observability.metrics import SECONDS
+from hf_transformer.observability.series import LightCounter, LightHistogram
 from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import Client
 from hf_transformer.server.http import ClientLimits, HttpConnection
@@ -137,16 +138,16 @@ async def cpu_of_calls(call: Callable[[], Awaitable[None]]) -> float:
 
 def counting(rounds: int) -> list[Row]:
     """A counter with two labels, and four histograms."""
-    registry, light_registry = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    registry = prometheus_client.CollectorRegistry()
     counter = prometheus_client.Counter("requests", "text", ("api", "status"), registry=registry)
     stages = [prometheus_client.Histogram(f"h{one}", "text", buckets=SECONDS, registry=registry) for one in range(4)]
-    light = LightCounter(light_registry, "requests", "text", "api", "status")
-    lights = [LightHistogram(light_registry, f"h{one}", "text", SECONDS) for one in range(4)]
+    light = LightCounter("requests", "text", "api", "status")
+    lights = [LightHistogram(f"h{one}", "text", SECONDS) for one in range(4)]
     counters = times(lambda: counter.labels("v1", 200).inc()), times(lambda: light.add(1, "v1", 200))
     observe = times(lambda: [stage.observe(0.003) for stage in stages])
     observe_own = times(lambda: [light.observe(0.003) for light in lights])
     rows = (("add to a counter", counters), ("observe the four stages", (observe, observe_own)))
-    where, library = "observability/metrics.py", "prometheus_client"
+    where, library = "observability/series.py", "prometheus_client"
     return [(f"{where}: {name}", library, *uvloop.run(turns(rounds, *measures))) for name, measures in rows]
 
 

@@ -106,8 +106,8 @@ def metrics_section() -> str:
     """The metrics as the code declares them, with the bounds of histograms."""
     from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
 
-    metrics = Metrics("model")
-    metrics.watch_shared_memory(lambda: SharedMemoryUse(False, {"in_use": 0}, {"in_use": 0}, {"shared": 0}))
+    metrics = Metrics()
+    metrics.of("model").watch_shared_memory(lambda: SharedMemoryUse(False, {"in_use": 0}, {"in_use": 0}, {"shared": 0}))
     rows = ["\n## As declared\n", "The text is that of `# HELP` on `/metrics`. Histograms have these bounds.\n"]
     rows += ["| metric | type | text | bounds |", "|---|---|---|---|"]
     text = metrics.render().decode()

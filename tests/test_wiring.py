@@ -24,7 +24,7 @@ async def test_a_text_is_as_long_as_both_the_flag_and_the_model_allow(flag: int,
     ids = TensorSpec("input_ids", "INT64", (length,))
     logits = TensorSpec("logits", "FP32", (length, loaded.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics("bert"), executor)
+        build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics().of("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 8))
     assert pipeline.tokenizer.max_length == 8
 

@@ -85,7 +85,7 @@ class Endpoint:
         """Releases a request's admission, and records its metrics and trace."""
         if context.ticket is not None:
             context.ticket.leave()
-        self.service.metrics.count_request(self._api, status, context.arrived)
+        self.service.metrics.count_request(self._api, status, context.arrived, context.served_name)
         if trace is not None and self.service.tracing is not None:
             self.service.tracing.end_http(trace, request, status, context)
 

@@ -13,6 +13,7 @@ format. As in KServe without an explainer, :explain returns 501.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from http import HTTPStatus
 from typing import Any
@@ -30,6 +31,7 @@ from hf_transformer.api.responses import JsonResponse
 from hf_transformer.api.service import Service
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
+from hf_transformer.observability.series import text_of
 
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
 _MODEL_ROUTES = ("/v1/models/", "/v2/models/")
@@ -88,7 +90,9 @@ def routes(service: Service, openai_prefix: str, page: str | None = None) -> lis
         return Response()
 
     async def show_metrics(request: Request) -> Response:
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+        # Fifty models have thousands of lines, so requests must not wait for their rendering.
+        text = await asyncio.to_thread(text_of, service.metrics.shown())
+        return Response(text, media_type=CONTENT_TYPE)
 
     health = [Route(path, healthy) for path in health_paths(openai_prefix)]
     return [Route("/", alive), *health, Route("/metrics", show_metrics)]

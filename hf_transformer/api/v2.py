@@ -19,7 +19,7 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import orjson
@@ -104,14 +104,14 @@ def routes(service: Service) -> list[Route]:
     views: dict[str, Callable[[ModelDescription], Json]] = {
         "": metadata,
         "/config": lambda model: configuration(model, service.max_instances),
-        "/stats": lambda model: statistics([model], service.metrics.totals()),
+        "/stats": lambda model: statistics([model], service.metrics.totals_of),
     }
     return [
         *[json_route(path, lambda: SERVER_METADATA) for path in ("/v2", "/v2/")],
         json_route("/v2/health/live", lambda: {"live": True}),
         Route("/v2/health/ready", ready),
         json_route("/v2/models", lambda: {"models": models.names}),
-        json_route("/v2/models/stats", lambda: statistics(ready_models(models), service.metrics.totals())),
+        json_route("/v2/models/stats", lambda: statistics(ready_models(models), service.metrics.totals_of)),
         *[Route(f"{path}/ready", model_ready) for path in V2_PATHS],
         *[json_route(f"{path}{end}", by_path(render)) for path in V2_PATHS for end, render in views.items()],
     ]
@@ -154,13 +154,24 @@ def ready_models(models: Models) -> list[ModelDescription]:
     return ready
 
 
-def statistics(models: Iterable[ModelDescription], totals: Mapping[str, float]) -> dict[str, Json]:
-    """Converts ``Metrics.totals`` to Triton's statistics, without statistics by batch size."""
+def statistics(
+    models: Sequence[ModelDescription], totals_of: Callable[[Iterable[str]], Mapping[str, Mapping[str, float]]]
+) -> dict[str, Json]:
+    """Converts ``Metrics.totals_of`` to Triton's statistics, without statistics by batch size."""
+    totals = totals_of([model.name for model in models])
+    return {"model_stats": [_statistics(model, totals[model.name]) for model in models]}
 
+
+def _statistics(model: ModelDescription, totals: Mapping[str, float]) -> Json:
     def duration(count: float, seconds: float) -> dict[str, int]:
         return {"count": int(count), "ns": round(seconds * 1e9)}
 
-    count = totals["answered"]
+    count, batches, texts = totals["answered"], int(totals["batches"]), int(totals["texts"])
+    if model.task in GENERATION:
+        # A logits model runs one step per text in a batch. Other generative models receive one call per text.
+        counts = {"inference_count": texts, "execution_count": batches or texts}
+    else:
+        counts = {"inference_count": int(totals["instances"]), "execution_count": batches}
     stats = {
         "success": duration(count, totals["preprocess"] + totals["predict"] + totals["postprocess"]),
         "fail": duration(totals["failed"], totals["failing"]),
@@ -171,17 +182,8 @@ def statistics(models: Iterable[ModelDescription], totals: Mapping[str, float]) 
         "cache_hit": duration(0, 0.0),
         "cache_miss": duration(0, 0.0),
     }
-    last, batches, texts = round(totals["last"] * 1e3), int(totals["batches"]), int(totals["texts"])
-    entries: list[Json] = []
-    for model in models:
-        if model.task in GENERATION:
-            # A logits model runs one step per text in a batch. Other generative models receive one call per text.
-            counts = {"inference_count": texts, "execution_count": batches or texts}
-        else:
-            counts = {"inference_count": int(totals["instances"]), "execution_count": batches}
-        entry = {"name": model.name, "version": model.version, "last_inference": last, **counts}
-        entries.append({**entry, "inference_stats": stats, "batch_stats": []})
-    return {"model_stats": entries}
+    head = {"name": model.name, "version": model.version, "last_inference": round(totals["last"] * 1e3)}
+    return {**head, **counts, "inference_stats": stats, "batch_stats": []}
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:

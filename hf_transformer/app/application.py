@@ -67,11 +67,12 @@ def build_app(
     if board is not None:
         board.claim()
     loaded = loaded or load_model(config)
-    metrics = Metrics(config.model_name)
+    metrics = Metrics()
+    own_metrics = metrics.of(config.model_name)
     predictor = open_predictor(
         config.predictor_protocol,
         predictor_settings(config, warns=board is None or board.index == 0),
-        metrics,
+        own_metrics,
         retries=config.predictor_request_retries,
         retry_budget=config.predictor_retry_budget,
         circuit_failures=config.predictor_circuit_failures,
@@ -79,16 +80,16 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     checks = CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds)
-    build = PipelineBuilder(config, loaded, predictor, metrics, executor, diagnose)
+    build = PipelineBuilder(config, loaded, predictor, own_metrics, executor, diagnose)
     shared: dict[str, Any] = {"checks": checks, "latency_log": latency_log, "board": board}
     model: Model
     if isinstance(loaded, LoadedGenerativeModel):
         generative, template = partial(build.generative, loaded), loaded.chat_template
         model = GenerativeModel(
-            config.model_name, loaded.task, predictor, generative, metrics, chat_template=template, **shared
+            config.model_name, loaded.task, predictor, generative, own_metrics, chat_template=template, **shared
         )
     else:
-        model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, metrics, **shared)
+        model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, own_metrics, **shared)
     tracing = open_tracing(config, infers=not isinstance(model, GenerativeModel))
     service = _service(config, model, metrics, executor, tracing)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)

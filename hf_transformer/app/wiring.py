@@ -36,7 +36,7 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
 from hf_transformer.observability.logging import names_of
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import (
@@ -301,7 +301,7 @@ class PipelineBuilder:
     config: Config
     model: LoadedModel
     predictor: Predictor
-    metrics: Metrics
+    metrics: ModelMetrics
     executor: ThreadPoolExecutor
     diagnose: Diagnose | None = None
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))

@@ -31,7 +31,7 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.observability.logging import LatencyLog
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -117,7 +117,7 @@ class ServedModel(Generic[PipelineT_co]):
         task: Servable,
         predictor: Predictor,
         build: Callable[[ModelSpec], PipelineT_co],
-        metrics: Metrics,
+        metrics: ModelMetrics,
         checks: CheckSettings | None = None,
         *,
         latency_log: LatencyLog | None = None,

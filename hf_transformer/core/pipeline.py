@@ -18,7 +18,7 @@ from typing import Any
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import Entry, Scheduler
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
@@ -43,7 +43,7 @@ class PipelineOptions:
 
     executor: Executor
     limits: Limits
-    metrics: Metrics
+    metrics: ModelMetrics
     log_texts: Callable[[Sequence[TextInput], Context], None] | None = None
 
 

@@ -26,7 +26,7 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import Array, Tensor
@@ -218,7 +218,7 @@ class Scheduler(Generic[Item]):
         settings: SchedulerSettings,
         *,
         executor: Executor,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         limit: ConcurrencyLimit | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.text import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.tokens import IDS, OUTPUT, TokenGenerator
 from hf_transformer.generation.types import Generator, GeneratorSettings
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import FLOATS
 from hf_transformer.tokenizer.files import read_json
@@ -109,7 +109,7 @@ def make_generator(
     settings: GeneratorSettings,
     *,
     executor: Executor,
-    metrics: Metrics,
+    metrics: ModelMetrics,
 ) -> Generator:
     """Builds the generator of a model; ``executor`` runs CPU-bound work outside the event loop.
 

@@ -31,7 +31,7 @@ from hf_transformer.generation.types import (
     Step,
     TokenScore,
 )
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types.request import Context
@@ -412,7 +412,7 @@ class LogitsGenerator(Generator):
         settings: GeneratorSettings,
         *,
         executor: Executor,
-        metrics: Metrics,
+        metrics: ModelMetrics,
     ) -> None:
         """Raises ContractError if the model's tensors do not match."""
         self._signature = signature = fit_logits(spec, tokenizer, settings)

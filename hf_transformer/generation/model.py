@@ -10,7 +10,7 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import ModelSpec
@@ -35,7 +35,7 @@ class GenerativeModel(ServedModel[GenerationPipeline]):
         task: TextGeneration,
         predictor: Predictor,
         build: Callable[[ModelSpec], GenerationPipeline],
-        metrics: Metrics,
+        metrics: ModelMetrics,
         *,
         chat_template: ChatTemplate | None = None,
         **options: Any,

@@ -19,7 +19,7 @@ from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, P
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stops import StopSearch
 from hf_transformer.generation.types import Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.types.request import Context
 
 MAX_QUEUED_PIECES = 32
@@ -148,7 +148,7 @@ class Generation:
         sequences: Sequence[SequenceAssembler],
         generator: Generator,
         context: Context,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         *,
         prompt_tokens: int,
         count_text: Callable[[str], Awaitable[int]],

@@ -13,17 +13,17 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 from multiprocessing import reduction
 from operator import add
 from typing import Any
 
 import orjson
-from prometheus_client import Metric
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
+
+from hf_transformer.observability.series import Family
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ HEADER = struct.Struct("<QII")
 COPY_BYTES = 1 << 30  # size reserved per copy; a copy has some 20 KiB, and only written pages take memory
 MAX_READS = 100  # attempts to read a copy; one fails if the worker writes then, every PERIOD_SECONDS or at a scrape
 PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics; the maximum age of another worker's metrics
-
-Family = list[Any]
-"""A metric in a copy: name, help text, type and samples; a sample is its name, labels and value."""
 
 MERGES: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_model_ready": min,
@@ -117,10 +114,12 @@ class WorkerBoard:
             os.pwrite(self._file, b"\1", self.count)
         return missing
 
-    def write(self, families: list[Family]) -> None:
+    def write(self, families: Iterable[Family]) -> None:
         """Replaces the older copy of this worker's metrics. Raises OSError if the system is out of memory."""
         number = max(self._header(self.index, half)[0] for half in (0, 1)) + 1
-        copy = orjson.dumps(families)
+        copy = orjson.dumps(
+            [(each.name, each.text, each.kind, each.labels, each.bounds, [*each.series.items()]) for each in families]
+        )
         header = HEADER.pack(number, len(copy), zlib.crc32(copy, number))
         os.pwrite(self._file, header + copy, self._start(self.index, number % 2))
 
@@ -134,8 +133,12 @@ class WorkerBoard:
             for number, length, checksum, half in newest_first:
                 copy = os.pread(self._file, length, self._start(slot, half) + HEADER.size)
                 if number and zlib.crc32(copy, number) == checksum:
-                    families: list[Family] = orjson.loads(copy)
-                    return families
+                    return [
+                        Family(
+                            name, text, kind, tuple(labels), bounds, {tuple(values): each for values, each in series}
+                        )
+                        for name, text, kind, labels, bounds, series in orjson.loads(copy)
+                    ]
         return []
 
     def _header(self, slot: int, half: int) -> tuple[int, ...]:
@@ -145,16 +148,24 @@ class WorkerBoard:
         return (2 * slot + half + 1) * COPY_BYTES
 
 
-class SharedMetrics(Collector):
-    """Metrics of all workers. ``collect_local`` collects this worker's metrics; ``board`` has copies from all
-    workers."""
+class SharedMetrics:
+    """Metrics of all workers. ``local`` collects this worker's metrics; ``board`` has copies from all workers."""
 
-    def __init__(self, collect_local: Callable[[], Iterable[Metric]], board: WorkerBoard) -> None:
-        self._collect_local = collect_local
+    def __init__(self, local: Callable[[], Iterable[Family]], board: WorkerBoard) -> None:
+        self._local = local
         self._board = board
         self._inherited = cumulative(board.read(board.index))
         """Metrics of previous, dead workers with this slot."""
         self._failed = False
+
+    def forget(self, model_name: str) -> None:
+        """Removes a model from the metrics of previous workers."""
+        self._inherited = [
+            replace(family, series={key: each for key, each in family.series.items() if key[0] != model_name})
+            if family.labels and family.labels[0] == "model_name"
+            else family
+            for family in self._inherited
+        ]
 
     @asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
@@ -174,44 +185,38 @@ class SharedMetrics(Collector):
 
     def _write(self) -> None:
         try:
-            families = [
-                [family.name, family.documentation, family.type, [sample[:3] for sample in family.samples]]
-                for family in self._collect_local()
-            ]
-            self._board.write(merged(families, self._inherited))
+            self._board.write(merged(self._local(), self._inherited))
         except Exception:  # raised by a gauge's function; an unhandled error would end the periodic writes
             if not self._failed:
                 logger.exception("this worker's metrics can't be collected, or shared with the other workers")
             self._failed = True
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> list[Family]:
         """Merges all copies.
 
         Writes this worker's copy first, so that counters do not decrease if the next scrape reaches another worker.
         """
         self._write()
         copies = [(self._board.read(slot), self._board.is_alive(slot)) for slot in range(self._board.count)]
-        for name, text, kind, samples in merged(*(copy if alive else cumulative(copy) for copy, alive in copies)):
-            metric = Metric(name, text, kind)
-            metric.samples = [Sample(*sample) for sample in samples]
-            yield metric
+        return merged(*(copy if alive else cumulative(copy) for copy, alive in copies))
 
 
 def cumulative(families: list[Family]) -> list[Family]:
     """Selects the metrics that remain valid after their worker's death."""
-    return [family for family in families if family[2] in CUMULATIVE_TYPES or family[0] in LASTING_GAUGES]
+    return [family for family in families if family.kind in CUMULATIVE_TYPES or family.name in LASTING_GAUGES]
 
 
-def merged(*workers: list[Family]) -> list[Family]:
-    """Merges the metrics of several workers."""
-    total: dict[str, tuple[str, str, dict[Any, float]]] = {}
-    for name, text, kind, samples in chain.from_iterable(workers):
-        values = total.setdefault(name, (text, kind, {}))[2]
-        for sample, labels, value in samples:
-            merge = min if sample.endswith("_created") else MERGES.get(name, add)
-            key = sample, tuple(labels.items())
-            values[key] = merge(values[key], value) if key in values else value
-    return [
-        [name, text, kind, [(sample, dict(labels), value) for (sample, labels), value in values.items()]]
-        for name, (text, kind, values) in total.items()
-    ]
+def merged(*workers: Iterable[Family]) -> list[Family]:
+    """Merges the metrics of several workers by their labels."""
+    total: dict[str, tuple[Family, dict[tuple[str, ...], list[float]]]] = {}
+    for family in chain.from_iterable(workers):
+        merge: Callable[[float, float], float] = MERGES.get(family.name, add)
+        series = total.setdefault(family.name, (family, {}))[1]
+        for values, numbers in family.series.items():
+            if (known := series.get(values)) is None:
+                series[values] = numbers
+                continue
+            series[values] = [merge(*pair) for pair in zip(known, numbers, strict=True)]
+            if family.kind == "counter" and len(numbers) > 1:  # with the time of creation
+                series[values][1] = min(known[1], numbers[1])
+    return [replace(family, series=series) for family, series in total.values()]

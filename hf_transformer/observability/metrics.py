@@ -1,30 +1,24 @@
-"""Metrics of the service, exported at /metrics. Each application has a separate registry, not the global registry.
-
-LightCounter and LightHistogram count requests and batches. The classes of prometheus_client take a lock for each value,
-which adds several microseconds to a short request. Use the light classes only on the event loop.
-"""
+"""Metrics of the service and of each served model, exported at /metrics. Each application has its own."""
 
 from __future__ import annotations
 
 import platform
 import time
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hf_transformer import __version__
 from hf_transformer.observability.board import SharedMetrics, WorkerBoard
 from hf_transformer.observability.logging import lost_lines
+from hf_transformer.observability.series import Family, LightCounter, LightGauge, LightHistogram, text_of
 from hf_transformer.types.request import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -42,55 +36,187 @@ COMPLETE_ENDINGS = ENDINGS[:2]
 
 PREDICT_APIS = ("v1", "v2", "grpc", "openai", "generate")  # APIs with requests that call the model
 
+PROCESS = ProcessCollector(registry=None)
+
 LIBRARIES = ("tokenizers", "transformers", "numpy", "grpcio", "uvicorn")
 """Libraries with their versions in build_info, for comparing two releases of an image."""
 
 
-class Metrics:
-    """Counters, gauges and histograms of one served model.
+class _Group:
+    """Metrics that are exported together."""
 
-    Callers add to ``refused`` (by limit), ``predictor_errors`` (by kind), ``retries`` and ``generation``, and set the
-    gauges. The histograms of stages have the names, label and meaning of KServe's histograms
-    (python/kserve/kserve/metrics.py), for compatibility with its dashboards. For the same reason
-    request_explain_seconds exists, but is always empty.
-    """
+    def __init__(self) -> None:
+        self._sources: list[Callable[[], Iterable[Family]]] = []
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._registry = self._shown = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._registry.register(_LogCollector())
-        self.generation = GenerationMetrics(self._registry)
-        self._add_requests()
-        self._add_predictor()
+    def families(self) -> Iterator[Family]:
+        """A copy of the metrics."""
+        return chain.from_iterable(source() for source in self._sources)
 
-    def _add_requests(self) -> None:
-        self._preprocess = self._stage("preprocess", "pre-process request latency")
-        self._predict = self._stage("predict", "predict request latency")
-        self._postprocess = self._stage("postprocess", "post-process request latency")
-        self._stage("explain", "explain request latency")
-        text = "Time until all instances of a request have been sent to the predictor."
-        self._queue = LightHistogram(self._registry, "hf_transformer_queue_seconds", text, SECONDS)
-        text = "Time from a request's last byte until its answer, or the end of its stream."
-        self._durations = LightHistogram(
-            self._registry, "hf_transformer_request_seconds", text, SECONDS, "api", "status_class"
-        )
-        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
-        text = "Instances whose text was truncated to the model's length."
-        self._truncated = self._counter("truncated_instances", text, "model_name")
-        self._truncated.add(0, self._model_name)
+    def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
+        counter = LightCounter(f"hf_transformer_{name}", text, *labels)
+        self._sources.append(counter.families)
+        return counter
+
+    def _gauge(self, name: str, text: str) -> LightGauge:
+        gauge = LightGauge(f"hf_transformer_{name}", text)
+        self._sources.append(gauge.families)
+        return gauge
+
+    def _histogram(self, name: str, text: str, *labels: str, bounds: Sequence[float] = SECONDS) -> LightHistogram:
+        histogram = LightHistogram(name, text, bounds, *labels)
+        self._sources.append(histogram.families)
+        return histogram
+
+
+class Metrics(_Group):
+    """Metrics of the service, and of each model (``of``). Callers add to ``refused`` (by limit), and set the gauges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: SharedMetrics | None = None
+        self._no_model = _RequestMetrics()
+        self._models: dict[str, ModelMetrics] = {}
+        self._sources += [_process, _log, self._model_families]
         self.requests_in_flight = self._gauge("requests_in_flight", "Predict requests in progress.")
         text = "Tokens of predict requests in progress, estimated from the body's size until they are counted."
         self.tokens_in_flight = self._gauge("tokens_in_flight", text)
         text = "Predict requests refused by a limit on concurrent work, by limit."
         self.refused = self._counter("refused_requests", text, "limit")
+        text = "Memory limit of the container in bytes; 2**63 without a limit."
+        self._gauge("memory_limit_bytes", text).set(memory_limit())
+        versions = {"version": __version__, "python": platform.python_version(), **_versions()}
+        text = "Always 1; the labels have the versions."
+        info = Family("hf_transformer_build_info", text, "gauge", tuple(versions), (), {tuple(versions.values()): [1]})
+        self._sources.append(lambda: [info])
+
+    def of(self, model_name: str) -> ModelMetrics:
+        """The metrics of a served model: the same object for the same name, until ``forget``."""
+        if model_name not in self._models:
+            self._models[model_name] = ModelMetrics()
+        return self._models[model_name]
+
+    def forget(self, model_name: str) -> None:
+        """Removes all series of a model that is no longer served. What its last requests add is not shown."""
+        self._models.pop(model_name, None)
+        if self._shared is not None:
+            self._shared.forget(model_name)
+
+    def count_request(self, api: str, status: int, arrived: float = 0.0, model: str = "") -> None:
+        """Counts one finished request, answered or failed.
+
+        ``arrived`` is the arrival time of its last byte (time.perf_counter); 0 for an incomplete request. ``model`` is
+        the served model's name. Names without metrics (``of``) count as "", so clients can't add label values.
+        """
+        self._models.get(model, self._no_model).count_request(api, status, arrived)
+
+    def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
+        """Switches to exporting the metrics of all workers.
+
+        The returned context manager writes this worker's metrics to the board.
+        """
+        self._shared = SharedMetrics(self.families, board)
+        return self._shared.written()
+
+    def totals(self, model_name: str) -> Mapping[str, float]:
+        """Totals of a model in all workers since their start, by name.
+
+        Keys:
+            answered, failed: number of requests.
+            failing: total seconds of failed requests.
+            last: time of the last answer, in seconds since 1970.
+            instances, batches: number of instances and batches sent to the predictor.
+            texts: number of completely generated texts.
+            preprocess, queue, predict, postprocess: total seconds of each stage of answered requests. ``predict``
+                includes ``queue``.
+        """
+        return self.totals_of([model_name])[model_name]
+
+    def totals_of(self, model_names: Iterable[str]) -> dict[str, Mapping[str, float]]:
+        """``totals`` of several models by name. The workers' metrics are merged once."""
+        totals: dict[str, dict[str, float]] = {name: defaultdict(float) for name in model_names}
+        for family in self.shown():
+            name = family.name
+            if not family.labels or family.labels[0] != "model_name":
+                continue
+            for (model_name, *labels), numbers in family.series.items():
+                sums = totals.get(model_name)
+                if sums is None:
+                    continue
+                if name == "hf_transformer_requests":
+                    if labels[0] in PREDICT_APIS and labels[1] != "200":
+                        sums["failed"] += numbers[0]
+                elif name == "hf_transformer_request_seconds":
+                    if labels[0] in PREDICT_APIS and labels[1] != "2xx":
+                        sums["failing"] += numbers[-1]
+                elif family.kind == "histogram":
+                    sums[f"{name}_count"] += sum(numbers[:-1])
+                    sums[f"{name}_sum"] += numbers[-1]
+                elif name != "hf_transformer_generations" or labels[0] in COMPLETE_ENDINGS:
+                    sums[name] += numbers[0]
+        return {name: _named(sums) for name, sums in totals.items()}
+
+    def shown(self) -> list[Family]:
+        """A copy of the metrics that /metrics shows: of all workers, if they are shared."""
+        return list(self.families() if self._shared is None else self._shared.families())
+
+    def render(self) -> bytes:
+        """Renders all metrics in the Prometheus text format."""
+        return text_of(self.shown())
+
+    def _model_families(self) -> Iterable[Family]:
+        """The metrics of all models, with the model's name as the first label."""
+        found: dict[str, tuple[Family, dict[tuple[str, ...], list[float]]]] = {}
+        for model_name, group in chain([("", self._no_model)], self._models.items()):
+            for family in group.families():
+                if family.name not in found:
+                    series: dict[tuple[str, ...], list[float]] = {}
+                    found[family.name] = replace(family, labels=("model_name", *family.labels), series=series), series
+                for values, numbers in family.series.items():
+                    found[family.name][1][model_name, *values] = numbers
+        return [family for family, _ in found.values()]
+
+
+class _RequestMetrics(_Group):
+    """Finished requests of one model, or those that chose none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        text = "Time from a request's last byte until its answer, or the end of its stream."
+        self._durations = self._histogram("hf_transformer_request_seconds", text, "api", "status_class")
+        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
+
+    def count_request(self, api: str, status: int, arrived: float) -> None:
+        """Counts a request as ``Metrics.count_request`` does."""
+        self._requests.add(1, api, status)
+        if arrived:
+            self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
+
+
+class ModelMetrics(_RequestMetrics):
+    """Counters, gauges and histograms of one served model. ``Metrics`` exports them with the label ``model_name``.
+
+    Callers add to ``predictor_errors`` (by kind), ``retries`` and ``generation``, and set the gauges. The histograms of
+    stages have the names, label and meaning of KServe's histograms (python/kserve/kserve/metrics.py), for compatibility
+    with its dashboards. For the same reason request_explain_seconds exists, but is always empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = GenerationMetrics()
+        self._sources.append(self.generation.families)
+        self._preprocess = self._histogram("request_preprocess_seconds", "pre-process request latency")
+        self._predict = self._histogram("request_predict_seconds", "predict request latency")
+        self._postprocess = self._histogram("request_postprocess_seconds", "post-process request latency")
+        self._histogram("request_explain_seconds", "explain request latency")
+        text = "Time until all instances of a request have been sent to the predictor."
+        self._queue = self._histogram("hf_transformer_queue_seconds", text)
+        text = "Instances whose text was truncated to the model's length."
+        self._truncated = self._counter("truncated_instances", text)
         self._last_inference = 0.0
         text = "When a request was last answered with predictions, in seconds since 1970; 0 before the first one."
         self._gauge("last_inference_timestamp_seconds", text).set_function(lambda: self._last_inference)
-
-    def _add_predictor(self) -> None:
         text = "Instances in a batch, of one request or of several."
-        self._batches = LightHistogram(self._registry, "hf_transformer_batch_instances", text, BATCH_SIZES)
+        self._batches = self._histogram("hf_transformer_batch_instances", text, bounds=BATCH_SIZES)
         self._tokens = self._counter("batch_tokens", "Tokens in batches, by kind: real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
@@ -102,30 +228,13 @@ class Metrics:
         text = "1 while the circuit breaker is open and no call is sent to the predictor, else 0."
         self.circuit_open = self._gauge("predictor_circuit_open", text)
         text = "1 while the predictor's model is available and fits the tokenizer, else 0."
-        self.ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
-        versions = {"version": __version__, "python": platform.python_version(), **_versions()}
-        text = "Memory limit of the container in bytes; 2**63 without a limit."
-        self._gauge("memory_limit_bytes", text).set(memory_limit())
-        self._gauge("build_info", "Always 1; the labels have the versions.", *versions).labels(**versions).set(1)
-
-    def _stage(self, name: str, text: str) -> LightHistogram:
-        """Creates a histogram with KServe's name and label."""
-        histogram = LightHistogram(self._registry, f"request_{name}_seconds", text, SECONDS, "model_name")
-        histogram.show(self._model_name)
-        return histogram
-
-    def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
-        return LightCounter(self._registry, f"hf_transformer_{name}", text, *labels)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
+        self.ready = self._gauge("model_ready", text)
 
     def observe(self, context: Context) -> None:
         """Records the durations of the stages of one answered request."""
-        model = self._model_name
-        self._preprocess.observe(context.preprocess, model)
-        self._predict.observe(context.predict, model)
-        self._postprocess.observe(context.postprocess, model)
+        self._preprocess.observe(context.preprocess)
+        self._predict.observe(context.predict)
+        self._postprocess.observe(context.postprocess)
         self._queue.observe(context.queue)
         self._last_inference = time.time()
 
@@ -136,157 +245,48 @@ class Metrics:
         if padding:
             self._tokens.add(padding, "padding")
 
-    def count_request(self, api: str, status: int, arrived: float = 0.0) -> None:
-        """Counts one finished request, answered or failed.
-
-        ``arrived`` is the arrival time of its last byte (time.perf_counter); 0 for an incomplete request.
-        """
-        self._requests.add(1, api, status)
-        if arrived:
-            self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
-
     def count_truncated(self, instances: int) -> None:
         """Counts instances with truncated text."""
-        self._truncated.add(instances, self._model_name)
+        self._truncated.add(instances)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Registers a collector that exports the result of ``use`` at each scrape."""
-        self._registry.register(_SharedMemoryCollector(use))
-
-    def share(self, board: WorkerBoard) -> AbstractAsyncContextManager[None]:
-        """Switches to exporting the metrics of all workers.
-
-        The returned context manager writes this worker's metrics to the board.
-        """
-        shared = SharedMetrics(self._registry.collect, board)
-        self._shown = CollectorRegistry()
-        self._shown.register(shared)
-        return shared.written()
-
-    def totals(self) -> Mapping[str, float]:
-        """Totals of all workers since their start, by name.
-
-        Keys:
-            answered, failed: number of requests.
-            failing: total seconds of failed requests.
-            last: time of the last answer, in seconds since 1970.
-            instances, batches: number of instances and batches sent to the predictor.
-            texts: number of completely generated texts.
-            preprocess, queue, predict, postprocess: total seconds of each stage of answered requests. ``predict``
-                includes ``queue``.
-        """
-        sums: dict[str, float] = defaultdict(float)
-        for family in self._shown.collect():
-            for name, labels, value, *_ in family.samples:
-                if name == "hf_transformer_requests_total":
-                    if labels["api"] in PREDICT_APIS and labels["status"] != "200":
-                        sums["failed"] += value
-                elif name == "hf_transformer_request_seconds_sum":
-                    if labels["api"] in PREDICT_APIS and labels["status_class"] != "2xx":
-                        sums["failing"] += value
-                elif name != "hf_transformer_generations_total" or labels["finish"] in COMPLETE_ENDINGS:
-                    sums[name] += value
-        return {
-            "answered": sums["request_predict_seconds_count"],
-            "failed": sums["failed"],
-            "failing": sums["failing"],
-            "last": sums["hf_transformer_last_inference_timestamp_seconds"],
-            "instances": sums["hf_transformer_batch_instances_sum"],
-            "batches": sums["hf_transformer_batch_instances_count"],
-            "texts": sums["hf_transformer_generations_total"],
-            "preprocess": sums["request_preprocess_seconds_sum"],
-            "queue": sums["hf_transformer_queue_seconds_sum"],
-            "predict": sums["request_predict_seconds_sum"],
-            "postprocess": sums["request_postprocess_seconds_sum"],
-        }
-
-    def render(self) -> bytes:
-        """Renders all metrics in the Prometheus text format."""
-        return generate_latest(self._shown)
+        self._sources.append(lambda: _shared_memory(use()))
 
 
-class LightCounter(Collector):
-    """Counter that takes 0.2 microseconds per addition, exported as ``name`` + ``_total``.
-
-    A counter without labels starts at 0. With labels, each series appears with its first value.
-    """
-
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self._totals: dict[tuple[object, ...], int] = {}  # by the labels' values
-        self._created: dict[tuple[object, ...], float] = {}
-        if not labels:
-            self.add(0)
-        registry.register(self)
-
-    def add(self, amount: int, *values: object) -> None:
-        """Adds to the series with these label values. Creates a missing series."""
-        try:
-            self._totals[values] += amount
-        except KeyError:
-            self._totals[values] = amount
-            self._created[values] = time.time()
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, total in self._totals.items():
-            family.add_metric([str(value) for value in values], total, created=self._created[values])
-        yield family
+def _named(sums: Mapping[str, float]) -> Mapping[str, float]:
+    """The keys of ``Metrics.totals`` from a model's sums by sample."""
+    return {
+        "answered": sums["request_predict_seconds_count"],
+        "failed": sums["failed"],
+        "failing": sums["failing"],
+        "last": sums["hf_transformer_last_inference_timestamp_seconds"],
+        "instances": sums["hf_transformer_batch_instances_sum"],
+        "batches": sums["hf_transformer_batch_instances_count"],
+        "texts": sums["hf_transformer_generations"],
+        "preprocess": sums["request_preprocess_seconds_sum"],
+        "queue": sums["hf_transformer_queue_seconds_sum"],
+        "predict": sums["request_predict_seconds_sum"],
+        "postprocess": sums["request_postprocess_seconds_sum"],
+    }
 
 
-class LightHistogram(Collector):
-    """Histogram that takes 0.4 microseconds per observation.
-
-    ``bounds`` are the upper bounds of its buckets in ascending order, without infinity. A histogram without labels
-    starts at 0. With labels, each series appears with its first value.
-    """
-
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
-    ) -> None:
-        self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
-        self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
-        self._series: dict[tuple[str, ...], list[float]] = {}
-        """Series by label values: a count for each bucket, and the sum of all amounts."""
-        if not labels:
-            self.show()
-        registry.register(self)
-
-    def show(self, *values: str) -> None:
-        """Creates the series with the label values ``values``, with all counts 0."""
-        self._series[values] = [*(0 for _ in self._names), 0.0]
-
-    def observe(self, amount: float, *values: str) -> None:
-        """Adds to the series with these label values. Creates a missing series."""
-        if values not in self._series:
-            self.show(*values)
-        series = self._series[values]
-        series[bisect_left(self._bounds, amount)] += 1
-        series[-1] += amount
-
-    def collect(self) -> Iterator[Metric]:
-        """Exports the current histogram, with cumulative bucket counts."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, (*counts, total) in self._series.items():
-            family.add_metric(values, list(zip(self._names, accumulate(counts), strict=True)), total)
-        yield family
-
-
-class GenerationMetrics(Collector):
+class GenerationMetrics(_Group):
     """Metrics of text generation. Callers add to ``prompt_tokens`` and ``generated_tokens``."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self._running = 0
         self._ended = dict.fromkeys(ENDINGS, 0)
-        registry.register(self)
+        self._sources.append(self._own)
         name, text = "time_to_first_token", "Time from a request's arrival to the first new token of any of its texts."
-        self.first_token = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, FIRST_TOKEN_SECONDS)
+        self.first_token = self._histogram(f"hf_transformer_{name}_seconds", text, bounds=FIRST_TOKEN_SECONDS)
         name, text = "time_per_output_token", "Mean time between the new tokens of a complete text."
-        self.per_token = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
+        self.per_token = self._histogram(f"hf_transformer_{name}_seconds", text, bounds=PER_TOKEN_SECONDS)
         name, text = "inter_token", "Time between two of the model's responses with new tokens of a text."
-        self.inter_token = LightHistogram(registry, f"hf_transformer_{name}_seconds", text, PER_TOKEN_SECONDS)
+        self.inter_token = self._histogram(f"hf_transformer_{name}_seconds", text, bounds=PER_TOKEN_SECONDS)
 
     def begin(self) -> None:
         """Counts the start of a generation."""
@@ -297,17 +297,11 @@ class GenerationMetrics(Collector):
         self._running -= 1
         self._ended[ending] += 1
 
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("hf_transformer_prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
-        text = "New tokens of generated texts."
-        yield CounterMetricFamily("hf_transformer_generated_tokens", text, self.generated_tokens)
-        yield GaugeMetricFamily("hf_transformer_generations_in_flight", "Texts being generated.", self._running)
-        ended = CounterMetricFamily(
-            "hf_transformer_generations", "Ended generations by finish reason.", labels=["finish"]
-        )
-        for ending, count in self._ended.items():
-            ended.add_metric([ending], count)
-        yield ended
+    def _own(self) -> Iterator[Family]:
+        yield _family("prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
+        yield _family("generated_tokens", "New tokens of generated texts.", self.generated_tokens)
+        yield _family("generations_in_flight", "Texts being generated.", self._running, "gauge")
+        yield _by_label("generations", "Ended generations by finish reason.", "finish", self._ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,31 +321,31 @@ class SharedMemoryUse:
     batches: Mapping[str, int]
 
 
-class _LogCollector(Collector):
-    """Exports the number of dropped log lines."""
-
-    def collect(self) -> Iterator[Metric]:
-        text = "Lost lines of the log: its reader is too slow, or writing fails."
-        yield CounterMetricFamily("hf_transformer_lost_log_lines", text, lost_lines())
+def _process() -> Iterator[Family]:
+    for metric in PROCESS.collect():
+        value = metric.samples[0].value
+        yield Family(metric.name, metric.documentation, metric.type, (), (), {(): [value]})
 
 
-class _SharedMemoryCollector(Collector):
-    """Exports the metrics of SharedMemoryUse."""
+def _log() -> Iterator[Family]:
+    yield _family("lost_log_lines", "Lost lines of the log: its reader is too slow, or writing fails.", lost_lines())
 
-    def __init__(self, use: Callable[[], SharedMemoryUse]) -> None:
-        self._use = use
 
-    def collect(self) -> Iterator[Metric]:
-        name, use = "hf_transformer_shared_memory", self._use()
-        text = "1 while our shared memory is registered with the predictor, else 0: outputs are sent inline."
-        yield GaugeMetricFamily(f"{name}_registered", text, int(use.registered))
-        slots = GaugeMetricFamily(f"{name}_slots", "Slots of shared memory by state.", labels=["state"])
-        room = GaugeMetricFamily(f"{name}_bytes", "Bytes of shared memory by state.", labels=["state"])
-        batches = CounterMetricFamily(f"{name}_batches", "Batches with large outputs by transfer.", labels=["transfer"])
-        for family, values in ((slots, use.slots), (room, use.bytes), (batches, use.batches)):
-            for label, value in values.items():
-                family.add_metric([label], value)
-            yield family
+def _shared_memory(use: SharedMemoryUse) -> Iterator[Family]:
+    text = "1 while our shared memory is registered with the predictor, else 0: outputs are sent inline."
+    yield _family("shared_memory_registered", text, use.registered, "gauge")
+    yield _by_label("shared_memory_slots", "Slots of shared memory by state.", "state", use.slots, "gauge")
+    yield _by_label("shared_memory_bytes", "Bytes of shared memory by state.", "state", use.bytes, "gauge")
+    yield _by_label("shared_memory_batches", "Batches with large outputs by transfer.", "transfer", use.batches)
+
+
+def _family(name: str, text: str, value: float, kind: str = "counter") -> Family:
+    return Family(f"hf_transformer_{name}", text, kind, (), (), {(): [float(value)]})
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float], kind: str = "counter") -> Family:
+    series: dict[tuple[str, ...], list[float]] = {(key,): [value] for key, value in values.items()}
+    return Family(f"hf_transformer_{name}", text, kind, (label,), (), series)
 
 
 def _versions() -> dict[str, str]:

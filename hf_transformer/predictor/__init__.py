@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport, parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
@@ -55,7 +55,7 @@ def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
 def open_predictor(
     protocol: str,
     settings: PredictorSettings,
-    metrics: Metrics,
+    metrics: ModelMetrics,
     *,
     connections: Connections | None = None,
     retries: int = 0,

@@ -27,7 +27,7 @@ from typing import Any, Never, TypeVar
 from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
 from hf_transformer.types.tensors import ModelSpec
@@ -72,7 +72,7 @@ class Resilience(Predictor):
         inner: Predictor,
         address: str,
         timeout: float,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         *,
         retries: int = 0,
         retry_budget: float = 0.1,

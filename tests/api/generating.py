@@ -103,7 +103,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of()
-        self.metrics = Metrics("gpt2")
+        self.metrics = Metrics()
         self.generators: list[ScriptedGenerator] = []
         self.predictor = ScriptedPredictor()
         self.executor = ThreadPoolExecutor(1)
@@ -114,7 +114,7 @@ class Bench:
             self.made_task,
             cast(Predictor, self.predictor),
             self.build,
-            self.metrics,
+            self.metrics.of("gpt2"),
             chat_template=template_of(self.tokenizer, self.template) if self.chats else None,
         )
         self.service = Service(
@@ -140,7 +140,12 @@ class Bench:
 
     def pipeline(self, generator: Generator) -> GenerationPipeline:
         return pipeline_of(
-            self.tokenizer, generator, self.executor, task=self.made_task, max_length=256, metrics=self.metrics
+            self.tokenizer,
+            generator,
+            self.executor,
+            task=self.made_task,
+            max_length=256,
+            metrics=self.metrics.of("gpt2"),
         )
 
     def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
@@ -159,8 +164,11 @@ class Bench:
         yield Step(finish="length" if count < len(ids) else "stop")
 
     def requests(self, api: str, status: int) -> float:
-        """The number of requests counted with this API and status."""
-        return self.metric(f'hf_transformer_requests_total{{api="{api}",status="{status}"}}')
+        """The number of requests counted with this API and status, of the model and of none."""
+        return sum(
+            self.metric(f'hf_transformer_requests_total{{api="{api}",model_name="{model}",status="{status}"}}')
+            for model in ("", "gpt2")
+        )
 
     @property
     def in_flight(self) -> float:

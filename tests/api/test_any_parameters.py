@@ -88,7 +88,7 @@ class Declared(Bench):
                 self.tokenizer,
                 settings(max_length=256, pad_id=1),
                 executor=self.executor,
-                metrics=self.metrics,
+                metrics=self.metrics.of("gpt2"),
             )
         )
 

@@ -30,7 +30,7 @@ class Work:
 
     def __init__(self, *, server_timing: bool = True) -> None:
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.metrics = Metrics("model")
+        self.metrics = Metrics()
         self.admission = Admission(1, 100, self.metrics)
         self.service = Service(
             Models([]),
@@ -145,7 +145,7 @@ BODY = b'{"instances": ["a"]}'
 
 
 def admission_of(max_bytes: int = 2**20) -> tuple[Admission, Metrics]:
-    metrics = Metrics("m")
+    metrics = Metrics()
     return Admission(10, 1000, metrics, max_bytes), metrics
 
 

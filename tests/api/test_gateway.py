@@ -49,7 +49,7 @@ async def answered(request: Request) -> Response:
     return Response(200, request.id.encode(), [])
 
 
-GATEWAY = Gateway(Router([], []), answered, (), lambda path: error_json, Metrics("m"), GatewaySettings())
+GATEWAY = Gateway(Router([], []), answered, (), lambda path: error_json, Metrics(), GatewaySettings())
 
 
 async def ids(client_id: str | None) -> tuple[str, str]:
@@ -167,7 +167,7 @@ def test_keys_are_reloaded_and_kept_while_the_file_is_invalid(
 async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
     model = ScriptedModel()
     model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
-    async with client_of(application(service_of(model, Metrics(model.name)), GatewaySettings(keys=keys))) as client:
+    async with client_of(application(service_of(model, Metrics()), GatewaySettings(keys=keys))) as client:
         key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
         # Other values of these headers may be keys of another service: they are not forwarded either.
         others = {"authorization": "Bearer other", "x-api-key": "other", "api-key": "other"}
@@ -338,7 +338,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 def gateway(format: str, handler: Handler = answer) -> Gateway:
     settings = GatewaySettings(access_log=format)
-    return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics("m"), settings)
+    return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics(), settings)
 
 
 async def request(format: str, handler: Handler = answer, **scope: Any) -> tuple[int, dict[str, str], bytes]:

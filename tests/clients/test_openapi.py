@@ -52,7 +52,7 @@ negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415]
 """
 """schemathesis does not count 413 as a refusal. A 504 is right where a request itself asks for a microsecond's timeout;
 that the predictor gave no other one is looked up in its metrics."""
-PREDICTOR_TIMEOUTS = re.compile(r'hf_transformer_predictor_errors_total\{kind="timeout"\} (\d+)')
+PREDICTOR_TIMEOUTS = re.compile(r'hf_transformer_predictor_errors_total\{kind="timeout",model_name="\w+"\} (\d+)')
 EXAMPLES = 25
 """Requests per operation that are made at random; more come from the limits and types in the schemas."""
 CASES = 1000
@@ -60,7 +60,7 @@ CASES = 1000
 SUCCESSES = 20
 """At least, for each API that the task has: requests that get no further than the first check prove little."""
 SECONDS = 300
-COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",status="(\d+)"\} (\d+)')
+COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",model_name="\w*",status="(\d+)"\} (\d+)')
 
 
 def run(service: Service, folder: Path) -> dict[str, Any]:
@@ -85,7 +85,11 @@ def run(service: Service, folder: Path) -> dict[str, Any]:
 def successes(service: Service) -> dict[str, int]:
     """Requests that were answered with 200, by API."""
     found = COUNTER.findall(service.client.get("/metrics").text)
-    return {api: int(count) for api, status, count in found if status == "200"}
+    counts: dict[str, int] = {}
+    for api, status, count in found:
+        if status == "200":
+            counts[api] = counts.get(api, 0) + int(count)
+    return counts
 
 
 @pytest.mark.parametrize("task", RUNS)

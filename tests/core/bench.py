@@ -68,10 +68,10 @@ class Bench:
         limit: ConcurrencyLimit | None = None,
     ) -> None:
         self.predictor = predictor or ScriptedPredictor()
-        self.metrics = Metrics("bert")
+        self.metrics = Metrics()
         self.builder = builder or EncodingBatchBuilder(signature, PaddingPolicy(0, left=False))
         self.scheduler = Scheduler(
-            self.predictor, self.builder, settings, executor=executor, metrics=self.metrics, limit=limit
+            self.predictor, self.builder, settings, executor=executor, metrics=self.metrics.of("bert"), limit=limit
         )
 
     async def send(self, *first: int, length: int = 3, **options: Any) -> asyncio.Task[list[Any]]:

@@ -256,7 +256,7 @@ async def test_a_batch_is_limited_by_the_way_of_its_outputs(flag: int | None, in
     tokens = 2**20 // (4 * vocabulary)  # with 1 MiB of outputs
     predictor = Sharing(0)
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(options, loaded, predictor, Metrics("bert"), executor)
+        build = PipelineBuilder(options, loaded, predictor, Metrics().of("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 64))
     assert isinstance(pipeline, PredictivePipeline)
     limits = pipeline._scheduler._builder.limits(text(tokens))

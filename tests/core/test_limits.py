@@ -21,7 +21,7 @@ def entered(admission: Admission, size: int) -> AdmissionTicket:
 
 
 def test_tokens_are_estimated_from_the_bytes_until_they_are_counted() -> None:
-    admission = Admission(10, 1000, Metrics("bert"))
+    admission = Admission(10, 1000, Metrics())
     ticket = entered(admission, 40)
     assert admission.tokens == 40 // BYTES_PER_TOKEN + 1
     for characters in (400, 4):  # texts of several pairs raise the estimate
@@ -32,13 +32,13 @@ def test_tokens_are_estimated_from_the_bytes_until_they_are_counted() -> None:
     for _ in range(2):
         ticket.leave()
         assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
-    large = Admission(10, 1000, Metrics("bert"), max_bytes=2**30)
+    large = Admission(10, 1000, Metrics(), max_bytes=2**30)
     assert entered(large, 2**30).tokens == 1000 // MAX_ESTIMATE_SHARE
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
 def test_small_and_large_requests_are_refused_alike(size: int) -> None:
-    metrics = Metrics("bert")
+    metrics = Metrics()
     admission = Admission(10, 1000, metrics)
     first = entered(admission, 100)
     first.charge(999)
@@ -60,7 +60,7 @@ def test_small_and_large_requests_are_refused_alike(size: int) -> None:
 
 
 def test_requests_and_bytes_are_counted_too() -> None:
-    metrics = Metrics("bert")
+    metrics = Metrics()
     admission = Admission(1, 1000, metrics, max_bytes=100)
     with entered(admission, 90), pytest.raises(TooManyRequests, match="1 requests are in flight"):
         assert b"hf_transformer_requests_in_flight 1.0" in metrics.render()
@@ -83,7 +83,7 @@ class Cycle:
 
 
 def test_garbage_is_collected_by_the_bytes_of_finished_requests() -> None:
-    admission = Admission(10, 1000, Metrics("bert"), collect_after=1000)
+    admission = Admission(10, 1000, Metrics(), collect_after=1000)
     gc.disable()
     try:
         left = weakref.ref(Cycle())

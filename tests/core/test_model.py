@@ -100,13 +100,13 @@ class Bench:
         self.trials = 0
         self.pipelines: list[ScriptedPipeline] = []
         self.callbacks: tuple[Any, ...] = ()
-        self.metrics = Metrics("m")
+        self.metrics = Metrics()
         self.model = GenerativeModel(
             "m",
             cast(Any, SimpleNamespace(name="t", fields=(), tensor_specs=())),
             self.predictor,
             self.build,
-            self.metrics,
+            self.metrics.of("m"),
             checks=CheckSettings(check_health, interval, 0.001, 0.001, 0.001, timeout),
         )
 

@@ -86,7 +86,9 @@ class Bench:
             Ids(TaskSettings({}, self.tokenizer)),
             self.tokenizer,
             self.scheduling.scheduler,
-            PipelineOptions(executor, LIMITS, self.metrics, lambda texts, context: self.logged.append(list(texts))),
+            PipelineOptions(
+                executor, LIMITS, self.metrics.of("bert"), lambda texts, context: self.logged.append(list(texts))
+            ),
         )
         self.context = Context("id", {})
 
@@ -195,7 +197,7 @@ async def test_a_trial_sends_id_0_if_the_vocabulary_has_no_words_of_its_text(tmp
     spec = ModelSpec("genes", "1", (TensorSpec("input_ids", "INT64", (-1,)),), (TensorSpec("logits", "FP32", (2,)),), 8)
     predictor = ScriptedPredictor()
     with ThreadPoolExecutor(1) as executor:
-        built = PipelineBuilder(options, load_model(options), predictor, Metrics("genes"), executor)(spec)
+        built = PipelineBuilder(options, load_model(options), predictor, Metrics().of("genes"), executor)(spec)
         trial = asyncio.create_task(built.trial())
         async with asyncio.timeout(20):
             while not predictor.calls:  # noqa: ASYNC110 - no event
@@ -211,7 +213,7 @@ async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit()
     ids = TensorSpec("input_ids", "INT64", (-1,))
     logits = TensorSpec("logits", "FP32", (-1, loaded.tokenizer.vocab_size))
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics("bert"), executor)
+        build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics().of("bert"), executor)
         pipelines = [
             build(ModelSpec("bert", "1", (ids,), (logits,), rows, instances=instances))
             for rows, instances in ((8, 1), (16, 3))

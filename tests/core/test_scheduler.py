@@ -57,9 +57,10 @@ async def test_batches_are_counted_and_have_the_sizes_of_outputs_that_are_known(
     async with bench(MASKED) as b:
         await b.answer_all(await b.send(1), await b.send(2, length=4), await b.send(3, length=3))
         shown = b.metrics.render().decode()
-    assert 'hf_transformer_batch_tokens_total{kind="real"} 10.0' in shown
-    assert 'hf_transformer_batch_tokens_total{kind="padding"} 1.0' in shown
-    assert "hf_transformer_batch_instances_count 2.0" in shown and "hf_transformer_batch_instances_sum 3.0" in shown
+    assert 'hf_transformer_batch_tokens_total{kind="real",model_name="bert"} 10.0' in shown
+    assert 'hf_transformer_batch_tokens_total{kind="padding",model_name="bert"} 1.0' in shown
+    assert 'hf_transformer_batch_instances_count{model_name="bert"} 2.0' in shown
+    assert 'hf_transformer_batch_instances_sum{model_name="bert"} 3.0' in shown
     free = replace(SIGNATURE, outputs=(replace(LOGITS, sizes=(-1, -1)),))
     for signature, sizes in ((SIGNATURE, {"logits": 2 * 5 * 4}), (free, {})):
         async with bench(signature) as b:
@@ -231,7 +232,9 @@ async def test_an_instance_that_can_not_be_decoded_fails_its_own_request_alone()
             with pytest.raises(error):
                 await task
         # Once for the call that all of them shared.
-        assert 'hf_transformer_predictor_errors_total{kind="error"} 1.0' in b.metrics.render().decode()
+        assert (
+            'hf_transformer_predictor_errors_total{kind="error",model_name="bert"} 1.0' in b.metrics.render().decode()
+        )
 
 
 async def test_a_batch_that_the_model_refuses_is_sent_again_by_request() -> None:

@@ -85,7 +85,7 @@ def pipeline_of(
     """A pipeline with small limits; ``options`` override its arguments."""
     generator_settings = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
     timeout = options.pop("timeout", 30.0)
-    shared = PipelineOptions(executor, **{"limits": LIMITS, "metrics": Metrics("m"), **options})
+    shared = PipelineOptions(executor, **{"limits": LIMITS, "metrics": Metrics().of("m"), **options})
     task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
     return GenerationPipeline(task, tokenizer, generator, generator_settings, shared, timeout=timeout)
 

@@ -134,7 +134,7 @@ def test_pad_to_multiple_of_is_refused_for_token_and_text_models(
 ) -> None:
     with pytest.raises(ContractError, match=f"--pad_to_multiple_of=8: a {kind} model takes unpadded .* expected 1, or"):
         make_generator(
-            spec, ScriptedLLM(), gpt2, settings(pad_to_multiple_of=8), executor=executor, metrics=Metrics("m")
+            spec, ScriptedLLM(), gpt2, settings(pad_to_multiple_of=8), executor=executor, metrics=Metrics().of("m")
         )
 
 
@@ -179,7 +179,7 @@ async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipel
     """Builds a pipeline for each of a model's versions."""
     settings, pipelines = options(*flags), []
     with ThreadPoolExecutor(1) as executor:
-        build = PipelineBuilder(settings, load_model(settings), ScriptedLLM(), Metrics("m"), executor)
+        build = PipelineBuilder(settings, load_model(settings), ScriptedLLM(), Metrics().of("m"), executor)
         for spec in specs:
             pipeline = build(spec)
             assert isinstance(pipeline, GenerationPipeline)

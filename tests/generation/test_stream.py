@@ -289,8 +289,8 @@ async def test_the_earlier_deadline_ends_a_waiting_stream(
 
 @CHOICES
 async def test_the_deadline_ends_an_unread_stream(harness: PipelineHarness, choices: int) -> None:
-    generator, metrics = endless(), Metrics("m")
-    async with harness.streaming(generator, choices, timeout=0.05, metrics=metrics) as running:
+    generator, metrics = endless(), Metrics()
+    async with harness.streaming(generator, choices, timeout=0.05, metrics=metrics.of("m")) as running:
         await anext(running)
         async with asyncio.timeout(20):
             while generator.running:  # noqa: ASYNC110 - nothing tells of a change
@@ -298,7 +298,8 @@ async def test_the_deadline_ends_an_unread_stream(harness: PipelineHarness, choi
         for _ in range(2):
             with pytest.raises(CallersDeadline, match="did not read the text in"):
                 await anext(running)
-    assert f'hf_transformer_generations_total{{finish="abandoned"}} {choices}.0' in metrics.render().decode()
+    line = f'hf_transformer_generations_total{{finish="abandoned",model_name="m"}} {choices}.0'
+    assert line in metrics.render().decode()
     assert harness.called == [], "the predictor did not fail"
 
 
@@ -329,7 +330,7 @@ async def test_a_cancellation_at_the_deadline_is_kept(harness: PipelineHarness) 
 
 
 async def test_new_tokens_are_charged_to_admission(harness: PipelineHarness) -> None:
-    admission = Admission(10, 1000, Metrics("m"))
+    admission = Admission(10, 1000, Metrics())
     with AdmissionTicket(admission) as ticket:
         ticket.enter()
         async with await harness.pipeline(endless()).start(asking(), context(ticket=ticket)) as generation:
@@ -342,40 +343,41 @@ async def test_new_tokens_are_charged_to_admission(harness: PipelineHarness) -> 
 
 
 async def test_text_is_charged_by_its_length_until_it_is_tokenized(harness: PipelineHarness) -> None:
-    metrics, gate = Metrics("m"), asyncio.Semaphore(0)
+    metrics, gate = Metrics(), asyncio.Semaphore(0)
     admission, charged = Admission(10, 1000, metrics), list[int]()
     generator = ScriptedGenerator(lambda *_: [*[Step(text=" the capital")] * 9, Step(finish="stop")], wait=gate.acquire)
     with AdmissionTicket(admission) as ticket:
         ticket.enter()
-        pipeline = harness.pipeline(generator, metrics=metrics)
+        counts = metrics.of("m")
+        pipeline = harness.pipeline(generator, metrics=counts)
         async with await pipeline.start(asking(), context(ticket=ticket)) as generation:
             while not charged or generation.completion_tokens == 0:
-                assert metrics.generation.generated_tokens == 0, "a counter must not decrease"
+                assert counts.generation.generated_tokens == 0, "a counter must not decrease"
                 gate.release()
                 await anext(generation)
                 charged.append(admission.tokens - generation.prompt_tokens)
         assert charged[:9] == [12 * count // 4 for count in range(1, 10)]
         expected = len(harness.ids(" the capital" * 9))
-        assert charged[9] == generation.completion_tokens == metrics.generation.generated_tokens == expected
+        assert charged[9] == generation.completion_tokens == counts.generation.generated_tokens == expected
 
 
 async def test_metrics_count_tokens_and_finish_reasons(harness: PipelineHarness) -> None:
-    metrics = Metrics("m")
-    await harness.read(harness.saying(" a b c"), asking(n=2), metrics=metrics)
-    async with harness.streaming(endless(), metrics=metrics) as running:
+    metrics = Metrics()
+    await harness.read(harness.saying(" a b c"), asking(n=2), metrics=metrics.of("m"))
+    async with harness.streaming(endless(), metrics=metrics.of("m")) as running:
         await anext(running)
-        assert "hf_transformer_generations_in_flight 1.0" in metrics.render().decode()
+        assert 'hf_transformer_generations_in_flight{model_name="m"} 1.0' in metrics.render().decode()
     with pytest.raises(PredictorError):
-        await harness.read(ScriptedGenerator(lambda *_: []), asking(), metrics=metrics)
+        await harness.read(ScriptedGenerator(lambda *_: []), asking(), metrics=metrics.of("m"))
     text = metrics.render().decode()
     prompt, new = len(harness.ids(PROMPT)), 2 * len(harness.ids(" a b c"))
-    assert f"hf_transformer_prompt_tokens_total {3 * prompt}.0" in text
-    assert f"hf_transformer_generated_tokens_total {new + running.completion_tokens}.0" in text
-    assert "hf_transformer_generations_in_flight 0.0" in text
+    assert f'hf_transformer_prompt_tokens_total{{model_name="m"}} {3 * prompt}.0' in text
+    assert f'hf_transformer_generated_tokens_total{{model_name="m"}} {new + running.completion_tokens}.0' in text
+    assert 'hf_transformer_generations_in_flight{model_name="m"} 0.0' in text
     for finish, count in (("stop", 2), ("length", 0), ("abandoned", 1), ("error", 1)):
-        assert f'hf_transformer_generations_total{{finish="{finish}"}} {count}.0' in text
-    assert "hf_transformer_time_to_first_token_seconds_count 2.0" in text
-    assert "hf_transformer_time_per_output_token_seconds_count 2.0" in text
+        assert f'hf_transformer_generations_total{{finish="{finish}",model_name="m"}} {count}.0' in text
+    assert 'hf_transformer_time_to_first_token_seconds_count{model_name="m"} 2.0' in text
+    assert 'hf_transformer_time_per_output_token_seconds_count{model_name="m"} 2.0' in text
 
 
 @pytest.mark.parametrize(
@@ -389,6 +391,7 @@ async def test_metrics_count_tokens_and_finish_reasons(harness: PipelineHarness)
     ids=["text that comes", "text at once", "ids at once", "ids that come"],
 )
 async def test_time_per_token_needs_several_steps(harness: PipelineHarness, script: list[Step], observed: int) -> None:
-    metrics = Metrics("m")
-    await harness.read(ScriptedGenerator(lambda *_: script), asking(), metrics=metrics)
-    assert f"hf_transformer_time_per_output_token_seconds_count {observed}.0" in metrics.render().decode()
+    metrics = Metrics()
+    await harness.read(ScriptedGenerator(lambda *_: script), asking(), metrics=metrics.of("m"))
+    line = f'hf_transformer_time_per_output_token_seconds_count{{model_name="m"}} {observed}.0'
+    assert line in metrics.render().decode()

@@ -280,7 +280,7 @@ async def generator(
     made = TinyPredictor(variant)
     with ThreadPoolExecutor(2) as executor:
         own = replace(SETTINGS, scheduling=scheduling, **{"concurrency_limit": ConcurrencyLimit(0), **more})
-        yield LogitsGenerator(variant.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
+        yield LogitsGenerator(variant.spec, made, vocabulary(), own, executor=executor, metrics=Metrics().of("m")), made
 
 
 def vocabulary(size: int = VOCABULARY) -> Any:

@@ -86,7 +86,7 @@ def test_who_has_an_answer_finds_it_in_the_metrics(serve: Serve) -> None:
     service = serve("bert")
     service.predict([FRANCE])  # from then on the counter of requests is shown
     names = [f'request_{one}_seconds_count{{model_name="bert"}}' for one in ("preprocess", "predict", "postprocess")]
-    names.append('hf_transformer_requests_total{api="v1",status="200"}')
+    names.append('hf_transformer_requests_total{api="v1",model_name="bert",status="200"}')
     predictions, metrics = (http.client.HTTPConnection(HOST, service.port, timeout=60) for _ in range(2))
 
     def counts() -> list[float]:

@@ -32,7 +32,7 @@ async def test_every_layer_passes_calls_to_the_transport(
     transport.streams_json = True
     monkeypatch.setattr(predictor, "open_transport", lambda protocol, settings: transport)
     sizes = replace(settings("triton:8000"), timeout=0.2, shared_memory_bytes=shared, shared_memory_min_bytes=2**10)
-    async with open_predictor("v2", sizes, Metrics("m"), retries=3, circuit_failures=1) as opened:
+    async with open_predictor("v2", sizes, Metrics().of("m"), retries=3, circuit_failures=1) as opened:
         assert (await opened.model_spec(), await opened.model_ready()) == (SPEC, False)
         assert opened.streams_json and not opened.shares(1024)
         ids = Tensor("input_ids", "INT64", np.array([5]))
@@ -89,7 +89,7 @@ def test_bad_addresses_are_config_errors(host: str) -> None:
         parse_address(settings(host))
     for protocol in ("v2", "grpc-v2"):
         with pytest.raises(ConfigError, match=r"^predictor_host is "):
-            open_predictor(protocol, settings(host), Metrics("m"))
+            open_predictor(protocol, settings(host), Metrics().of("m"))
 
 
 def test_headers_of_the_connection_and_invalid_headers_are_not_forwarded() -> None:

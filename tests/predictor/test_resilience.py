@@ -52,12 +52,12 @@ class Rig:
         self.asleep = asleep or failures > 0
         self.wake = asyncio.Semaphore(0)
         self.now = 0.0
-        self.metrics = Metrics("m")
+        self.metrics = Metrics()
         self.predictor = Resilience(
             self.inner,
             "triton:8000",
             timeout,
-            self.metrics,
+            self.metrics.of("m"),
             retries=retries,
             retry_budget=budget,
             circuit_failures=failures,
@@ -114,12 +114,13 @@ class Rig:
     def calls(self) -> int:
         return self.inner.events.count("infer")
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, labels: str = "") -> float:
+        start = f'hf_transformer_predictor_{name}{{{labels}model_name="m"}} '
         lines = self.metrics.render().decode().splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"hf_transformer_predictor_{name} "))
+        return next(float(line.split()[1]) for line in lines if line.startswith(start))
 
     def errors(self, kind: str) -> float:
-        return self.metric(f'errors_total{{kind="{kind}"}}')
+        return self.metric("errors_total", f'kind="{kind}",')
 
 
 # Timeout

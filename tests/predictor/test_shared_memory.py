@@ -109,10 +109,10 @@ def shared(tmp_path: Path) -> Shared:
 
 
 async def test_large_outputs_are_read_from_shared_memory(shared: Shared) -> None:
-    metrics = Metrics("m")
-    metrics.watch_shared_memory(shared.predictor.use)
+    metrics = Metrics()
+    metrics.of("m").watch_shared_memory(shared.predictor.use)
     async with shared.predictor as predictor:
-        assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
+        assert b'hf_transformer_shared_memory_registered{model_name="m"} 0.0' in metrics.render()
         (shared.folder / f"{PREFIX}dead").touch()
         await shared.registered()
         assert shared.files == shared.transport.registered, "leftovers are removed"
@@ -122,8 +122,13 @@ async def test_large_outputs_are_read_from_shared_memory(shared: Shared) -> None
         assert shared.batches("shared", "inline_full", "inline_unregistered", "inline_resent") == [2, 0, 1, 0]
         assert (shared.slots, shared.use.bytes["free"]) == ((0, 0), SIZE)
         samples = metrics.render().decode()
-    batches = ('batches_total{transfer="shared"} 2.0', 'batches_total{transfer="inline_unregistered"} 1.0')
-    for line in ("registered 1.0", 'slots{state="quarantined"} 0.0', f'bytes{{state="free"}} {float(SIZE)}', *batches):
+    for line in (
+        'registered{model_name="m"} 1.0',
+        'slots{model_name="m",state="quarantined"} 0.0',
+        f'bytes{{model_name="m",state="free"}} {float(SIZE)}',
+        'batches_total{model_name="m",transfer="shared"} 2.0',
+        'batches_total{model_name="m",transfer="inline_unregistered"} 1.0',
+    ):
         assert f"hf_transformer_shared_memory_{line}\n" in samples
     assert shared.files == [] and shared.transport.regions == {}
     assert shared.transport.events == ["open", *["released"] * 3, "close"]

@@ -50,7 +50,7 @@ async def served(protocol: str, mutual: bool = False) -> AsyncIterator[str]:
 
 def opened(host: str, protocol: str, environ: dict[str, str]) -> Predictor:
     flags = (f"--predictor_host=https://{host}", f"--predictor_protocol={protocol}")
-    return open_predictor(protocol, predictor_settings(parse_config(flags, environ)[0]), Metrics("m"))
+    return open_predictor(protocol, predictor_settings(parse_config(flags, environ)[0]), Metrics().of("m"))
 
 
 async def is_ready(host: str, protocol: str, environ: dict[str, str]) -> bool:
@@ -142,7 +142,7 @@ def test_certificates_of_a_file_and_a_folder_are_joined(tmp_path: Path) -> None:
 @PROTOCOL
 async def test_plain_text_to_a_tls_server_is_unavailable(protocol: str) -> None:
     async with served(protocol) as host:
-        async with open_predictor(protocol, PredictorSettings("m", host), Metrics("m")) as predictor:
+        async with open_predictor(protocol, PredictorSettings("m", host), Metrics().of("m")) as predictor:
             with pytest.raises(PredictorUnavailable):
                 await asyncio.wait_for(predictor.model_ready(), 30)
 
@@ -157,7 +157,7 @@ async def test_tls_to_a_plain_text_server_names_the_flags(protocol: str, answer:
 
     async with (
         scripted(script) as host,
-        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), Metrics("m")) as predictor,
+        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), Metrics().of("m")) as predictor,
     ):
         flags = r"\(--predictor_use_ssl or https:// in --predictor_host ask for TLS\)$"
         with pytest.raises(PredictorUnavailable, match=flags):

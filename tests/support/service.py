@@ -17,6 +17,8 @@ from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 GRPC_LISTENING = re.compile(r"listening on grpcs?://[\d.]+:(\d+)")
+MODEL = re.compile(r'\{model_name="[^"]*"\}|model_name="[^"]*",|,model_name="[^"]*"(?=\})')
+"""The label model_name of a sample, with what separates it from other labels."""
 START_SECONDS = 30.0
 """Timeout of a start, which takes about a second."""
 
@@ -92,12 +94,18 @@ class Service:
     def log(self) -> str:
         return self.process.output()
 
-    def metric(self, name: str) -> float:
-        """The value of one sample of /metrics, named with its labels."""
-        for line in self.client.get("/metrics").text.splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.rpartition(" ")[2])
-        raise AssertionError(f"/metrics has no {name}")
+    def metric(self, name: str, missing: float | None = None) -> float:
+        """The value of one sample of /metrics, named with its labels. ``missing`` is the value if there is none.
+
+        Without the label model_name, it is the sum over all models, and requests that chose none.
+        """
+        lines = self.client.get("/metrics").text
+        if "model_name=" not in name:
+            lines = MODEL.sub("", lines)
+        found = [line.rpartition(" ")[2] for line in lines.splitlines() if line.startswith(f"{name} ")]
+        if not found and missing is None:
+            raise AssertionError(f"/metrics has no {name}")
+        return sum(map(float, found)) if found else float(missing or 0)
 
     @property
     def resident_bytes(self) -> int:

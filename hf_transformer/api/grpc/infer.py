@@ -49,7 +49,7 @@ def measured(service: Service, context: Context, method: str) -> Iterator[None]:
         ensure_request_id(context)
         raise to_request_error(error, context) from None
     finally:
-        service.metrics.count_request("grpc", status, context.arrived)
+        service.metrics.count_request("grpc", status, context.arrived, context.served_name)
         if trace is not None and tracing is not None:
             tracing.end_grpc(trace, SERVICE, method, code.value[0], context if context.request_id else None)
 

@@ -61,7 +61,7 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
 
     def model_statistics(request: pb.ModelStatisticsRequest) -> Json:
         descriptions = [describe(request)] if request.name else ready_models(models)
-        return statistics(descriptions, service.metrics.totals())
+        return statistics(descriptions, service.metrics.totals_of)
 
     async def index(request: pb.RepositoryIndexRequest) -> Json:
         return {"models": await repository_index(models, only_ready=request.ready)}

@@ -53,7 +53,7 @@ async def server(subject: Subject) -> list[Finding]:
     settings = predictor_settings(subject.config)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
     subject.admin = admin = open_transport(subject.config.predictor_protocol, settings)
-    bounded = Resilience(admin, str(subject.address), settings.timeout, Metrics(settings.model_name))
+    bounded = Resilience(admin, str(subject.address), settings.timeout, Metrics().of(settings.model_name))
     subject.predictor = await subject.stack.enter_async_context(bounded)
     try:
         metadata = await admin.describe_server()
@@ -137,7 +137,7 @@ async def contract(subject: Subject) -> list[Finding]:
         subject.binding = binding
 
     config, executor = subject.config, subject.stack.enter_context(ThreadPoolExecutor(2))
-    metrics = Metrics(config.model_name)  # no server exposes these metrics
+    metrics = Metrics().of(config.model_name)  # no server exposes these metrics
     try:
         build = PipelineBuilder(config, subject.loaded, subject.predictor, metrics, executor, keep)
         subject.pipeline = pipeline = build(subject.spec)

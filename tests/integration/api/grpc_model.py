@@ -175,7 +175,7 @@ async def serving(
         service = target
     else:
         model = target if isinstance(target, ScriptedModel) else ScriptedModel(target)
-        service = service_of(model, Metrics(model.name), concurrent)
+        service = service_of(model, Metrics(), concurrent)
     port = settings.pop("port", 0) or free_ports(1)[0]
     server = GrpcServer(service, GrpcSettings(HOST, port, **settings), keys, log_format)
     async with server, channel_to(port) as channel:
@@ -220,7 +220,7 @@ async def read(stream: Any) -> Any:
 
 
 def count(status: int) -> str:
-    return f'hf_transformer_requests_total{{api="grpc",status="{status}"}}'
+    return f'hf_transformer_requests_total{{api="grpc",model_name="",status="{status}"}}'
 
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:

@@ -149,7 +149,7 @@ async def test_flags_configure_the_server() -> None:
     port = free_ports(1)[0]
     limits = ("--grpc_max_receive_message_length=2000", "--grpc_max_send_message_length=1000")
     settings = config(f"--host={HOST}", f"--grpc_port={port}", *limits)
-    service = service_of(ScriptedModel(), Metrics("bert"))
+    service = service_of(ScriptedModel(), Metrics())
     server = grpc_server(settings, service)
     assert server is not None
     async with server, channel_to(port) as channel:

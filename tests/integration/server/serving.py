@@ -138,7 +138,7 @@ async def serving(
 
 def _behind_gateway(app: Any, settings: GatewaySettings | None) -> AsgiApplication:
     others = partial(call_asgi, app)
-    gateway = Gateway(Router((), ()), others, (), lambda path: error_json, Metrics("m"), settings or GatewaySettings())
+    gateway = Gateway(Router((), ()), others, (), lambda path: error_json, Metrics(), settings or GatewaySettings())
     return AsgiApplication(gateway, app)
 
 

@@ -84,7 +84,7 @@ async def test_a_refused_host_is_named_with_the_flag_and_counted() -> None:
         refused = await client.response(with_host("evil.example", "/openai/v1/models"))
         assert "--allowed_hosts" in json.loads(refused.body)["error"]["message"]
         metrics = await client.response(with_host("localhost", "/metrics"))
-        assert b'hf_transformer_requests_total{api="hosts",status="400"} 3' in metrics.body
+        assert b'hf_transformer_requests_total{api="hosts",model_name="",status="400"} 3' in metrics.body
 
 
 async def test_probes_have_the_address_of_the_pod() -> None:
