@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.api.generating import Bench, bench
+from tests.api.generating import ServedModel, served_model
 
 
 @pytest.fixture
-async def made() -> AsyncIterator[Bench]:
+async def made() -> AsyncIterator[ServedModel]:
     """A served model that generates the default text."""
-    async with bench() as made:
+    async with served_model() as made:
         yield made

@@ -87,7 +87,7 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
 
 
 @dataclass
-class Bench:
+class ServedModel:
     """A served model that generates ``text`` token by token, and acquires ``gate`` before each token."""
 
     text: str = " paris."
@@ -171,7 +171,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Bench]:
+async def served_model(kind: type[ServedModel] = ServedModel, **options: Any) -> AsyncIterator[ServedModel]:
     made = kind(**options)
     assert await made.model.check_predictor() == ""
     try:
@@ -288,21 +288,21 @@ def counted(metrics: Metrics) -> dict[str, float]:
     return counts
 
 
-async def answer_of(made: Bench, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
+async def answer_of(made: ServedModel, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
     """The body of a response. Asserts the expected status."""
     status, found = await post(made, path, body, **headers)
     assert status == expected, found
     return found
 
 
-async def openai_error(made: Bench, path: str, body: Any, status: int) -> tuple[str, str | None]:
+async def openai_error(made: ServedModel, path: str, body: Any, status: int) -> tuple[str, str | None]:
     """The message and the ``param`` of an error in OpenAI's form."""
     error = (await answer_of(made, path, body, status))["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error["message"], error["param"]
 
 
-async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+async def post(made: ServedModel, path: str, body: Any, **headers: str) -> tuple[int, Any]:
     """The status and the body of a response: JSON, or a list of the JSON in each line or event."""
     async with Exchange(made.app, path, body, reads=True, scope=None, **headers) as exchange:
         status, head = await exchange.head()

@@ -28,7 +28,7 @@ from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types.http import Request, Response, Stream
-from tests.api.generating import PROMPT, Exchange, application, bench
+from tests.api.generating import PROMPT, Exchange, application, served_model
 from tests.api.plain_request import PlainRequest
 from tests.integration.api.grpc_model import ScriptedModel, service_of
 from tests.support.configuring import config, error
@@ -190,7 +190,7 @@ BODY = {"instances": [PROMPT]}
 @asynccontextmanager
 async def allowing(*origins: str, keys: ApiKeys | None = None) -> AsyncIterator[httpx.AsyncClient]:
     settings = GatewaySettings(origins=origins, keys=keys)
-    async with bench() as made, client_of(application(made.service, settings)) as client:
+    async with served_model() as made, client_of(application(made.service, settings)) as client:
         yield client
 
 

@@ -21,7 +21,7 @@ from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types.request import Context
-from tests.api.generating import bench
+from tests.api.generating import served_model
 from tests.integration.api.bare_grpc import bare_call
 from tests.integration.api.grpc_model import (
     IN_FLIGHT,
@@ -419,7 +419,7 @@ def pieces(prompt: Prompt, sampling: Sampling) -> Iterable[Step]:
 @pytest.mark.parametrize("following", ["none", "open", "another"])
 async def test_a_client_that_does_not_read_pieces_gets_deadline_exceeded(following: str) -> None:
     """Even if the stream also waits for a further request, or for the response to the next one."""
-    async with bench() as made, serving(made.service, patience=0.2) as server, asyncio.timeout(SECONDS):
+    async with served_model() as made, serving(made.service, patience=0.2) as server, asyncio.timeout(SECONDS):
         await made.model.require_ready()
         made.generator._script = pieces
         stream = server.stream()
