@@ -277,21 +277,6 @@ def test_the_answers_of_v1_over_grpc(serve: Serve, raw: bool) -> None:
         assert [json.loads(one) for one in values(response)] == service.predict([FRANCE], parameters)
 
 
-def test_a_stream_over_grpc(serve: Serve) -> None:
-    texts = [FRANCE, "no mask", ITALY] * 30
-    requests = [request("bert", {"text": [text]}, id=str(number)) for number, text in enumerate(texts)]
-    requests[0].parameters["triton_enable_empty_final_response"].bool_param = True
-    with stub(serve("bert")) as calls:
-        answers = list(calls.ModelStreamInfer(iter(requests)))
-    assert [one.infer_response.id for one in answers] == [str(number) for number in range(90)]
-    assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in answers)
-    for text, one in zip(texts, answers, strict=True):
-        if text == "no mask":
-            assert "instances[0]: expected at least one [MASK]" in one.error_message
-        else:
-            assert (one.error_message, values(one.infer_response)) == ("", ["paris" if text == FRANCE else "rome"])
-
-
 def test_the_id_of_a_grpc_request_is_kept_and_the_request_counted(serve: Serve) -> None:
     service, counter = serve("bert"), 'hf_transformer_requests_total{api="grpc",status="200"}'
     asked = {"text": [FRANCE]}
@@ -412,46 +397,6 @@ def test_a_cloudevent_in_structured_mode_is_answered_as_one(
         "type": "io.kserve.inference.response",
         "data": {"predictions": ["paris"]},
     }
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"specversion": None}, "specversion: expected a non-empty string, ... got null"),
-        ({"specversion": "0.3"}, "specversion: expected \"1.0\", got '0.3'"),
-        ({"id": ""}, "id: ... got an empty string"),
-        ({"source": 1}, "source: ... got a number"),
-        ({"type": ...}, "type: ... got nothing"),
-        ({"data": ...}, "data: expected data or data_base64, got neither"),
-        ({"data_base64": ""}, "data: expected data or data_base64, got both"),
-        ({"data": "a text"}, 'data: expected an object with "instances", got a string'),
-        ({"data": {"instances": []}}, "instances: expected at least one"),
-        ({"data": {"instances": ["no mask"]}}, "instances[0]: ...[MASK]"),
-        ({"data": ..., "data_base64": {}}, "data_base64: expected JSON in base64 ... got an empty object"),
-        ({"data": ..., "data_base64": "%%%%"}, "data_base64: expected JSON in base64 ... another string"),
-        ({"data": ..., "data_base64": "ä"}, "data_base64: expected JSON in base64 ... another string"),
-        ({"data": ..., "data_base64": "AAAA"}, "data_base64: expected JSON in UTF-8"),
-        ({"data": ..., "data_base64": "W10="}, 'data_base64: expected an object with "instances"'),
-    ],
-    ids=[
-        *("null", "old-version", "empty-id", "number", "no-type", "no-data", "two-data", "text", "no-instances"),
-        *("no-mask", "object", "no-base64", "no-ascii", "no-json", "list"),
-    ],
-)
-def test_what_is_no_cloudevent_is_refused(serve: Serve, change: dict[str, Any], says: str) -> None:
-    event = {**EVENT, "data": {"instances": [FRANCE]}, **change}
-    event = {name: value for name, value in event.items() if value is not ...}
-    message = message_of(serve("bert").post(event, headers={"content-type": STRUCTURED}))
-    start, *parts = says.split("...")
-    assert message.startswith(start) and all(part.strip() in message for part in parts), message
-
-
-def test_other_forms_of_cloudevents_are_refused(serve: Serve) -> None:
-    service, event = serve("bert"), {**EVENT, "data": {"instances": [FRANCE]}}
-    for form in ("application/cloudevents-batch+json", "application/cloudevents+avro", "application/cloudevents"):
-        refusal = message_of(service.post([event], headers={"content-type": form}), 415)
-        assert form in refusal and f"expected {STRUCTURED}" in refusal
-    assert "an object, got a list" in message_of(service.post([event], headers={"content-type": STRUCTURED}))
 
 
 def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> None:
