@@ -148,7 +148,9 @@ def test_clients_that_leave_give_their_place_back_and_others_are_refused_meanwhi
         ("fault_nan", "grpc-v2", 502, "NaN"),
     ],
 )
-def test_a_predictor_that_fails(serve: Serve, model: str, protocol: str, status: int, says: str) -> None:
+def test_a_failing_predictor_has_one_status_in_every_api(
+    serve: Serve, model: str, protocol: str, status: int, says: str
+) -> None:
     flags = ("--predictor_request_timeout_seconds=0.3",) if model == "fault_slow" else ()
     service = serve(model, protocol, *flags)
     with ThreadPoolExecutor(3) as others:
@@ -167,7 +169,7 @@ def test_a_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve) -> N
     assert service.metric("hf_transformer_predictor_circuit_open") == 0
 
 
-def test_a_model_that_the_predictor_does_not_know(serve: Serve) -> None:
+def test_a_model_that_the_predictor_does_not_know_is_503_and_unavailable(serve: Serve) -> None:
     service = serve("absent", "grpc-v2", ready=False)
     assert poll(lambda: "absent" in service.post(BODY).json()["error"], 10.0)
     for api in ("v1", "v2", "grpc"):
@@ -195,7 +197,7 @@ WAITING: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_no_predictor(serve: Serve) -> None:
+def test_without_a_predictor_the_service_is_alive_and_not_ready(serve: Serve) -> None:
     """Alive, not ready, and every request for the model is 503 with Retry-After."""
     flags = ("--predictor_host=127.0.0.1:9", "--openai_route_prefix=")
     service = serve("minibert_mean", "v2", *flags, ready=False)

@@ -66,7 +66,7 @@ def test_a_message_that_is_too_large_is_not_kept(service: Service) -> None:
     assert service.resident_bytes - before < MAX_GROWTH_BYTES
 
 
-def test_metadata_of_a_megabyte(service: Service) -> None:
+def test_metadata_of_a_megabyte_is_refused(service: Service) -> None:
     message = request("bert", {"text": [TEXT]}).SerializeToString()
     for metadata in ([("x-test", "v" * 2**20)], [(f"x-test-{number}", "v" * 100) for number in range(10_000)]):
         with fails(EXHAUSTED):
@@ -94,7 +94,7 @@ SHOTS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("shot", SHOTS.values(), ids=list(SHOTS))
-def test_frames_that_are_none(service: Service, shot: Callable[[], bytes]) -> None:
+def test_broken_frames_do_not_end_the_service(service: Service, shot: Callable[[], bytes]) -> None:
     """Whatever becomes of the connection, the service stays."""
     for _ in range(3):
         with connected(service) as connection, suppress(OSError):
@@ -109,7 +109,7 @@ INDEXED = b"\xbe"
 FRAMES = 320
 
 
-def test_header_fields_of_one_byte() -> None:
+def test_memory_of_indexed_header_fields_comes_back() -> None:
     """5 MB of HEADERS frames, whose fields take 200 to 400 MB until gRPC has refused them. The memory comes back."""
     call = call_fields("ServerLive")
     large, small = call + field(b"a", b"x" * 4000, kept=True), call + INDEXED * (16_000 - len(call))
