@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+import httpx
 import pytest
 import yaml
 from starlette.applications import Starlette
@@ -268,6 +269,13 @@ class Exchange:
     def leave(self) -> None:
         """Closes the connection."""
         self._left.set()
+
+
+@asynccontextmanager
+async def client_of(app: AsgiApplication) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application in this process."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        yield client
 
 
 def metric(metrics: Metrics, name: str) -> float:

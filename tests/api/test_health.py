@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,15 +42,6 @@ async def test_health_is_also_under_the_openai_prefix(made: ServedModel, prefix:
     app = application(made.service, None, f"--openai_route_prefix={prefix}")
     assert (await get(app, path)).status_code == 200
     assert (await get(app, "/openai/health")).status_code == 404
-
-
-@pytest.mark.parametrize("path", BOTH)
-async def test_health_needs_no_key(tmp_path: Path, path: str) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("alpha-key\n")
-    app = build_app(config(f"--model_dir={DEMO_MODEL}", "--model_name=bert", f"--api_keys_file={keys}"))
-    assert (await get(app, path)).status_code == 503
-    assert (await get(app, f"{path}/")).status_code == 401
 
 
 # Hints

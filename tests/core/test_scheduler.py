@@ -188,7 +188,7 @@ async def test_the_callers_deadline_ends_a_request_and_no_other() -> None:
     async with scheduling(timeout=0.0) as b:
         task = await b.send(1)
         with pytest.raises(PredictorTimeout, match=r"in 0 s \(--predictor_request_timeout_seconds\)"):
-            await task
+            await asyncio.wait_for(task, 20)
         await b.answer()
 
 

@@ -76,6 +76,39 @@ def test_json_over_a_limit_is_refused_before_it_is_parsed(
         parse_json(body, LIMITS)
 
 
+NO_JSON = {
+    "nothing": b"",
+    "blanks": b" \t\r\n",
+    "a mark and nothing": b"\xef\xbb\xbf",
+    "two values": b"{}{}",
+    "a comment": b"/* */{}",
+    "lists 20,000 deep": b"[" * 20_000 + b"]" * 20_000,
+    "NaN": b"[NaN]",
+    "Infinity": b"[Infinity]",
+    "1e999": b"[1e999]",
+    "400 digits": b"[" + b"9" * 400 + b"]",
+    "a NUL byte": b'["a \0 b"]',
+    "a NUL byte behind": b"{}\0",
+    "a lone surrogate": rb'["\ud800 a"]',
+    "a lone surrogate in a key": rb'{"\udfff": 1}',
+    "surrogates as UTF-8": b'["\xed\xa0\x80 a"]',
+    "overlong UTF-8": b'["\xc0\xaf a"]',
+    "UTF-8 cut off": b'["a \xe2\x82"]',
+}
+
+
+@pytest.mark.parametrize("body", NO_JSON.values(), ids=NO_JSON)
+def test_text_that_is_no_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed, match=r"^body: expected JSON in UTF-8"):
+        parse_json(body, JsonLimits(parts=100_000, values=100_000))
+
+
+def test_a_megabyte_of_any_byte_is_refused() -> None:
+    for byte in range(256):
+        with pytest.raises((Malformed, TooLarge)):
+            parse_json(bytes([byte]) * 2**20, LIMITS)
+
+
 def test_the_predictors_json_has_other_limits_than_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     words = b'["' + b"[]," * 200_000 + b'"]'
     assert parse_answer(words) == [words[2:-2].decode()]
