@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -65,7 +66,7 @@ class ScriptedPipeline:
 class ModelHarness:
     """A served model over a predictor that describes its model."""
 
-    def __init__(self, *, check_health: bool, interval: float, timeout: float) -> None:
+    def __init__(self, *, check_health: bool, interval: float, timeout: float, max_retry: float = 0.001) -> None:
         self.predictor = ScriptedPredictor()
         self.outcome: BaseException | None = None
         self.misfit = False
@@ -79,7 +80,7 @@ class ModelHarness:
             self.predictor,
             self.build,
             self.metrics,
-            checks=CheckSettings(check_health, interval, 0.001, 0.001, 0.001, timeout),
+            checks=CheckSettings(check_health, interval, 0.001, 0.001, max_retry, timeout),
         )
 
     def build(self, spec: ModelSpec) -> Any:
@@ -184,6 +185,18 @@ async def test_checks_go_on_after_any_failure(failure: BaseException | None, rea
         served.outcome = None
         served.pipelines[0].gate.set()
         await served.model.require_ready()
+
+
+async def test_the_interval_of_retries_doubles_up_to_its_maximum(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "hf_transformer.core.model")
+    served = ModelHarness(check_health=False, interval=1000.0, timeout=5.0, max_retry=0.004)
+    served.predictor.ready = False
+    running = asyncio.create_task(served.model.run())
+    await until(lambda: served.predictor.questions > 5)
+    running.cancel()
+    await asyncio.wait([running])
+    intervals = [cast(Any, record.args)[1] for record in caplog.records if "trying again" in record.msg]
+    assert intervals[:5] == [0.001, 0.002, 0.004, 0.004, 0.004]
 
 
 async def test_a_shutdown_makes_the_model_not_ready_for_good() -> None:

@@ -219,6 +219,9 @@ async def test_the_models_token_count_decides_the_finish_reason(harness: TextMod
     count = {"num_output_tokens": tensor("num_output_tokens", "UINT32", 3)}
     assert await harness.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
     assert await harness.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
+    for most, expected in ((6, "length"), (7, "stop")):
+        both = {**text("a"), **count}, {**text("b"), **count}
+        assert await harness.read(VLLM, *both, sampling=Sampling(max_tokens=most)) == (["a", "b"], expected)
 
 
 async def test_tokens_are_counted_if_the_model_does_not_count(harness: TextModelHarness) -> None:

@@ -15,6 +15,7 @@ from hf_transformer.errors import TooLarge
 from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import (
     JsonLimits,
+    check_depth,
     check_size,
     count_outside_strings,
     parse_answer,
@@ -140,3 +141,14 @@ def test_the_collector_pauses_while_a_large_text_is_parsed(large: bool, monkeypa
     with pytest.raises(Malformed, match=r"^body: expected JSON in UTF-8; "):
         parse_json(text, LIMITS)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("form", [lambda inner: [inner, 1], lambda inner: {"a": inner}], ids=["list", "object"])
+def test_lists_and_objects_may_be_nested_as_deep_as_the_limit(form: Any) -> None:
+    limits = JsonLimits(parts=9, values=9, depth=3)
+    value: Any = form("text")  # the value itself is no level
+    for _ in range(3):
+        value = form(value)
+    check_depth("tools", value, limits)
+    with pytest.raises(TooLarge, match=r"^tools: expected lists and objects nested at most 3 deep"):
+        check_depth("tools", form(value), limits)
