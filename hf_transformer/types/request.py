@@ -67,8 +67,6 @@ class Context:
         served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
         instances, tokens: the numbers of instances and tokens; 0 before tokenization.
         batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
-        model_name: the name that the client asked for: a model's name, an alias or an adapter; answers repeat it.
-        served_name: the name of the served model, for metrics and logs.
         arrived: the arrival time of the complete body (time.perf_counter).
         parse: duration of parsing the body and extracting the texts.
         tokenize: duration of encoding the texts.

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+import httpx
 import pytest
 import yaml
 from starlette.applications import Starlette
@@ -87,7 +88,7 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
 
 
 @dataclass
-class Bench:
+class ServedModel:
     """A served model that generates ``text`` token by token, and acquires ``gate`` before each token."""
 
     text: str = " paris."
@@ -179,7 +180,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Bench]:
+async def served_model(kind: type[ServedModel] = ServedModel, **options: Any) -> AsyncIterator[ServedModel]:
     made = kind(**options)
     assert await made.model.check_predictor() == ""
     try:
@@ -278,6 +279,13 @@ class Exchange:
         self._left.set()
 
 
+@asynccontextmanager
+async def client_of(app: AsgiApplication) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application in this process."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        yield client
+
+
 def metric(metrics: Metrics, name: str) -> float:
     """The value of a metric by name and labels; 0 for a missing one."""
     values = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
@@ -296,21 +304,21 @@ def counted(metrics: Metrics) -> dict[str, float]:
     return counts
 
 
-async def answer_of(made: Bench, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
+async def answer_of(made: ServedModel, path: str, body: Any, expected: int = 200, **headers: str) -> Any:
     """The body of a response. Asserts the expected status."""
     status, found = await post(made, path, body, **headers)
     assert status == expected, found
     return found
 
 
-async def openai_error(made: Bench, path: str, body: Any, status: int) -> tuple[str, str | None]:
+async def openai_error(made: ServedModel, path: str, body: Any, status: int) -> tuple[str, str | None]:
     """The message and the ``param`` of an error in OpenAI's form."""
     error = (await answer_of(made, path, body, status))["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error["message"], error["param"]
 
 
-async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+async def post(made: ServedModel, path: str, body: Any, **headers: str) -> tuple[int, Any]:
     """The status and the body of a response: JSON, or a list of the JSON in each line or event."""
     async with Exchange(made.app, path, body, reads=True, scope=None, **headers) as exchange:
         status, head = await exchange.head()

@@ -14,9 +14,10 @@ from hf_transformer.api.openai import chat, completions
 from hf_transformer.generation.build import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import PARAMETERS
+from hf_transformer.predictor.base import Outputs
 from hf_transformer.types.tensors import ModelSpec
-from tests.api.generating import PROMPT, Bench, Exchange, bench
-from tests.generation.scripted_models import Response, ScriptedLLM, ids, model, settings, spec, text
+from tests.api.generating import PROMPT, Exchange, ServedModel, served_model
+from tests.generation.scripted_models import ScriptedLLM, ids, model, settings, spec, text
 
 REQUESTS = 500
 """Requests to each model."""
@@ -64,7 +65,7 @@ def tokens(whole: str, fraction: str, *, decoupled: bool) -> ModelSpec:
 
 TEXT = [spec("text_input", "BYTES"), spec("sampling_parameters", "BYTES", optional=True)]
 IDS = ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])
-MODELS: dict[str, tuple[ModelSpec, Response]] = {
+MODELS: dict[str, tuple[ModelSpec, Outputs]] = {
     "tokens, wide": (tokens("INT64", "FP16", decoupled=True), IDS),
     "tokens, unsigned": (tokens("UINT32", "BF16", decoupled=False), IDS),
     "text": (model(TEXT, [spec("text_output", "BYTES")]), text("paris")),
@@ -73,11 +74,11 @@ MODELS: dict[str, tuple[ModelSpec, Response]] = {
 
 
 @dataclass
-class Declared(Bench):
+class DeclaredModel(ServedModel):
     """A served model with the tensors of ``spec`` and the real generator; each call has the same answer."""
 
     spec: ModelSpec | None = None
-    answer: Response = field(default_factory=dict)
+    answer: Outputs = field(default_factory=dict)
 
     def build(self, spec: ModelSpec) -> GenerationPipeline:
         assert self.spec is not None
@@ -141,12 +142,12 @@ def request(random: Random) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize(("model_spec", "answer"), MODELS.values(), ids=MODELS)
 async def test_random_parameters_never_cause_a_server_error(
-    model_spec: ModelSpec, answer: Response, caplog: pytest.LogCaptureFixture
+    model_spec: ModelSpec, answer: Outputs, caplog: pytest.LogCaptureFixture
 ) -> None:
     random = Random(len(model_spec.inputs))  # the same requests in each run
     caplog.set_level(logging.WARNING)
     answered = set()
-    async with bench(Declared, spec=model_spec, answer=answer) as made:
+    async with served_model(DeclaredModel, spec=model_spec, answer=answer) as made:
         caplog.clear()  # drop records of the start
         for _ in range(REQUESTS):
             path, body = request(random)

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from hf_transformer.api.body import read_body, to_utf8
-from hf_transformer.api.call import Call
+from hf_transformer.api.call import Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, server_timing
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.open_streams import OpenStreams
@@ -307,3 +307,11 @@ async def test_a_compressed_body_counts_with_its_decompressed_size() -> None:
         with AdmissionTicket(admission) as second, pytest.raises(TooManyRequests):
             await read_body(request(sent, encoding=b"gzip"), 1000, second)
     assert admission.bytes == 0
+
+
+@pytest.mark.parametrize(("earlier", "seconds"), [(None, 10), (5, 5), (20, 10)])
+async def test_the_earlier_of_two_deadlines_applies(earlier: float | None, seconds: float) -> None:
+    now = asyncio.get_running_loop().time()
+    context = Context("id", {}, deadline=None if earlier is None else now + earlier)
+    assert apply_triton_parameters({"timeout": 10_000_000, "top_k": 2}, context) == {"top_k": 2}
+    assert context.deadline == pytest.approx(now + seconds, abs=1)

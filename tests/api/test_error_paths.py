@@ -14,7 +14,7 @@ from hf_transformer.app.wiring import load_model
 from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
-from tests.api.generating import PROMPT, Bench, answer_of, application, bench, post
+from tests.api.generating import PROMPT, ServedModel, answer_of, application, post, served_model
 from tests.integration.api.grpc_model import ScriptedModel, raising, service_of, serving, status_of
 from tests.integration.api.grpc_model import request as grpc_request
 from tests.support.configuring import config
@@ -82,7 +82,7 @@ def assert_path(answer: Any, path: str) -> None:
 
 @pytest.mark.parametrize(("url", "body", "status", "path"), CASES, ids=[f"{case[0]} {case[3]}" for case in CASES])
 async def test_every_endpoint_names_the_field_whatever_the_message(
-    wording: str, made: Bench, url: str, body: Any, status: int, path: str
+    wording: str, made: ServedModel, url: str, body: Any, status: int, path: str
 ) -> None:
     assert_path(await answer_of(made, url, body, status), path)
 
@@ -99,7 +99,7 @@ async def test_every_endpoint_names_the_field_whatever_the_message(
 )
 async def test_an_error_in_a_stream_has_the_client_s_path(wording: str, url: str, body: Any, path: str) -> None:
     error = InvalidInput("parameters.top_k", "another number", "5")
-    async with bench(text=" paris is large.", fails=error, after=2) as made:
+    async with served_model(text=" paris is large.", fails=error, after=2) as made:
         status, answers = await post(made, url, body)
         assert status == 200
         assert_path(answers[-1], path)
@@ -154,12 +154,14 @@ EVENT = {"specversion": "1.0", "id": "1", "source": "/test", "type": "test"}
     ],
     ids=["data", "no base64", "no JSON", "instances", "attribute", "no event"],
 )
-async def test_the_data_of_a_cloudevent_is_the_client_s_body(wording: str, made: Bench, event: Any, path: str) -> None:
+async def test_the_data_of_a_cloudevent_is_the_client_s_body(
+    wording: str, made: ServedModel, event: Any, path: str
+) -> None:
     headers = {"content_type": "application/cloudevents+json"}
     assert_path(await answer_of(made, f"{V1}:predict", event, 400, **headers), path)
 
 
-async def test_grpc_names_the_field_whatever_the_message(wording: str, made: Bench) -> None:
+async def test_grpc_names_the_field_whatever_the_message(wording: str, made: ServedModel) -> None:
     message = grpc_request(PROMPT, model="gpt2")
     message.parameters["parameters"].string_param = json.dumps({"top_k": "x"})
     async with serving(made.service) as server:

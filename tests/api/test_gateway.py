@@ -1,4 +1,4 @@
-"""The gateway around every request: request ids, API keys, CORS (--cors_allow_origin) and the access log.
+"""The gateway around every request: request ids, CORS (--cors_allow_origin) and the access log.
 
 Source: https://fetch.spec.whatwg.org/#http-cors-protocol
 """
@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,25 +20,15 @@ from starlette.types import Receive, Scope, Send
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
-from hf_transformer.app.wiring import load_model
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.access_log import AccessRecord, check_format
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types.http import Request, Response, Stream
-from tests.api.generating import PROMPT, Exchange, application, bench
+from tests.api.generating import PROMPT, Exchange, application, client_of, served_model
 from tests.api.plain_request import PlainRequest
-from tests.integration.api.grpc_model import ScriptedModel, service_of
 from tests.support.configuring import config, error
-from tests.support.triton_repository import DEMO_MODEL
-
-
-@asynccontextmanager
-async def client_of(app: AsgiApplication) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-        yield client
-
 
 # Ids
 
@@ -75,108 +64,6 @@ async def test_a_refused_request_keeps_its_id() -> None:
     assert (b"x-request-id", b"caller-17") in answer.headers and answer.body == b'{"error":"too long"}'
 
 
-# Keys
-
-INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "keys"
-    path.write_text("# a comment\n\n  alpha-key  \nbeta-key\n")
-    return path
-
-
-@pytest.fixture
-def keys(file: Path) -> ApiKeys:
-    return ApiKeys(str(file))
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "expected a key in each line, got none"),
-        (b"# only a comment\n", "got none"),
-        (b"good\nwith space\n", "line 2"),
-        ("schlüssel\n".encode(), "line 1"),
-        (b"a" * 1025, "line 1"),
-        (b"\xff\xfe", "UTF-8"),
-        (None, "can't be read: No such file"),
-    ],
-    ids=["nothing", "comment", "space", "umlaut", "long", "no text", "no file"],
-)
-def test_key_files_without_valid_keys_are_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
-    path = tmp_path / "keys"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"^--api_keys_file={path}: .*{says}") as caught:
-        ApiKeys(str(path))
-    assert "with space" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "accepted"),
-    [
-        (b"authorization", b"Bearer alpha-key", True),
-        (b"authorization", b"bearer  beta-key ", True),
-        (b"x-api-key", b"alpha-key", True),
-        (b"api-key", b"beta-key", True),
-        (b"authorization", b"alpha-key", False),
-        (b"authorization", b"Basic alpha-key", False),
-        (b"authorization", b"Bearer alpha-ke", False),
-        (b"authorization", b"Bearer alpha-keyy", False),
-        (b"authorization", b"Bearer ", False),
-        (b"x-api-key", b"# a comment", False),
-        (b"x-api-key", b"", False),
-        (b"x-key", b"alpha-key", False),
-    ],
-)
-def test_keys_are_accepted_in_three_headers(keys: ApiKeys, name: bytes, value: bytes, accepted: bool) -> None:
-    assert keys.accept([(b"host", b"x"), (name, value)]) is accepted
-
-
-def test_keys_are_reloaded_and_kept_while_the_file_is_invalid(
-    file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture
-) -> None:
-    def accepts(key: bytes) -> bool:
-        return keys.accept([(b"x-api-key", key)])
-
-    def write(text: str) -> None:
-        new = file.with_name("new")
-        new.write_text(text)
-        os.replace(new, file)
-
-    assert not keys.file.renew()
-    write("gamma-key\n")
-    assert accepts(b"alpha-key")  # not reloaded yet
-    assert keys.file.renew()
-    assert accepts(b"gamma-key") and not accepts(b"alpha-key")
-    for broken in ("", "two words\n", None):
-        file.unlink() if broken is None else write(broken)
-        for _ in range(2):
-            assert not keys.file.renew()
-        assert accepts(b"gamma-key")
-    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3, "one for each file"
-    assert "two words" not in caplog.text and "gamma-key" not in caplog.text
-    write("delta-key\n")
-    assert keys.file.renew()
-    assert accepts(b"delta-key")
-
-
-@pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
-async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
-    model = ScriptedModel()
-    model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
-    async with client_of(application(service_of(model, Metrics()), GatewaySettings(keys=keys))) as client:
-        key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
-        # Other values of these headers may be keys of another service: they are not forwarded either.
-        others = {"authorization": "Bearer other", "x-api-key": "other", "api-key": "other"}
-        headers = others | {name: key, "traceparent": "00-1-2-01"}
-        assert (await client.post("/v2/models/bert/infer", json=INFER, headers=headers)).status_code == 200
-    [context] = model.contexts
-    assert context.headers == {"traceparent": "00-1-2-01", "x-request-id": context.request_id}
-
-
 # Pages of other origins
 
 APP = "https://app.example.com"
@@ -190,7 +77,7 @@ BODY = {"instances": [PROMPT]}
 @asynccontextmanager
 async def allowing(*origins: str, keys: ApiKeys | None = None) -> AsyncIterator[httpx.AsyncClient]:
     settings = GatewaySettings(origins=origins, keys=keys)
-    async with bench() as made, client_of(application(made.service, settings)) as client:
+    async with served_model() as made, client_of(application(made.service, settings)) as client:
         yield client
 
 
@@ -328,10 +215,6 @@ async def answer(request: Request) -> Stream:
     return Stream(201, b"hello ", parts(), list(HEADERS))
 
 
-async def answer_whole(request: Request) -> Response:
-    return Response(404, b"hello", list(HEADERS))
-
-
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("no other scope is expected")
 
@@ -401,13 +284,6 @@ async def test_a_disconnected_client_is_logged_as_499(log: list[str]) -> None:
         await asyncio.sleep(0)
     assert asked.offered == 0
     assert log == ["499 - 0 - -"]
-
-
-async def test_a_whole_response_is_logged_with_its_length(log: list[str]) -> None:
-    format = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
-    _, headers, body = await request(format, answer_whole)
-    assert headers["content-length"] == "5" and body == b"hello"
-    assert log == ["404 Not Found 5 5 5 text/plain -"]
 
 
 async def test_a_request_refused_by_the_server_is_logged(log: list[str]) -> None:

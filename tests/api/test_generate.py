@@ -12,7 +12,7 @@ from hf_transformer.api.service import Model, generative
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import PROMPT, Bench, answer_of, bench
+from tests.api.generating import PROMPT, ServedModel, answer_of, served_model
 from tests.integration.api.grpc_model import ScriptedModel
 
 SWITCHES: dict[str, Any] = dict.fromkeys(EXTRA_OUTPUTS.values(), True)
@@ -20,18 +20,18 @@ ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}
 
 
-async def generate(made: Bench, route: str = ROUTES[0], status: int = 200, **body: Any) -> Any:
+async def generate(made: ServedModel, route: str = ROUTES[0], status: int = 200, **body: Any) -> Any:
     found = await answer_of(made, f"{route}/generate", {"text_input": PROMPT, **body}, status)
     return found["error"] if status != 200 else found
 
 
-async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
+async def stream(made: ServedModel, route: str = ROUTES[0], **body: Any) -> list[Any]:
     found = await answer_of(made, f"{route}/generate_stream", {"text_input": PROMPT, **body})
     assert isinstance(found, list), "events, and not JSON"
     return found
 
 
-async def test_requests_of_triton_s_clients_are_understood(made: Bench) -> None:
+async def test_requests_of_triton_s_clients_are_understood(made: ServedModel) -> None:
     assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
     assert made.requests("generate", 200) == 1
     for body in (
@@ -53,7 +53,7 @@ async def test_requests_of_triton_s_clients_are_understood(made: Bench) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
-async def test_tensorrt_llm_s_names_are_aliases(made: Bench, inside: bool) -> None:
+async def test_tensorrt_llm_s_names_are_aliases(made: ServedModel, inside: bool) -> None:
 
     async def sampling(**given: Any) -> Any:
         await generate(made, **({"parameters": given} if inside else given))
@@ -69,7 +69,7 @@ async def test_tensorrt_llm_s_names_are_aliases(made: Bench, inside: bool) -> No
     assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
 
 
-async def test_sampling_parameters_are_read_as_in_vllm_s_backend(made: Bench) -> None:
+async def test_sampling_parameters_are_read_as_in_vllm_s_backend(made: ServedModel) -> None:
     fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
     await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
     [(_, sampling)] = made.generator.asked
@@ -78,7 +78,7 @@ async def test_sampling_parameters_are_read_as_in_vllm_s_backend(made: Bench) ->
     assert made.generator.asked[1][1].top_k == 7
 
 
-async def test_extra_outputs_of_a_whole_response(made: Bench) -> None:
+async def test_extra_outputs_of_a_whole_response(made: ServedModel) -> None:
     answer = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
     assert answer == {
         **HEAD,
@@ -92,7 +92,7 @@ async def test_extra_outputs_of_a_whole_response(made: Bench) -> None:
     assert "finish_reason" not in await generate(made, return_finish_reason=False)
 
 
-async def test_extra_outputs_of_a_stream_add_up(made: Bench) -> None:
+async def test_extra_outputs_of_a_stream_add_up(made: ServedModel) -> None:
     [whole] = await stream(made, **SWITCHES, stream=False)
     *before, last = events = await stream(made, **SWITCHES)
     assert last["finish_reason"] == "stop" and {event["finish_reason"] for event in before} == {"None"}
@@ -106,7 +106,7 @@ async def test_extra_outputs_of_a_stream_add_up(made: Bench) -> None:
         assert of_choice[-1]["finish_reason"] == "stop"
 
 
-async def test_a_stream_has_new_text_and_at_least_one_event_per_text(made: Bench) -> None:
+async def test_a_stream_has_new_text_and_at_least_one_event_per_text(made: ServedModel) -> None:
     for extra in ({}, {"stream": True}, {"parameters": {"stream": True}}):
         events = await stream(made, **extra)
         assert len(events) > 1 and all(event.keys() == {*HEAD, "text_output"} for event in events)
@@ -121,12 +121,12 @@ async def test_a_stream_has_new_text_and_at_least_one_event_per_text(made: Bench
     assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]
     events = await stream(made, stop=" par", n=2, temperature=0.5)
     assert sorted(events, key=lambda event: event["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
-    async with bench(fails=PredictorError("it broke"), after=1) as made:
+    async with served_model(fails=PredictorError("it broke"), after=1) as made:
         assert (await stream(made))[-1] == {"error": "it broke"}
         assert await generate(made, status=502) == "it broke"
 
 
-async def test_a_list_of_one_prompt_is_a_prompt(made: Bench) -> None:
+async def test_a_list_of_one_prompt_is_a_prompt(made: ServedModel) -> None:
     assert await generate(made, text_input=[PROMPT]) == await generate(made)
     assert await stream(made, text_input=[PROMPT]) == await stream(made)
 
@@ -176,7 +176,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_errors_begin_with_the_client_s_path(made: Bench) -> None:
+async def test_errors_begin_with_the_client_s_path(made: ServedModel) -> None:
     for body, says in WRONG:
         message = await generate(made, status=400, **body)
         assert message.startswith(says), (body, message)
@@ -185,7 +185,7 @@ async def test_errors_begin_with_the_client_s_path(made: Bench) -> None:
     assert message == "stop_words: expected at most 16 strings, got 17", "counted before the elements are read"
 
 
-async def test_unknown_models_and_versions_are_404(made: Bench) -> None:
+async def test_unknown_models_and_versions_are_404(made: ServedModel) -> None:
     assert (await generate(made, ROUTES[1]))["model_version"] == "1"
     message = await generate(made, f"{ROUTES[0]}/versions/2", 404)
     assert message == "expected version '1' of model 'gpt2', got version '2'"
@@ -193,7 +193,7 @@ async def test_unknown_models_and_versions_are_404(made: Bench) -> None:
 
 
 async def test_new_tokens_are_limited() -> None:
-    async with bench(settings=GenerationSettings(max_length=20, max_new_tokens=8)) as made:
+    async with served_model(settings=GenerationSettings(max_length=20, max_new_tokens=8)) as made:
         await generate(made)
         assert made.generator.asked[0][1].max_tokens == 8
         message = await generate(made, status=413, max_tokens=9)
@@ -215,12 +215,12 @@ async def test_the_error_of_a_predictive_model_names_its_task() -> None:
 PATH, INFER = "/v1/models/gpt2:predict", "/v2/models/gpt2/infer"
 
 
-async def predict(made: Bench, *instances: Any, status: int = 200, **parameters: Any) -> Any:
+async def predict(made: ServedModel, *instances: Any, status: int = 200, **parameters: Any) -> Any:
     found = await answer_of(made, PATH, {"instances": instances or [PROMPT], "parameters": parameters}, status)
     return found["error"] if status != 200 else found
 
 
-async def test_predict_has_the_form_of_kserve_s_runtime_guide(made: Bench) -> None:
+async def test_predict_has_the_form_of_kserve_s_runtime_guide(made: ServedModel) -> None:
     answer = await predict(made, max_length=50, temperature=0.7, do_sample=True)
     assert answer == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
     [(prompt, sampling)] = made.generator.asked
@@ -232,7 +232,7 @@ async def test_predict_has_the_form_of_kserve_s_runtime_guide(made: Bench) -> No
 
 async def test_requests_override_the_service_s_generation_defaults() -> None:
     settings = GenerationSettings(max_length=30, do_sample=True, temperature=0.5, top_k=3, top_p=0.9)
-    async with bench(settings=settings) as made:
+    async with served_model(settings=settings) as made:
         await predict(made)
         await predict(made, do_sample=False)
         (prompt, first), (_, second) = made.generator.asked
@@ -241,7 +241,7 @@ async def test_requests_override_the_service_s_generation_defaults() -> None:
         assert second.greedy and (second.temperature, second.top_k, second.top_p) == (1.0, 0, 1.0)
 
 
-async def test_sampling_parameters_imply_do_sample_and_limits_exclude_each_other(made: Bench) -> None:
+async def test_sampling_parameters_imply_do_sample_and_limits_exclude_each_other(made: ServedModel) -> None:
     for parameters, greedy in (
         ({}, True),
         ({"temperature": 0.7}, False),
@@ -260,11 +260,11 @@ async def test_sampling_parameters_imply_do_sample_and_limits_exclude_each_other
 
 async def test_return_full_text_excludes_the_prompt() -> None:
     without = {"predictions": [[{"generated_text": " paris."}]]}
-    async with bench() as made:
+    async with served_model() as made:
         assert await predict(made, return_full_text=False) == without
-    async with bench(settings=GenerationSettings(return_full_text=False)) as made:
+    async with served_model(settings=GenerationSettings(return_full_text=False)) as made:
         assert await predict(made) == without
-    async with bench(task=Text2TextGeneration) as made:
+    async with served_model(task=Text2TextGeneration) as made:
         assert await predict(made) == without
         message = await predict(made, status=400, return_full_text=True)
         assert (
@@ -286,7 +286,7 @@ async def test_return_full_text_excludes_the_prompt() -> None:
     ],
     ids=str,
 )
-async def test_errors_of_v1_name_the_parameter(made: Bench, parameters: dict[str, Any], says: str) -> None:
+async def test_errors_of_v1_name_the_parameter(made: ServedModel, parameters: dict[str, Any], says: str) -> None:
     assert (await predict(made, status=400, **parameters)).startswith(says)
 
 
@@ -302,13 +302,15 @@ async def test_errors_of_v1_name_the_parameter(made: Bench, parameters: dict[str
     ],
     ids=["both", "no text", "too many", "too many texts", "so many"],
 )
-async def test_instances_are_counted_in_one_field(made: Bench, body: dict[str, Any], status: int, says: str) -> None:
+async def test_instances_are_counted_in_one_field(
+    made: ServedModel, body: dict[str, Any], status: int, says: str
+) -> None:
     found = await answer_of(made, PATH, body, status)
     assert found.get("error", "").startswith(says), found
 
 
 async def test_an_unsupported_parameter_has_the_client_s_name_or_the_flag_s() -> None:
-    async with bench(supported_fields=["greedy", "temperature"]) as made:
+    async with served_model(supported_fields=["greedy", "temperature"]) as made:
         message = await predict(made, status=400, min_new_tokens=3)
         assert message.startswith(
             "parameters.min_new_tokens: expected a parameter that this tokens model supports; leave"
@@ -318,11 +320,11 @@ async def test_an_unsupported_parameter_has_the_client_s_name_or_the_flag_s() ->
         await predict(made, do_sample=True, top_k=0)
 
 
-async def lines(made: Bench, *instances: Any, **parameters: Any) -> list[Any]:
+async def lines(made: ServedModel, *instances: Any, **parameters: Any) -> list[Any]:
     return list(await predict(made, *instances, stream=True, **parameters))
 
 
-async def test_a_stream_is_a_line_per_piece(made: Bench) -> None:
+async def test_a_stream_is_a_line_per_piece(made: ServedModel) -> None:
     *pieces, last = await lines(made)
     assert len(pieces) > 1 and all(piece.keys() == {"instance", "text"} for piece in pieces)
     assert "".join(piece["text"] for piece in [*pieces, last]) == f"{PROMPT} paris."
@@ -330,7 +332,7 @@ async def test_a_stream_is_a_line_per_piece(made: Bench) -> None:
     assert made.requests("v1", 200) == 1
 
 
-async def test_lines_have_the_index_of_their_text(made: Bench) -> None:
+async def test_lines_have_the_index_of_their_text(made: ServedModel) -> None:
     found = await lines(made, "A", "B", num_return_sequences=2, do_sample=True)
     texts: dict[tuple[int, int], str] = {}
     for line in found:
@@ -342,15 +344,15 @@ async def test_lines_have_the_index_of_their_text(made: Bench) -> None:
 
 
 async def test_an_error_in_a_stream_is_its_last_line() -> None:
-    async with bench(fails=PredictorUnavailable("it is down")) as made:
+    async with served_model(fails=PredictorUnavailable("it is down")) as made:
         assert await predict(made, status=503, stream=True) == "it is down"
-    async with bench(fails=PredictorError("it broke"), after=1) as made:
+    async with served_model(fails=PredictorError("it broke"), after=1) as made:
         *_, last = await lines(made)
         assert last == {"error": "it broke"}
         assert made.requests("v1", 502) == 1
 
 
-async def test_v2_returns_texts_as_a_tensor_and_refuses_streams(made: Bench) -> None:
+async def test_v2_returns_texts_as_a_tensor_and_refuses_streams(made: ServedModel) -> None:
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["A", "B"]}]
     for parameters, shape in (({}, [2]), ({"num_return_sequences": 2, "do_sample": True}, [2, 2])):
         [output] = (await answer_of(made, INFER, {"inputs": inputs, "parameters": parameters}))["outputs"]

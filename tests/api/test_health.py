@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 from hf_transformer.api.health import hint_for
 from hf_transformer.app.application import build_app
 from hf_transformer.server.asgi import AsgiApplication
-from tests.api.generating import Bench, Exchange, application, post
+from tests.api.generating import Exchange, ServedModel, application, post
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODEL
 
@@ -24,7 +23,7 @@ async def get(app: AsgiApplication, path: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("path", BOTH)
-async def test_health_is_200_for_a_ready_model(made: Bench, path: str) -> None:
+async def test_health_is_200_for_a_ready_model(made: ServedModel, path: str) -> None:
     found = await get(made.app, path)
     assert (found.status_code, found.content) == (200, b"")
 
@@ -39,19 +38,10 @@ async def test_health_is_503_with_the_reason_until_the_model_is_ready(path: str)
 
 
 @pytest.mark.parametrize(("prefix", "path"), [("", "/health"), ("a/b", "/a/b/health")], ids=["none", "long"])
-async def test_health_is_also_under_the_openai_prefix(made: Bench, prefix: str, path: str) -> None:
+async def test_health_is_also_under_the_openai_prefix(made: ServedModel, prefix: str, path: str) -> None:
     app = application(made.service, None, f"--openai_route_prefix={prefix}")
     assert (await get(app, path)).status_code == 200
     assert (await get(app, "/openai/health")).status_code == 404
-
-
-@pytest.mark.parametrize("path", BOTH)
-async def test_health_needs_no_key(tmp_path: Path, path: str) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("alpha-key\n")
-    app = build_app(config(f"--model_dir={DEMO_MODEL}", "--model_name=bert", f"--api_keys_file={keys}"))
-    assert (await get(app, path)).status_code == 503
-    assert (await get(app, f"{path}/")).status_code == 401
 
 
 # Hints
@@ -114,7 +104,7 @@ def test_explanations_are_501_as_in_kserve(path: str) -> None:
     assert hint is not None and hint[0] == 501 and hint[1].startswith("the service has no explanations")
 
 
-async def test_hints_are_in_openai_s_form_where_its_clients_may_ask(made: Bench) -> None:
+async def test_hints_are_in_openai_s_form_where_its_clients_may_ask(made: ServedModel) -> None:
     for path in ("/v1/chat/completions", "/openai/chat/completions"):
         message = f"POST {path}: {expected('chat/completions')}"
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.generating import PROMPT, Bench
+from tests.api.generating import PROMPT, ServedModel
 
 INFER = "/v2/models/gpt2/infer"
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
@@ -16,7 +16,7 @@ BACKEND = {**TENSOR, "name": "text_input"}
 HEADER = "x-ignored-parameters"
 
 
-async def infer(made: Bench, body: Any, path: str = INFER) -> httpx.Response:
+async def infer(made: ServedModel, body: Any, path: str = INFER) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app), base_url="http://service") as client:
         return await client.post(path, json=body)
 
@@ -34,14 +34,16 @@ ASKED: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("more", "names"), ASKED, ids=[str(names)[:30] for _, names in ASKED])
-async def test_v2_names_ignored_parameters_in_a_header(made: Bench, more: dict[str, Any], names: str | None) -> None:
+async def test_v2_names_ignored_parameters_in_a_header(
+    made: ServedModel, more: dict[str, Any], names: str | None
+) -> None:
     found = await infer(made, {"inputs": [TENSOR], **more})
     assert found.status_code == 200, found.text
     assert found.json()["outputs"][0]["data"] == [f"{PROMPT} paris."]
     assert found.headers.get(HEADER) == names
 
 
-async def test_backend_requests_ignore_unknown_parameters_only(made: Bench) -> None:
+async def test_backend_requests_ignore_unknown_parameters_only(made: ServedModel) -> None:
     outputs = [{"name": "text_output"}]
     answer = await infer(made, {"inputs": [BACKEND], "outputs": outputs, "parameters": {"top_q": 1, "max_tokens": 30}})
     assert (answer.status_code, answer.headers[HEADER]) == (200, "top_q")
@@ -76,7 +78,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "says"), WRONG, ids=[says[:30] for _, _, says in WRONG])
-async def test_invalid_parameters_are_refused_in_every_api(made: Bench, path: str, body: Any, says: str) -> None:
+async def test_invalid_parameters_are_refused_in_every_api(made: ServedModel, path: str, body: Any, says: str) -> None:
     found = await infer(made, body, path)
     assert found.status_code == 400
     assert says in found.json()["error"]

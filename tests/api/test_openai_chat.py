@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import Bench, answer_of, bench, openai_error, template_of, tokenizer_of
+from tests.api.generating import ServedModel, answer_of, openai_error, served_model, template_of, tokenizer_of
 
 PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
@@ -21,15 +21,15 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-async def chat(made: Bench, **fields: Any) -> Any:
+async def chat(made: ServedModel, **fields: Any) -> Any:
     return await answer_of(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, x_request_id="7")
 
 
-async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
+async def refused(made: ServedModel, status: int = 400, **fields: Any) -> tuple[str, str | None]:
     return await openai_error(made, PATH, {"model": "gpt2", "messages": MESSAGES, **fields}, status)
 
 
-def asked(made: Bench) -> str:
+def asked(made: ServedModel) -> str:
     """The prompt of the last request."""
     text: str = made.generator.asked[-1][0].text
     return text
@@ -45,7 +45,7 @@ def deltas(chunks: list[Any], index: int = 0) -> list[Any]:
 
 
 async def test_the_response_has_the_form_of_kserve_s_example() -> None:
-    async with bench(text="Paris.") as made:
+    async with served_model(text="Paris.") as made:
         answer = await chat(made)
         created, used = answer.pop("created"), answer.pop("usage")
         assert isinstance(created, int)
@@ -64,7 +64,7 @@ async def test_the_response_has_the_form_of_kserve_s_example() -> None:
 
 
 async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
-    async with bench(text="Paris is large.") as made:
+    async with served_model(text="Paris is large.") as made:
         *chunks, last, done = await chat(made, stream=True, stream_options={"include_usage": True})
         assert done == "[DONE]"
         assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -79,7 +79,7 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
 
 @pytest.mark.parametrize("continuous", [False, None, True])
 async def test_usage_is_in_the_last_chunk_or_in_all(continuous: bool | None) -> None:
-    async with bench(text="Paris is large.") as made:
+    async with served_model(text="Paris is large.") as made:
         options = {"include_usage": True, "continuous_usage_stats": continuous}
         *chunks, last, done = await chat(made, stream=True, stream_options=options)
         assert done == "[DONE]" and last["choices"] == []
@@ -97,7 +97,7 @@ async def test_usage_is_in_the_last_chunk_or_in_all(continuous: bool | None) -> 
 
 
 async def test_each_choice_begins_with_a_role() -> None:
-    async with bench(text="Paris.") as made:
+    async with served_model(text="Paris.") as made:
         *chunks, _ = await chat(made, n=3, stream=True)
         for index in range(3):
             first, *rest = deltas(chunks, index)
@@ -108,14 +108,16 @@ async def test_each_choice_begins_with_a_role() -> None:
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "--max_new_tokens"])
 async def test_new_tokens_are_limited(name: str) -> None:
     flag = name.startswith("--")
-    async with bench(text="Paris is large.", settings=GenerationSettings(max_new_tokens=2 if flag else None)) as made:
+    async with served_model(
+        text="Paris is large.", settings=GenerationSettings(max_new_tokens=2 if flag else None)
+    ) as made:
         found = await chat(made, **({} if flag else {name: 2}))
         assert found["choices"][0]["finish_reason"] == "length" and found["usage"]["completion_tokens"] == 2
 
 
 @either_way
 async def test_logprobs(stream: bool) -> None:
-    async with bench(text="Paré.") as made:
+    async with served_model(text="Paré.") as made:
         for top, fields in ((2, {"top_logprobs": 2}), (0, {})):
             answer = await chat(made, logprobs=True, stream=stream, **fields)
             chunks = answer[:-1] if stream else [answer]
@@ -153,13 +155,13 @@ NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "to
 async def test_messages_are_rendered_from_all_their_forms(message: dict[str, Any], rendered: str) -> None:
     seen = "{{ m.role }}{{ ' ' + m.name if m.name else '' }}: {{ m.content }}"
     unseen = "{{ '!' if 'tool_calls' in m or 'annotations' in m or 'refusal' in m else '' }}"
-    async with bench(template=f"{{% set m = messages[0] %}}{seen}{unseen}") as made:
+    async with served_model(template=f"{{% set m = messages[0] %}}{seen}{unseen}") as made:
         await chat(made, messages=[{"role": "user", **message}])
         assert asked(made) == rendered
 
 
 async def test_tools_are_rendered_and_calls_are_parsed() -> None:
-    async with bench(text=f"Let me see.\n{CALL}") as made:
+    async with served_model(text=f"Let me see.\n{CALL}") as made:
         [choice] = (await chat(made, tools=[{**one, **MARK} for one in TOOLS]))["choices"]
         assert "cache_control" not in asked(made)
         assert '"name": "weather"' in asked(made)
@@ -171,7 +173,7 @@ async def test_tools_are_rendered_and_calls_are_parsed() -> None:
 
 
 async def test_a_stream_has_complete_tool_calls() -> None:
-    async with bench(text=f"{CALL}\n{CALL}") as made:
+    async with served_model(text=f"{CALL}\n{CALL}") as made:
         *chunks, _ = await chat(made, tools=TOOLS, tool_choice="auto", stream=True)
         calls = [call for delta in deltas(chunks) for call in delta.get("tool_calls", ())]
         assert [call["index"] for call in calls] == [0, 1]
@@ -183,7 +185,7 @@ async def test_a_stream_has_complete_tool_calls() -> None:
 
 @either_way
 async def test_parallel_tool_calls_false_returns_one_call(stream: bool) -> None:
-    async with bench(text=f"{CALL}{CALL}") as made:
+    async with served_model(text=f"{CALL}{CALL}") as made:
         answer = await chat(made, tools=TOOLS, parallel_tool_calls=False, stream=stream)
         if stream:
             calls = [call for delta in deltas(answer[:-1]) for call in delta.get("tool_calls", ())]
@@ -200,7 +202,7 @@ def history(arguments: Any, calls: int = 1) -> list[Any]:
 
 async def test_tool_calls_in_messages_are_parsed_within_the_limits() -> None:
     where = "messages[1].tool_calls[0].function.arguments"
-    async with bench() as made:
+    async with served_model() as made:
         await chat(made, messages=history('{"city": "Paris"}'), tools=TOOLS)
         assert '{"name": "weather", "arguments": {"city": "Paris"}}' in asked(made) and "sunny" in asked(made)
         for text in ('["x', '["' + "x" * 70_000):
@@ -215,7 +217,7 @@ async def test_tool_calls_in_messages_are_parsed_within_the_limits() -> None:
         message, param = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
         assert param == "messages" and "word word" not in message
         assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: expected at most 128 tools, got 129"
-    async with bench(text=CALL) as made:  # without tools a call is text
+    async with served_model(text=CALL) as made:  # without tools a call is text
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             said = (await chat(made, **fields))["choices"][0]["message"]
             assert said["content"] == CALL and "tool_calls" not in said
@@ -223,7 +225,7 @@ async def test_tool_calls_in_messages_are_parsed_within_the_limits() -> None:
 
 
 async def test_the_template_gets_variables_and_its_limits_are_errors() -> None:
-    async with bench(template="{{ messages[0].content }}{% if shout %}!{% endif %}") as made:
+    async with served_model(template="{{ messages[0].content }}{% if shout %}!{% endif %}") as made:
         await chat(made, chat_template_kwargs={"shout": True})
         assert asked(made) == f"{MESSAGES[0]['content']}!"
         for name in ("messages", "self"):
@@ -231,11 +233,11 @@ async def test_the_template_gets_variables_and_its_limits_are_errors() -> None:
             assert param == f"chat_template_kwargs.{name}" and "the request itself sets it" in message
         message, param = await refused(made, tools=TOOLS)
         assert param == "tools" and "the chat template of 'gpt2' does not support them" in message
-    async with bench(chats=False) as made:
+    async with served_model(chats=False) as made:
         message, param = await refused(made)
         assert param == "model" and "expected a model with a chat template, got 'gpt2'" in message
         assert "--chat_template" in message
-    async with bench(template="{{ raise_exception('roles must alternate') }}") as made:
+    async with served_model(template="{{ raise_exception('roles must alternate') }}") as made:
         assert "roles must alternate" in (await refused(made))[0], "a client's mistake"
 
 
@@ -318,7 +320,7 @@ IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
 FIELDS += [({"messages": [{"role": "user", **one}]}, f"messages[0].{says}") for one, says in IN_MESSAGES]
 
 
-async def test_errors_name_the_field(made: Bench) -> None:
+async def test_errors_name_the_field(made: ServedModel) -> None:
     for fields, says in FIELDS:
         message, param = await refused(made, **fields)
         assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
@@ -326,7 +328,7 @@ async def test_errors_name_the_field(made: Bench) -> None:
 
 
 async def test_values_without_effect_are_accepted() -> None:
-    async with bench(supported_fields=()) as made:
+    async with served_model(supported_fields=()) as made:
         for fields in (
             {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
             {"user": "me", "store": True, "service_tier": "auto", "metadata": {"a": "b"}, "stop_token_ids": []},
@@ -410,7 +412,7 @@ def test_the_paths_of_nulls_cover_all_fields() -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
 async def test_a_null_field_does_not_change_the_prompt(path: tuple[Any, ...]) -> None:
-    async with bench(template=WHOLE) as made:
+    async with served_model(template=WHOLE) as made:
         await chat(made, **FULL)
         before = asked(made)
         fields: Any = copy.deepcopy(FULL)
@@ -424,7 +426,7 @@ async def test_a_null_field_does_not_change_the_prompt(path: tuple[Any, ...]) ->
 
 
 async def test_strict_false_is_not_rendered() -> None:
-    async with bench(template=WHOLE) as made:
+    async with served_model(template=WHOLE) as made:
         for tool in TOOLS[0]["function"], {**TOOLS[0]["function"], "strict": False}:  # type: ignore[dict-item]
             await chat(made, tools=[{"type": "function", "function": tool}])
         assert made.generator.asked[-1][0].text == made.generator.asked[-2][0].text
@@ -437,7 +439,7 @@ async def test_nesting_is_limited() -> None:
             value = {"items": value}
         return value
 
-    async with bench(template="{{ (tools | tojson(indent=4) ~ messages | tojson) | length }}") as made:
+    async with served_model(template="{{ (tools | tojson(indent=4) ~ messages | tojson) | length }}") as made:
         for levels, status in ((60, 200), (900, 413)):
             tool = {"type": "function", "function": {"name": "f", "parameters": deep(levels)}}
             for where, fields in (

@@ -26,28 +26,28 @@ from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types.request import Context
-from tests.api.generating import PROMPT, Bench, answer_of, bench, openai_error
+from tests.api.generating import PROMPT, ServedModel, answer_of, openai_error, served_model
 
 PATH = "/openai/v1/completions"
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-async def complete(made: Bench, **fields: Any) -> Any:
+async def complete(made: ServedModel, **fields: Any) -> Any:
     return await answer_of(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, x_request_id="7")
 
 
-async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
+async def refused(made: ServedModel, status: int = 400, **fields: Any) -> tuple[str, str | None]:
     return await openai_error(made, PATH, {"model": "gpt2", "prompt": PROMPT, **fields}, status)
 
 
-async def refused_at(made: Bench, param: str, says: str, status: int = 400, **fields: Any) -> str:
+async def refused_at(made: ServedModel, param: str, says: str, status: int = 400, **fields: Any) -> str:
     """The message of an error about the field ``param``."""
     message, actual = await refused(made, status, **fields)
     assert actual == param and message.startswith(f"{param}: ") and says in message, (fields, message)
     return message
 
 
-async def test_the_response_has_the_form_of_kserve_s_example(made: Bench) -> None:
+async def test_the_response_has_the_form_of_kserve_s_example(made: ServedModel) -> None:
     answer = await complete(made, stream=False, max_tokens=30)
     created = answer.pop("created")
     tokens = len(made.tokenizer.encode([PROMPT])[0].ids)
@@ -63,7 +63,7 @@ async def test_the_response_has_the_form_of_kserve_s_example(made: Bench) -> Non
     assert made.requests("openai", 200) == 1
 
 
-async def test_a_stream_has_the_text_of_the_whole_response(made: Bench) -> None:
+async def test_a_stream_has_the_text_of_the_whole_response(made: ServedModel) -> None:
     whole = await complete(made)
     *chunks, done = await complete(made, stream=True)
     assert done == "[DONE]" and len(chunks) > 1
@@ -75,7 +75,7 @@ async def test_a_stream_has_the_text_of_the_whole_response(made: Bench) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
-async def test_each_chunk_has_the_usage_of_its_choice(made: Bench) -> None:
+async def test_each_chunk_has_the_usage_of_its_choice(made: ServedModel) -> None:
     made.generator._script = seeded
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {"prompt": [[40, 41], [42]], "n": 2, "seed": 7, "stream": True}
@@ -87,7 +87,7 @@ async def test_each_chunk_has_the_usage_of_its_choice(made: Bench) -> None:
 
 
 @pytest.mark.parametrize("include", [False, None])
-async def test_chunks_have_no_usage_without_include_usage(made: Bench, include: bool | None) -> None:
+async def test_chunks_have_no_usage_without_include_usage(made: ServedModel, include: bool | None) -> None:
     options = {"include_usage": include, "continuous_usage_stats": True}
     *chunks, done = await complete(made, stream=True, stream_options=options)
     assert done == "[DONE]" and all("usage" not in chunk for chunk in chunks)
@@ -105,14 +105,14 @@ def seeded(prompt: Prompt, sampling: Sampling) -> list[Step]:
 
 
 @either_way
-async def test_all_choices_of_all_prompts_are_numbered(made: Bench, stream: bool) -> None:
+async def test_all_choices_of_all_prompts_are_numbered(made: ServedModel, stream: bool) -> None:
     made.generator._script = seeded
     found = await complete(made, prompt=[[40, 41], [42]], n=2, seed=7, stream=stream)
     assert [text_of(found, index) for index in range(4)] == ["41 7", "41 8", "42 7", "42 8"]
     assert [prompt.ids for prompt, _ in made.generator.asked] == [(40, 41), (40, 41), (42,), (42,)]
 
 
-async def test_the_model_gets_all_sampling_fields(made: Bench) -> None:
+async def test_the_model_gets_all_sampling_fields(made: ServedModel) -> None:
     await complete(
         made,
         **{"max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 9},
@@ -133,20 +133,20 @@ async def test_the_model_gets_all_sampling_fields(made: Bench) -> None:
 @pytest.mark.parametrize(("most", "tokens"), [(None, 16), (8, 8)])
 async def test_the_defaults_are_openai_s(most: int | None, tokens: int) -> None:
     settings = GenerationSettings(max_length=5, temperature=0.2, top_k=3, do_sample=False, max_new_tokens=most)
-    async with bench(settings=settings) as made:
+    async with served_model(settings=settings) as made:
         await complete(made)
         [(_, sampling)] = made.generator.asked
         neutral = Sampling()
         for name in ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs"):
             assert getattr(sampling, name) == getattr(neutral, name), name
         assert sampling.max_tokens == tokens
-    async with bench(supported_fields=["greedy"]) as made:
+    async with served_model(supported_fields=["greedy"]) as made:
         await complete(made, temperature=0, top_p=0.5, seed=3)
         [(_, sampling)] = made.generator.asked
         assert sampling.greedy and (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, None)
 
 
-async def logprobs_and_text(made: Bench, **fields: Any) -> tuple[str, dict[str, list[Any]]]:
+async def logprobs_and_text(made: ServedModel, **fields: Any) -> tuple[str, dict[str, list[Any]]]:
     """The text of the only choice, and the logprobs of all its tokens."""
     answer = await complete(made, **fields)
     logprobs = dict[str, list[Any]](tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
@@ -157,7 +157,7 @@ async def logprobs_and_text(made: Bench, **fields: Any) -> tuple[str, dict[str, 
 
 
 @either_way
-async def test_logprobs(made: Bench, stream: bool) -> None:
+async def test_logprobs(made: ServedModel, stream: bool) -> None:
     text, logprobs = await logprobs_and_text(made, logprobs=2, stream=stream)
     tokens = logprobs["tokens"]
     assert "".join(tokens) == text == " paris." and len(tokens) > 1
@@ -172,7 +172,7 @@ async def test_logprobs(made: Bench, stream: bool) -> None:
 
 @either_way
 async def test_parts_of_a_character_are_named_by_bytes_at_its_offset(stream: bool) -> None:
-    async with bench(text=" 🇴. It") as made:
+    async with served_model(text=" 🇴. It") as made:
         text, logprobs = await logprobs_and_text(made, logprobs=1, stream=stream, stop=". ", max_tokens=50)
         assert text == " 🇴"
         assert logprobs["tokens"][-4:] == [r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x87", r"bytes:\xb4"]
@@ -255,11 +255,11 @@ TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_errors_name_the_field_and_quote_no_prompt(made: Bench) -> None:
+async def test_errors_name_the_field_and_quote_no_prompt(made: ServedModel) -> None:
     for fields, param, says in INVALID:
         await refused_at(made, param, says, 404 if fields.get("model") else 400, **fields)
     assert made.generator.asked == []
-    async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
+    async with served_model(settings=GenerationSettings(max_new_tokens=8)) as made:
         for fields, param, says in TOO_LARGE:
             assert "word word" not in await refused_at(made, param, says, 413, **fields), fields
         for prompt in ([5] * 255, [[5] * 255]):
@@ -268,7 +268,7 @@ async def test_errors_name_the_field_and_quote_no_prompt(made: Bench) -> None:
 
 @either_way
 async def test_an_unsupported_field_is_named(stream: bool) -> None:
-    async with bench(supported_fields=["temperature"]) as made:
+    async with served_model(supported_fields=["temperature"]) as made:
         await complete(made, temperature=0.5, n=2, stop="x")
         await refused_at(
             made,
@@ -283,11 +283,11 @@ async def test_an_unsupported_field_is_named(stream: bool) -> None:
 
 
 async def test_an_error_has_its_status_until_there_is_text() -> None:
-    async with bench(fails=PredictorUnavailable("it is down")) as made:
+    async with served_model(fails=PredictorUnavailable("it is down")) as made:
         for stream in (False, True):
             assert await refused(made, 503, stream=stream) == ("it is down", None)
         assert made.requests("openai", 503) == 2
-    async with bench(fails=PredictorError("it broke"), after=1) as made:
+    async with served_model(fails=PredictorError("it broke"), after=1) as made:
         *chunks, last = await complete(made, stream=True)
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) != ""
         assert last == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": None}}
@@ -295,10 +295,10 @@ async def test_an_error_has_its_status_until_there_is_text() -> None:
         assert await refused(made, 502) == ("it broke", None)
 
 
-async def test_echo_puts_the_prompt_first(made: Bench) -> None:
+async def test_echo_puts_the_prompt_first(made: ServedModel) -> None:
     for stream in (False, True):
         assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
-    async with bench(task=Text2TextGeneration) as made:
+    async with served_model(task=Text2TextGeneration) as made:
         assert text_of(await complete(made)) == " paris."
         await refused_at(made, "echo", "text2text_generation returns the new text only", echo=True)
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.generation.stream import MAX_QUEUED_PIECES
 from hf_transformer.types.tensors import TensorSpec
-from tests.api.generating import PROMPT, Bench, Exchange, bench, counted, events, post
+from tests.api.generating import PROMPT, Exchange, ServedModel, counted, events, post, served_model
 from tests.integration.server.serving import running, serving
 from tests.support.polling import SECONDS, until
 
@@ -37,7 +37,7 @@ def body(**fields: Any) -> dict[str, Any]:
     ],
 )
 async def test_a_slow_reader_slows_the_generation(texts: int, ahead: int) -> None:
-    async with bench(text=LONG) as made:
+    async with served_model(text=LONG) as made:
         async with Exchange(made.app, PATH, body(n=texts), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             for _ in range(1000):
@@ -50,7 +50,7 @@ async def test_a_slow_reader_slows_the_generation(texts: int, ahead: int) -> Non
 
 async def test_a_stream_without_a_piece_ends_with_its_status() -> None:
     gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
+    async with served_model(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         await until(lambda: made.generator.running == 1)
         made.service.streams.end_within(0.05)
         status, headers = await exchange.head()
@@ -60,7 +60,7 @@ async def test_a_stream_without_a_piece_ends_with_its_status() -> None:
 async def test_a_stream_is_observed_once_it_is_over() -> None:
     gate = asyncio.Semaphore(0)
     count = 'request_predict_seconds_count{model_name="gpt2"}'
-    async with bench(gate=gate) as made:
+    async with served_model(gate=gate) as made:
         async with Exchange(made.app, PATH, body()) as exchange:
             gate.release()
             await exchange.head()
@@ -72,7 +72,7 @@ async def test_a_stream_is_observed_once_it_is_over() -> None:
 
 
 async def test_a_fault_of_the_service_is_logged_and_ends_the_stream(
-    made: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = 0
 
@@ -93,7 +93,7 @@ async def test_a_fault_of_the_service_is_logged_and_ends_the_stream(
 
 @pytest.mark.parametrize(("end", "status"), [("left", 499), ("over", 503)])
 async def test_an_unread_stream_ends_with_its_client_or_the_service(end: str, status: int) -> None:
-    async with bench(text=LONG) as made:
+    async with served_model(text=LONG) as made:
         async with Exchange(made.app, PATH, body(), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             if end == "left":
@@ -110,7 +110,7 @@ async def test_an_unread_stream_ends_with_its_client_or_the_service(end: str, st
 
 async def test_a_stream_outlives_the_reload_of_its_model() -> None:
     gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
+    async with served_model(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         gate.release()
         await exchange.head()
         made.predictor.spec = replace(made.predictor.spec, outputs=(TensorSpec("other", "INT32", (1,)),))
@@ -137,7 +137,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
 }
 
 
-async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
+async def ended(made: ServedModel, name: str, end: str, turns: int) -> bytes | None:
     """Ends a stream after some turns. Returns the sent part of its body, None without a head."""
     path, fields = REQUESTS[name]
     async with Exchange(made.app, path, fields) as exchange:
@@ -157,7 +157,7 @@ async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_client_may_disconnect_at_any_moment(name: str) -> None:
-    async with bench(text=" paris is.") as made:
+    async with served_model(text=" paris is.") as made:
         for turns in range(TURNS):
             await ended(made, name, "left", turns)
             assert made.in_flight == 0 and made.service.admission.bytes == 0
@@ -174,7 +174,7 @@ async def test_a_client_may_disconnect_at_any_moment(name: str) -> None:
 async def test_the_service_may_shut_down_at_any_moment(name: str) -> None:
     seen: set[str] = set()
     for turns in range(TURNS):
-        async with bench(text=" paris is.") as made:
+        async with served_model(text=" paris is.") as made:
             content = await ended(made, name, "over", turns)
             assert made.service.admission.bytes == 0
             assert made.metric("hf_transformer_generations_in_flight") == 0
@@ -210,16 +210,16 @@ async def plain(app: Any) -> AsyncIterator[tuple[uvicorn.Server, int]]:
 
 
 @asynccontextmanager
-async def client_of(serve: Any = serving, **options: Any) -> AsyncIterator[tuple[Bench, httpx.AsyncClient]]:
+async def client_of(serve: Any = serving, **options: Any) -> AsyncIterator[tuple[ServedModel, httpx.AsyncClient]]:
     """A service with a scripted model, and a client without keep-alive, which closes abandoned streams."""
     limits = httpx.Limits(max_keepalive_connections=0)
-    async with bench(**options) as made, serve(made.app) as (_, port):
+    async with served_model(**options) as made, serve(made.app) as (_, port):
         url = f"http://{HOST}:{port}"
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=SECONDS, trust_env=False) as client:
             yield made, client
 
 
-def answered(made: Bench, status: int) -> bool:
+def answered(made: ServedModel, status: int) -> bool:
     """Whether exactly one request was counted with this status and none is in flight."""
     counts = [made.requests(api, status) for api in ("openai", "v1", "generate")]
     return sum(counts) == 1 and made.in_flight == 0

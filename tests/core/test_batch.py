@@ -31,7 +31,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding
-from tests.core.bench import text
+from tests.core.scheduling import text
 from tests.doctor.test_doctor import GOOD, binding_of
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.support.configuring import config

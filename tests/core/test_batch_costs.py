@@ -25,7 +25,7 @@ from hf_transformer.core.batch_costs import (
 )
 from hf_transformer.core.contract import Signature
 from hf_transformer.errors import PredictorUnavailable
-from tests.core.bench import MASKED, bench, text
+from tests.core.scheduling import MASKED, scheduling, text
 
 SIZES = random.Random(7).choices(range(8, 601), k=400)
 
@@ -205,7 +205,7 @@ async def test_texts_share_a_batch_if_that_saves_more_than_their_padding_costs(
     overhead: float, buckets: PaddingBuckets | None, lengths: list[int], shapes: list[tuple[int, int]]
 ) -> None:
     costs = RecordedCosts(overhead)
-    async with bench(builder=builder_of(costs, buckets)) as b:
+    async with scheduling(builder=builder_of(costs, buckets)) as b:
         blocker, task = await b.send(1, length=16), await b.send_texts(*[text(length, length) for length in lengths])
         assert await b.answer_all(blocker, task) == [[1], lengths]
         assert b.shapes == [(1, 16), *shapes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,45 +28,17 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import ModelSpec
 from tests.support.polling import until
-from tests.support.scripted_predictor import ScriptedPredictor
+from tests.support.scripted_predictor import SPEC, ScriptedPredictor
 
-SPEC = ModelSpec("m", "1", (), (), 0)
 OTHER = replace(SPEC, version="2", max_batch_size=8)
 DEAD = PredictorError("Stub process is not healthy")
 
 
-class Described(ScriptedPredictor):
-    """A predictor with a description set by the test.
-
-    ``ready`` is returned or raised; None hangs until ``release``. ``questions`` counts calls of model_ready, ``asked``
-    those of model_spec.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ready: bool | BaseException | None = True
-        self.release = asyncio.Event()
-        self.questions = self.asked = 0
-
-    async def model_ready(self) -> bool:
-        self.questions += 1
-        if isinstance(self.ready, BaseException):
-            raise self.ready
-        if self.ready is None:
-            await self.release.wait()
-            return False
-        return self.ready
-
-    async def model_spec(self) -> ModelSpec:
-        self.asked += 1
-        return self.spec
-
-
 class ScriptedPipeline:
-    """A pipeline whose requests and trials end as ``Bench.outcome`` says; ``gate`` delays them."""
+    """A pipeline whose requests and trials end as ``ModelHarness.outcome`` says; ``gate`` delays them."""
 
-    def __init__(self, bench: Bench, spec: ModelSpec) -> None:
-        self.bench = bench
+    def __init__(self, harness: ModelHarness, spec: ModelSpec) -> None:
+        self.harness = harness
         self.spec = spec
         self.tokenizer = SimpleNamespace(max_length=8)
         self.gate: asyncio.Event | None = None
@@ -74,27 +47,27 @@ class ScriptedPipeline:
         return Answers([await self._end()])
 
     async def trial(self) -> None:
-        self.bench.trials += 1
+        self.harness.trials += 1
         await self._end()
 
     async def start(self, request: Any, context: Context) -> Any:
         if request is None:
             raise InvalidInput("prompt", "a prompt", "none")
-        return SimpleNamespace(set_callbacks=lambda *callbacks: setattr(self.bench, "callbacks", callbacks))
+        return SimpleNamespace(set_callbacks=lambda *callbacks: setattr(self.harness, "callbacks", callbacks))
 
     async def _end(self) -> str:
         if self.gate is not None:
             await self.gate.wait()
-        if self.bench.outcome is not None:
-            raise self.bench.outcome
+        if self.harness.outcome is not None:
+            raise self.harness.outcome
         return self.spec.version
 
 
-class Bench:
+class ModelHarness:
     """A served model over a predictor that describes its model."""
 
-    def __init__(self, *, check_health: bool, interval: float, timeout: float) -> None:
-        self.predictor = Described()
+    def __init__(self, *, check_health: bool, interval: float, timeout: float, max_retry: float = 0.001) -> None:
+        self.predictor = ScriptedPredictor()
         self.outcome: BaseException | None = None
         self.misfit = False
         self.trials = 0
@@ -107,7 +80,7 @@ class Bench:
             self.predictor,
             self.build,
             self.metrics.of("m"),
-            checks=CheckSettings(check_health, interval, 0.001, 0.001, 0.001, timeout),
+            checks=CheckSettings(check_health, interval, 0.001, 0.001, max_retry, timeout),
         )
 
     def build(self, spec: ModelSpec) -> Any:
@@ -139,8 +112,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(*, check_health: bool = True, interval: float = 1000.0, limit: float = 5.0) -> AsyncIterator[Bench]:
-    served = Bench(check_health=check_health, interval=interval, timeout=limit)
+async def running_model(
+    *, check_health: bool = True, interval: float = 1000.0, limit: float = 5.0
+) -> AsyncIterator[ModelHarness]:
+    served = ModelHarness(check_health=check_health, interval=interval, timeout=limit)
     assert served.model.state is State.SEARCHING
     with pytest.raises(NotReady, match="the predictor has not been reached yet"):
         await served.ask()
@@ -160,7 +135,7 @@ async def bench(*, check_health: bool = True, interval: float = 1000.0, limit: f
 
 async def test_ready_asks_the_predictor_with_the_health_check_alone() -> None:
     for check_health in (False, True):
-        async with bench(check_health=check_health) as served:
+        async with running_model(check_health=check_health) as served:
             await served.model.require_ready()
             served.predictor.ready = False
             if check_health:
@@ -174,15 +149,15 @@ async def test_ready_asks_the_predictor_with_the_health_check_alone() -> None:
 
 
 async def test_concurrent_checks_share_one() -> None:
-    async with bench() as served:
-        await until(lambda: served.predictor.asked >= 1)
+    async with running_model() as served:
+        await until(lambda: served.predictor.descriptions >= 1)
         served.predictor.ready = None
         questions = served.predictor.questions
         asked = [asyncio.create_task(served.model.require_ready()) for _ in range(20)]
         await until(lambda: served.predictor.questions == questions + 1)
         asked[0].cancel()
         served.predictor.ready = True
-        served.predictor.release.set()  # the running check gets False
+        served.predictor.go_on.set()  # the running check gets False
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(results[0], asyncio.CancelledError)
         assert all(isinstance(result, NotReady) for result in results[1:])
@@ -198,7 +173,7 @@ async def test_concurrent_checks_share_one() -> None:
     ids=["a fault of ours", "broken off", "hangs"],
 )
 async def test_checks_go_on_after_any_failure(failure: BaseException | None, reason: str) -> None:
-    async with bench(interval=0.002, limit=0.01) as served:
+    async with running_model(interval=0.002, limit=0.01) as served:
         served.predictor.ready = failure
         await until(lambda: not served.shown_ready())
         assert reason in await served.unready()
@@ -212,17 +187,29 @@ async def test_checks_go_on_after_any_failure(failure: BaseException | None, rea
         await served.model.require_ready()
 
 
+async def test_the_interval_of_retries_doubles_up_to_its_maximum(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "hf_transformer.core.model")
+    served = ModelHarness(check_health=False, interval=1000.0, timeout=5.0, max_retry=0.004)
+    served.predictor.ready = False
+    running = asyncio.create_task(served.model.run())
+    await until(lambda: served.predictor.questions > 5)
+    running.cancel()
+    await asyncio.wait([running])
+    intervals = [cast(Any, record.args)[1] for record in caplog.records if "trying again" in record.msg]
+    assert intervals[:5] == [0.001, 0.002, 0.004, 0.004, 0.004]
+
+
 async def test_a_shutdown_makes_the_model_not_ready_for_good() -> None:
-    async with bench(interval=0.002) as served:
+    async with running_model(interval=0.002) as served:
         served.model.start_shutdown()
-        asked = served.predictor.asked
-        await until(lambda: served.predictor.asked > asked + 2)
+        asked = served.predictor.descriptions
+        await until(lambda: served.predictor.descriptions > asked + 2)
         assert not served.shown_ready() and "shutting down" in await served.unready()
         assert await served.ask() == "1"
 
 
 async def test_a_replacement_that_does_not_fit_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
-    async with bench(check_health=False, interval=0.002) as served:
+    async with running_model(check_health=False, interval=0.002) as served:
         served.misfit = True
         served.predictor.spec = OTHER
         await until(lambda: not served.shown_ready())
@@ -239,7 +226,7 @@ async def test_a_replacement_that_does_not_fit_gets_no_requests(caplog: pytest.L
 
 
 async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
-    async with bench() as served:
+    async with running_model() as served:
         await served.fail(DEAD, 2)
         await served.model.require_ready()
         assert served.trials == 0 and served.state() is State.READY
@@ -261,7 +248,7 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
 
 async def test_an_answer_ends_a_suspicion_without_a_probe(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    async with bench(check_health=False) as served:
+    async with running_model(check_health=False) as served:
         await served.fail(DEAD, 10)
         assert served.state() is State.SUSPECT
         served.outcome = None
@@ -273,7 +260,7 @@ async def test_an_answer_ends_a_suspicion_without_a_probe(caplog: pytest.LogCapt
             await served.ask()
     assert caplog.text.count("requests fail with 502") == caplog.text.count("answers again") == 1
     caplog.clear()
-    async with bench() as served:
+    async with running_model() as served:
         await served.fail(DEAD, 3)
         await until(lambda: not served.shown_ready())
         served.outcome = None
@@ -284,7 +271,7 @@ async def test_an_answer_ends_a_suspicion_without_a_probe(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("during", ["requests", "trial"])
 async def test_a_denial_does_not_make_the_model_suspect(during: str) -> None:
-    async with bench() as served:
+    async with running_model() as served:
         if during == "requests":
             await served.fail(PredictorDenied("401"), 10)
             assert served.state() is State.READY
@@ -300,7 +287,7 @@ async def test_a_denial_does_not_make_the_model_suspect(during: str) -> None:
 
 @pytest.mark.parametrize("check_health", [False, True])
 async def test_a_replaced_model_still_answers_its_running_requests(check_health: bool) -> None:
-    async with bench(check_health=check_health, interval=0.01) as served:
+    async with running_model(check_health=check_health, interval=0.01) as served:
         assert await served.ask() == "1" and served.model.describe().version == "1"
         first = served.pipelines[0]
         first.gate = asyncio.Event()
@@ -318,7 +305,7 @@ async def test_a_replaced_model_still_answers_its_running_requests(check_health:
 
 async def test_two_versions_behind_one_address_do_not_alternate() -> None:
     """A rolling update: a version that is found only now and then does not replace the served one."""
-    async with bench() as served:
+    async with running_model() as served:
         for _ in range(20):
             served.predictor.spec = OTHER
             await served.model.require_ready()
@@ -344,7 +331,7 @@ async def test_two_versions_behind_one_address_do_not_alternate() -> None:
 @pytest.mark.parametrize("check_health", [False, True])
 @pytest.mark.parametrize("away", [PredictorUnavailable("down"), PredictorTimeout("hung")], ids=["down", "hung"])
 async def test_a_check_follows_when_the_predictor_is_back(check_health: bool, away: RequestError) -> None:
-    async with bench(check_health=check_health) as served:
+    async with running_model(check_health=check_health) as served:
         await served.fail(away, 5)
         served.predictor.spec = OTHER
         served.outcome = None
@@ -356,7 +343,7 @@ async def test_a_check_follows_when_the_predictor_is_back(check_health: bool, aw
 @pytest.mark.parametrize("errors", [1, 3])
 async def test_a_check_follows_when_the_model_refuses_requests(errors: int) -> None:
     """One error is enough if the predictor was unreachable."""
-    async with bench(check_health=False) as served:
+    async with running_model(check_health=False) as served:
         if errors == 1:
             await served.fail(PredictorUnavailable("down"))
         served.predictor.spec = OTHER
@@ -367,22 +354,22 @@ async def test_a_check_follows_when_the_model_refuses_requests(errors: int) -> N
 
 
 async def test_an_outage_alone_causes_no_checks() -> None:
-    async with bench(check_health=False) as served:
-        await until(lambda: served.predictor.asked == 1)
+    async with running_model(check_health=False) as served:
+        await until(lambda: served.predictor.descriptions == 1)
         await served.fail(PredictorUnavailable("down"), 50)
         await served.fail(PredictorError("bad"), 1)
-        await until(lambda: served.predictor.asked == 2)
+        await until(lambda: served.predictor.descriptions == 2)
         await served.fail(PredictorUnavailable("down"), 50)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert served.predictor.asked == 2
+        assert served.predictor.descriptions == 2
 
 
 # Generation
 
 
 async def test_a_generation_reports_its_end_to_the_model() -> None:
-    async with bench(check_health=False) as served:
+    async with running_model(check_health=False) as served:
         with pytest.raises(InvalidInput, match="expected a prompt"):
             await served.model.generate(cast(Any, None), Context("1", {}))
         await served.model.generate(cast(Any, "a prompt"), Context("1", {}))

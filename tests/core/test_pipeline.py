@@ -24,8 +24,7 @@ from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import Array, ModelSpec, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TokenIds, Tokenization
-from tests.core.bench import LOGITS
-from tests.core.bench import Bench as SchedulingBench
+from tests.core.scheduling import LOGITS, SchedulerHarness
 from tests.generation.tokenizers import without_unknown
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.support.configuring import config
@@ -76,10 +75,10 @@ class Ids(Task[Any, Any, list[int]]):
         return [list(windows) for windows in parts]
 
 
-class Bench:
+class PredictivePipelineHarness:
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self.tokenizer = load_tokenizer(MODEL_FOLDER, {}, max_model_len=32)
-        self.scheduling = SchedulingBench(executor)
+        self.scheduling = SchedulerHarness(executor)
         self.predictor, self.metrics = self.scheduling.predictor, self.scheduling.metrics
         self.logged: list[Any] = []
         self.pipeline = PredictivePipeline(
@@ -105,13 +104,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def predictive_pipeline() -> AsyncIterator[PredictivePipelineHarness]:
     with ThreadPoolExecutor(1) as executor:
-        yield Bench(executor)
+        yield PredictivePipelineHarness(executor)
 
 
 async def test_each_instance_gets_its_own_answer() -> None:
-    async with bench() as b:
+    async with predictive_pipeline() as b:
         answers, tokens = await b.ask("a short text"), len(b.ids("a short text")[0][0])
         assert answers.predictions == [b.ids("a short text")] and answers.tensor is None
         assert (b.context.instances, b.context.tokens, answers.tokens) == (1, tokens, tokens)
@@ -126,7 +125,7 @@ async def test_each_instance_gets_its_own_answer() -> None:
 @pytest.mark.parametrize("inline", [10**6, 1], ids=["on the event loop", "in a thread"])
 async def test_windows_become_parts_of_one_answer_and_a_tensor(inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "INLINE_VALUES", inline)
-    async with bench() as b:
+    async with predictive_pipeline() as b:
         text = "word " * 40
         answers = await b.ask(text, "a short text", windows=True, tensors=True)
         assert len(answers.predictions[0][0]) > 1
@@ -168,7 +167,7 @@ async def test_windows_become_parts_of_one_answer_and_a_tensor(inline: int, monk
 async def test_a_request_that_is_refused_is_not_sent(
     instances: list[Any], parameters: dict[str, Any], error: type[RequestError], says: str
 ) -> None:
-    async with bench() as b:
+    async with predictive_pipeline() as b:
         with pytest.raises(error) as caught:
             await b.ask(*instances, **parameters)
         assert says in str(caught.value) and not b.predictor.calls
@@ -180,7 +179,7 @@ async def test_a_request_that_is_refused_is_not_sent(
     ids=["instances", "length and total", "sequences"],
 )
 async def test_a_request_just_within_the_limits_is_answered(instances: list[Any]) -> None:
-    async with bench() as b:
+    async with predictive_pipeline() as b:
         assert len((await b.ask(*instances)).predictions) == len(instances)
 
 

@@ -182,6 +182,9 @@ def test_the_nearest_lengths_fill_a_batch_up() -> None:
         # Padding does not count where the length is fixed.
         (limits(fixed_length=100), [1, 100], [2]),
         (limits(), [1, 100], [1, 1]),
+        # A batch may have a quarter of padding, and no more.
+        (limits(), [100, 50], [2]),
+        (limits(), [100, 49], [1, 1]),
         # A few rows may be refused where more would not be.
         (replace(limits(rows=9, output_bytes=200), allow_in_shared_memory=lambda size: size >= 500), [10] * 8, [2] * 4),
     ],

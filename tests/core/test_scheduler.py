@@ -27,7 +27,7 @@ from hf_transformer.errors import (
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
-from tests.core.bench import LOGITS, MASKED, SIGNATURE, Bench, bench, first_logit, run, text
+from tests.core.scheduling import LOGITS, MASKED, SIGNATURE, SchedulerHarness, first_logit, run, scheduling, text
 
 TEXT = Encoding([101, 7, 102], [0, 0, 0])
 
@@ -37,7 +37,7 @@ def nan(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) ->
 
 
 async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         tasks = [await b.send(1), await b.send(2), await b.send(3, 4), await b.send(5)]
         assert b.sent == [[1]]
         await b.answer(0)
@@ -46,7 +46,7 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
         assert [await task for task in tasks] == [[1], [2], [3, 4], [5]]
         assert all(call.released for call in b.predictor.calls)
         together = asyncio.gather(*[run(b.scheduler, [text(1, number)]) for number in (1, 2, 3)])
-        await b.turn()
+        await b.predictor.turn()
         assert b.sent[2:] == [[1, 2, 3]], "what arrives in one turn leaves together"
         await b.answer()
         assert await together == [[1], [2], [3]]
@@ -54,7 +54,7 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
 
 
 async def test_batches_are_counted_and_have_the_sizes_of_outputs_that_are_known() -> None:
-    async with bench(MASKED) as b:
+    async with scheduling(MASKED) as b:
         await b.answer_all(await b.send(1), await b.send(2, length=4), await b.send(3, length=3))
         shown = b.metrics.render().decode()
     assert 'hf_transformer_batch_tokens_total{kind="real",model_name="bert"} 10.0' in shown
@@ -63,14 +63,14 @@ async def test_batches_are_counted_and_have_the_sizes_of_outputs_that_are_known(
     assert 'hf_transformer_batch_instances_sum{model_name="bert"} 3.0' in shown
     free = replace(SIGNATURE, outputs=(replace(LOGITS, sizes=(-1, -1)),))
     for signature, sizes in ((SIGNATURE, {"logits": 2 * 5 * 4}), (free, {})):
-        async with bench(signature) as b:
+        async with scheduling(signature) as b:
             task = await b.send(1, 2, length=5)
-            assert b.predictor.calls[0].sizes == sizes
+            assert b.predictor.calls[0].given.sizes == sizes
             await b.answer_all(task)
 
 
 async def test_a_large_request_is_split_over_the_concurrency_limit() -> None:
-    async with bench(max_batches_in_flight=2) as b:
+    async with scheduling(max_batches_in_flight=2) as b:
         task = await b.send(*range(1, 11))
         assert b.sent == [[1, 2, 3, 4], [5, 6, 7, 8]]
         await b.answer(1)
@@ -79,12 +79,12 @@ async def test_a_large_request_is_split_over_the_concurrency_limit() -> None:
 
 
 async def test_requests_with_different_authorization_never_share_a_batch() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         headers = [{"authorization": key, "x-request-id": str(number)} for number, key in enumerate("aabb")]
         tasks = [await b.send(number, headers=sent) for number, sent in enumerate(headers)]
         assert await b.answer_all(*tasks) == [[0], [1], [2], [3]]
         assert b.sent == [[0], [1], [2, 3]]
-        assert [call.headers for call in b.predictor.calls] == headers[:3]
+        assert [call.given.headers for call in b.predictor.calls] == headers[:3]
 
 
 @pytest.mark.parametrize(("cost", "on_the_loop"), [(INLINE_COST, True), (INLINE_COST + 1, False)])
@@ -92,21 +92,21 @@ async def test_long_decoding_is_done_in_a_thread(cost: int, on_the_loop: bool) -
     def where(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
         return threading.current_thread() is threading.main_thread()
 
-    async with bench() as b:
+    async with scheduling() as b:
         task = await b.send(1, decode=where, cost=cost)
         b.predictor.answer()
         assert await task == [on_the_loop]
 
 
 async def test_an_answered_caller_can_join_the_next_batch() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         context = Context("id", {})
 
         async def steps() -> list[Any]:
             return [(await run(b.scheduler, [text(1, number)], context=context))[0] for number in (1, 3)]
 
         stepping = asyncio.create_task(steps())
-        await b.turn()
+        await b.predictor.turn()
         waited = context.queue
         other = await b.send(2, length=1)
         await b.answer(0)
@@ -119,22 +119,22 @@ async def test_an_answered_caller_can_join_the_next_batch() -> None:
 
 
 async def test_a_cancelled_request_leaves_the_queue_and_takes_no_rows_of_a_batch() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         first, left, *others = await b.send(1), await b.send(7, 8, 9), await b.send(2), await b.send(3)
         left.cancel()
-        await b.turn()
+        await b.predictor.turn()
         assert await b.answer_all(first, *others) == [[1], [2], [3]]
         assert b.sent == [[1], [2, 3]] and left.cancelled()
 
 
 async def test_a_request_leaves_the_queue_and_a_batch_goes_on_without_its_clients() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         sent, gone, two, three = await b.send(1), await b.send(7, 8, 9), await b.send(2), await b.send(3)
         gone.cancel()
-        wanted = b.predictor.calls[0].wanted
+        wanted = b.predictor.calls[0].given.wanted
         assert wanted is not None and wanted()
         sent.cancel()
-        await b.turn()
+        await b.predictor.turn()
         assert not wanted() and not b.predictor.calls[0].cancelled and b.sent == [[1]]
         await b.answer(0)
         assert b.sent == [[1], [2, 3]] and b.predictor.calls[0].released and gone.cancelled()
@@ -144,7 +144,7 @@ async def test_a_request_leaves_the_queue_and_a_batch_goes_on_without_its_client
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_batch_is_not_sent_if_all_its_clients_have_left_before(turns: int) -> None:
     """The request leaves before or after the batch is formed."""
-    async with bench() as b:
+    async with scheduling() as b:
         task = asyncio.create_task(run(b.scheduler, [TEXT]))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -152,12 +152,12 @@ async def test_a_batch_is_not_sent_if_all_its_clients_have_left_before(turns: in
             assert turns >= 2 and await b.answer_all(task) == [[101]]
             return
         task.cancel()
-        await b.turn()
+        await b.predictor.turn()
         assert await b.answer_all(await b.send(2)) == [[2]] and b.sent == [[2]]
 
 
 async def test_a_batch_is_not_sent_if_all_its_clients_leave_while_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         packing, go, pack = threading.Event(), threading.Event(), b.builder.pack
 
         def slowly(items: Any) -> Any:
@@ -179,17 +179,17 @@ async def test_a_batch_is_not_sent_if_all_its_clients_leave_while_it_is_packed(m
 
 
 async def test_the_callers_deadline_ends_a_request_and_no_other() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         now = asyncio.get_running_loop().time()
         blocker, late, patient = await b.send(1), await b.send(2, deadline=now), await b.send(3, deadline=now + 10_000)
         with pytest.raises(CallersDeadline, match="before the caller's deadline"):
             await asyncio.wait_for(late, 20)
         assert await b.answer_all(blocker, patient) == [[1], [3]]
         assert b.sent == [[1], [3]]
-    async with bench(timeout=0.0) as b:
+    async with scheduling(timeout=0.0) as b:
         task = await b.send(1)
         with pytest.raises(PredictorTimeout, match=r"in 0 s \(--predictor_request_timeout_seconds\)"):
-            await task
+            await asyncio.wait_for(task, 20)
         await b.answer()
 
 
@@ -201,7 +201,7 @@ async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        async with bench() as b:
+        async with scheduling() as b:
             decode = Decode()
             gone = weakref.ref(decode)
             task = await b.send(1, 2, decode=decode)
@@ -209,7 +209,7 @@ async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
             assert await task == [1, 2]
             del decode, task
             b.predictor.calls.clear()  # ``wanted`` references the entries
-            await b.turn()
+            await b.predictor.turn()
             assert gone() is None
     finally:
         gc.enable()
@@ -222,7 +222,7 @@ async def test_an_instance_that_can_not_be_decoded_fails_its_own_request_alone()
     def fault(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
         raise ValueError("a fault of ours")
 
-    async with bench() as b:
+    async with scheduling() as b:
         blocker, *bad = [await b.send(1), *[await b.send(2, decode=nan) for _ in range(2)]]
         broken, good = await b.send(3, decode=fault), await b.send(4)
         await b.answer(0)
@@ -238,7 +238,7 @@ async def test_an_instance_that_can_not_be_decoded_fails_its_own_request_alone()
 
 
 async def test_a_batch_that_the_model_refuses_is_sent_again_by_request() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         blocker, bad, good, gone = await b.send(1), await b.send(2, 3), await b.send(4), await b.send(5)
         await b.answer(0)
         gone.cancel()
@@ -256,7 +256,7 @@ async def test_a_batch_that_the_model_refuses_is_sent_again_by_request() -> None
     "error", [PredictorUnavailable("down"), PredictorTimeout("late")], ids=lambda error: error.status
 )
 async def test_an_outage_is_not_multiplied(error: RequestError) -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         blocker, *shared = await b.send(1), await b.send(2), await b.send(3)
         await b.answer(0)
         b.predictor.fail(1, error)
@@ -267,7 +267,7 @@ async def test_an_outage_is_not_multiplied(error: RequestError) -> None:
 
 
 async def test_a_model_that_refuses_everything_is_not_called_one_by_one_for_ever() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         for number in range(MAX_REFUSED_IN_A_ROW + 2):
             before = len(b.sent)
             tasks = [await b.send(1), await b.send(2), await b.send(3)]
@@ -288,7 +288,7 @@ def test_time_and_good_answers_bring_isolation_back() -> None:
 
 
 async def test_a_good_neighbour_is_answered_while_every_batch_has_a_bad_instance() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         for _ in range(2 * MAX_REFUSED_IN_A_ROW):
             tasks = [await b.send(first) for first in (0, 666, 1, 666)]
             while not all(task.done() for task in tasks):
@@ -300,7 +300,7 @@ async def test_a_good_neighbour_is_answered_while_every_batch_has_a_bad_instance
 
 
 async def test_a_call_that_is_broken_off_is_answered() -> None:
-    async with bench() as b:
+    async with scheduling() as b:
         task = await b.send(1)
         b.predictor.calls[0].end.cancel()
         with pytest.raises(PredictorUnavailable, match="broken off"):
@@ -315,8 +315,8 @@ async def test_a_call_that_is_broken_off_is_answered() -> None:
 async def test_two_schedulers_of_one_predictor_share_its_limit_in_turn(count: int) -> None:
     with ThreadPoolExecutor(1) as executor:
         limit = ConcurrencyLimit(count)
-        old = Bench(executor, limit=limit)
-        new = Bench(executor, limit=limit, predictor=old.predictor)
+        old = SchedulerHarness(executor, limit=limit)
+        new = SchedulerHarness(executor, limit=limit, predictor=old.predictor)
         tasks = [await old.send(*range(12)), await new.send(*range(100, 112))]
         for number in range(6):
             assert sum(not call.end.done() for call in old.predictor.calls) == min(count, 6 - number)
@@ -375,10 +375,10 @@ TRIALS: dict[str, tuple[Any, Any, int | None, str]] = {
 async def test_a_trial_is_packed_like_a_batch_and_waits_for_no_slot(
     signature: Any, ids: Any, nan_at: int | None, message: str
 ) -> None:
-    async with bench(signature) as b:
+    async with scheduling(signature) as b:
         busy = await b.send(1, 2)
         trial = asyncio.create_task(b.scheduler.trial(TEXT))
-        await b.turn()
+        await b.predictor.turn()
         assert b.predictor.calls[-1].ids.tolist() == ids
         b.predictor.nan_at = nan_at
         b.predictor.answer(1)
@@ -401,7 +401,7 @@ steps = st.one_of(
 )
 
 
-async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[Any]]) -> None:
+async def perform(b: SchedulerHarness, step: tuple[Any, ...], requests: list[asyncio.Task[Any]]) -> None:
     calls = [call for call in b.predictor.calls if not call.end.done()]
     match step:
         case "send", count, owner, late:
@@ -419,17 +419,17 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
         case "fail", which, error if calls:
             calls[which % len(calls)].end.set_exception(error("it failed"))
         case ("turn",):
-            await b.turn()
+            await b.predictor.turn()
 
 
 async def run_sequence(sequence: list[tuple[Any, ...]]) -> None:
-    async with bench(max_batches_in_flight=2) as b:
+    async with scheduling(max_batches_in_flight=2) as b:
         b.scheduler._isolation = FailureIsolation(3)
         requests: list[asyncio.Task[Any]] = []
         for step in sequence:
             await perform(b, step, requests)
             assert sum(not call.end.done() for call in b.predictor.calls) <= 2
-        await b.turn()
+        await b.predictor.turn()
         while any(not call.end.done() for call in b.predictor.calls):
             await b.answer()
         results = await asyncio.gather(*requests, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step
-from hf_transformer.predictor.base import ModelCall, Reply
+from hf_transformer.predictor.base import ModelCall, Outputs
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
-from tests.support.scripted_predictor import ScriptedPredictor
-
-Response = Mapping[str, Tensor]
+from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
 
 
 def settings(**more: Any) -> GeneratorSettings:
@@ -37,30 +35,18 @@ def spec(name: str, datatype: str = "INT32", *shape: int, optional: bool = False
 
 
 class ScriptedLLM(ScriptedPredictor):
-    """Streams ``responses`` in every call; a unary call gets the first.
-
-    Attributes:
-        inputs, wanted, headers: input tensors, output names and headers of the last call.
-        left: number of responses that the last stream had left when it was closed.
-        released: number of released replies.
+    """Streams ``responses`` in every call; a unary call gets the first. ``left`` is the number of responses that the
+    last stream had left when it was closed.
     """
 
-    def __init__(self, *responses: Response, json: bool = False) -> None:
+    def __init__(self, *responses: Outputs, json: bool = False) -> None:
         super().__init__()
         self.responses = responses
-        self.inputs: dict[str, Tensor] = {}
-        self.wanted: Sequence[str] = ()
-        self.headers: Mapping[str, str] = {}
         self.left = -1
-        self.released = 0
         self.streams_json = json
 
-    def sent(self) -> dict[str, Any]:
-        """Values of all inputs of the last call."""
-        return {name: tensor.data.tolist() for name, tensor in self.inputs.items()}
-
-    async def stream(self, call: ModelCall) -> AsyncGenerator[Response, None]:
-        self._note(call)
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
+        self.record(call)
         sent = 0
         try:
             for response in self.responses:
@@ -69,19 +55,9 @@ class ScriptedLLM(ScriptedPredictor):
         finally:
             self.left = len(self.responses) - sent
 
-    async def infer(self, call: ModelCall) -> Reply:
-        assert call.cancellable, "cancelling a generation cancels its call"
-        self._note(call)
-
-        def release() -> None:
-            self.released += 1
-
-        return Reply(self.responses[0], release)
-
-    def _note(self, call: ModelCall) -> None:
-        self.inputs = {tensor.name: tensor for tensor in call.inputs}
-        assert len(self.inputs) == len(call.inputs)
-        self.wanted, self.headers = call.outputs, call.headers
+    async def respond(self, made: RecordedCall) -> Outputs:
+        assert made.given.cancellable, "cancelling a generation cancels its call"
+        return self.responses[0]
 
 
 def tensor(name: str, datatype: str, *values: Any) -> Tensor:
@@ -89,7 +65,7 @@ def tensor(name: str, datatype: str, *values: Any) -> Tensor:
     return Tensor(name, datatype, np.array(values, NUMPY_DTYPES.get(datatype, np.dtype(np.object_))))
 
 
-def ids(*row: int, length: int | None = None, scores: Sequence[float] | None = None) -> Response:
+def ids(*row: int, length: int | None = None, scores: Sequence[float] | None = None) -> Outputs:
     """A token model's response, with batch and beam axes."""
     response = {"output_ids": Tensor("output_ids", "INT32", np.array([[row]], np.int32))}
     if length is not None:
@@ -99,7 +75,7 @@ def ids(*row: int, length: int | None = None, scores: Sequence[float] | None = N
     return response
 
 
-def text(value: str | bytes, **more: str) -> Response:
+def text(value: str | bytes, **more: str) -> Outputs:
     """A text model's response."""
     values = {"text_output": value if isinstance(value, bytes) else value.encode()}
     values |= {name: text.encode() for name, text in more.items()}

@@ -118,7 +118,7 @@ async def test_the_encoders_cache_is_requested_once() -> None:
         await write(made, PROMPTS[0], replace(GREEDY, ignore_eos=True, max_tokens=3))
         decoder = ["logits", "present.0.decoder.key", "present.0.decoder.value"]
         first = [*decoder, "present.0.encoder.key", "present.0.encoder.value"]
-        assert predictor.asked == [first, decoder, decoder]
+        assert [call.given.outputs for call in predictor.calls] == [first, decoder, decoder]
 
 
 BIASED = Sampling(greedy=True, max_tokens=9, logit_bias={EOS: 100.0})
@@ -321,8 +321,8 @@ async def test_the_limit_of_output_bytes_counts_returned_caches() -> None:
     limit = 50 * 4 * 3 + TOKEN * 3 * 12
     async with generator(VARIANTS["cache"], replace(SCHEDULING, max_batch_output_bytes=limit)) as (made, predictor):
         await asyncio.gather(*[write(made, (one, *[5] * 7), replace(ENDLESS, max_tokens=6)) for one in range(3, 11)])
-        for call, sizes in zip(predictor.calls, predictor.sizes, strict=True):
-            assert sum(sizes.values()) <= limit or len(call["input_ids"]) == 1
+        for call in predictor.calls:
+            assert sum(call.given.sizes.values()) <= limit or len(call["input_ids"]) == 1
         assert max(predictor.rows) == 3
 
 
@@ -442,6 +442,7 @@ async def test_caches_are_freed_without_the_garbage_collector(monkeypatch: pytes
             await asyncio.gather(*tasks, return_exceptions=True)
             del tasks, task, text
             await predictor.release(50)
+            predictor.calls.clear()  # ``wanted`` references the sequences
             assert len(caches) == 11 and [cache() for cache in caches] == [None] * 11
         finally:
             gc.enable()
@@ -467,7 +468,7 @@ async def test_padding_to_a_multiple_changes_no_text(name: str) -> None:
         assert [await write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts] == expected
         together = [write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts]
         assert await asyncio.gather(*together) == expected
-        sent = {name: {call[name].shape[-1] for call in predictor.calls} for name in predictor.calls[0]}
+        sent = {name: {call[name].shape[-1] for call in predictor.calls} for name in predictor.calls[0].inputs}
     free = WIDTHS if variant.length < 0 else {LONGEST}
     if variant.encoder_decoder:
         assert sent["input_ids"] == sent["attention_mask"] == free
@@ -493,7 +494,7 @@ async def test_a_fixed_length_overrides_pad_to_multiple_of(encoder_decoder: bool
     scheduling = replace(SCHEDULING, max_batch_tokens=3 * 40)
     async with generator(variant, scheduling, pad_to_multiple_of=MULTIPLE) as (made, predictor):
         texts = await asyncio.gather(*[write(made, prompt, replace(LONG, max_tokens=4)) for prompt in prompts])
-        assert {data.shape[-1] for call in predictor.calls for data in call.values()} == {40}
+        assert {data.shape[-1] for call in predictor.calls for data in call.inputs.values()} == {40}
         assert encoder_decoder or set(predictor.rows) == {3}, "the rows are limited by the padded tokens"
     async with generator(variant, scheduling) as (made, _):
         assert texts == [await write(made, prompt, replace(LONG, max_tokens=4)) for prompt in prompts]

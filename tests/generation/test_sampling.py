@@ -11,9 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.errors import PredictorError
-from hf_transformer.generation.sampling import DRAW_BLOCK, PARTIAL_SORT_SIZE, TokenSampler, candidates, draw
+from hf_transformer.errors import PredictorError, TooLarge
+from hf_transformer.generation.sampling import (
+    DRAW_BLOCK,
+    MAX_STOP_LENGTH,
+    PARTIAL_SORT_SIZE,
+    TokenSampler,
+    candidates,
+    draw,
+    read_sampling,
+)
 from hf_transformer.generation.types import Sampling
+from hf_transformer.tasks.base import GenerationSettings
+from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.tensors import Array
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "logits_processors.json").read_text())
@@ -190,3 +200,18 @@ def test_rounding_never_draws_a_token_of_weight_0(size: int) -> None:
     weights[1] = 1
     assert draw(None, weights, 1 - 2**-53) == draw(None, weights, 0.0) == 1
     assert draw(None, weights, 1.0) == 1
+
+
+@pytest.mark.parametrize(("top_p", "count"), [(0.5, 2), (0.51, 3), (0.75, 3), (0.25, 1)])
+def test_a_nucleus_with_exactly_top_p_has_no_further_token(top_p: float, count: int) -> None:
+    ids, _ = candidates(np.zeros(4, np.float32), Sampling(top_p=top_p))
+    assert ids is not None and ids.tolist() == [*range(count)]
+
+
+def test_a_stop_string_may_be_as_long_as_the_limit() -> None:
+    def stop(text: str) -> tuple[str, ...]:
+        return read_sampling(Parameters({"stop": text}, ["stop"]), GenerationSettings(), 9, tokens=None).stop
+
+    assert stop("a" * MAX_STOP_LENGTH) == ("a" * MAX_STOP_LENGTH,)
+    with pytest.raises(TooLarge, match=r"^parameters\.stop: "):
+        stop("a" * (MAX_STOP_LENGTH + 1))

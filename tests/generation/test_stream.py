@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -395,3 +396,17 @@ async def test_time_per_token_needs_several_steps(harness: PipelineHarness, scri
     await harness.read(ScriptedGenerator(lambda *_: script), asking(), metrics=metrics.of("m"))
     line = f'hf_transformer_time_per_output_token_seconds_count{{model_name="m"}} {observed}.0'
     assert line in metrics.render().decode()
+
+
+async def test_times_between_tokens_add_up_to_the_time_after_the_first(harness: PipelineHarness) -> None:
+    metrics = Metrics()
+    script = [*[Step(ids=(token,)) for token in (5, 6, 7)], Step(ids=(8,), finish="stop")]
+    await harness.read(ScriptedGenerator(lambda *_: script), asking(), metrics=metrics.of("m"))
+    shown = metrics.render().decode()
+
+    def seconds(name: str) -> float:
+        [value] = re.findall(rf'^hf_transformer_{name}_seconds_sum{{model_name="m"}} (.*)$', shown, re.MULTILINE)
+        return float(value)
+
+    assert 'hf_transformer_inter_token_seconds_count{model_name="m"} 3.0' in shown
+    assert 0 < seconds("inter_token") == pytest.approx(3 * seconds("time_per_output_token"))

@@ -100,23 +100,26 @@ async def test_vllm_gets_sampling_parameters_as_json(harness: TextModelHarness) 
         max_tokens=5, temperature=0.5, top_k=3, seed=11, presence_penalty=0.25, ignore_eos=True, stop_token_ids=(3, 4)
     )
     await harness.read(VLLM, text(" a", finish_reason="stop"), sampling=sampling)
-    sent = harness.predictor.sent()
+    sent = harness.predictor.calls[-1].sent
     drawn = {"temperature": 0.5, "top_k": 3, "seed": 11, "presence_penalty": 0.25}
     expected = {"max_tokens": 5, **drawn, "stop_token_ids": [3, 4], "ignore_eos": True}
     assert orjson.loads(sent.pop("sampling_parameters")[0]) == expected
     asks = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_output_tokens")
     assert sent == {"text_input": ["hello"], **{name: [True] for name in asks}}
-    assert harness.predictor.wanted == ["text_output", "finish_reason", "num_output_tokens"]
-    assert harness.predictor.headers == {"x-request-id": "r"}
+    assert harness.predictor.calls[-1].given.outputs == ["text_output", "finish_reason", "num_output_tokens"]
+    assert harness.predictor.calls[-1].given.headers == {"x-request-id": "r"}
     greedy = Sampling(max_tokens=5, greedy=True, top_k=5, seed=3)
     await harness.read(VLLM, text("", finish_reason="stop"), sampling=greedy)
-    assert orjson.loads(harness.predictor.sent()["sampling_parameters"][0]) == {"max_tokens": 5, "temperature": 0.0}
+    assert orjson.loads(harness.predictor.calls[-1].sent["sampling_parameters"][0]) == {
+        "max_tokens": 5,
+        "temperature": 0.0,
+    }
 
 
 async def test_an_ensemble_gets_one_input_per_parameter(harness: TextModelHarness) -> None:
     await harness.read(ENSEMBLE, text(" a"), sampling=Sampling(max_tokens=5, temperature=0.5, seed=11))
     values = {"text_input": "hello", "max_tokens": 5, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "random_seed": 11}
-    assert harness.predictor.sent() == {name: [[value]] for name, value in {**values, "stream": True}.items()}
+    assert harness.predictor.calls[-1].sent == {name: [[value]] for name, value in {**values, "stream": True}.items()}
 
 
 LLM_API = model(
@@ -162,7 +165,7 @@ async def test_the_leading_token_is_not_sent_twice(tmp_path: Path, executor: Thr
         (Prompt("<s>hi", (1, 1, 5), True), "<s>hi"),
     ):
         await harness.read(VLLM, text("", finish_reason="stop"), prompt=prompt)
-        assert harness.predictor.sent()["text_input"] == [expected]
+        assert harness.predictor.calls[-1].sent["text_input"] == [expected]
 
 
 async def test_some_tokenizers_have_no_leading_token(
@@ -216,6 +219,9 @@ async def test_the_models_token_count_decides_the_finish_reason(harness: TextMod
     count = {"num_output_tokens": tensor("num_output_tokens", "UINT32", 3)}
     assert await harness.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
     assert await harness.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
+    for most, expected in ((6, "length"), (7, "stop")):
+        both = {**text("a"), **count}, {**text("b"), **count}
+        assert await harness.read(VLLM, *both, sampling=Sampling(max_tokens=most)) == (["a", "b"], expected)
 
 
 async def test_tokens_are_counted_if_the_model_does_not_count(harness: TextModelHarness) -> None:
@@ -292,8 +298,8 @@ async def test_a_model_without_max_tokens_is_truncated(harness: TextModelHarness
 async def test_a_returned_prompt_is_removed(harness: TextModelHarness, answer: str, expected: str) -> None:
     written, finish = await harness.read(TUTORIAL, whole(answer), sampling=MANY)
     assert ("".join(written), finish) == (expected, "stop")
-    assert harness.predictor.sent() == {"text_input": ["hello"]}
-    assert harness.predictor.released == 1
+    assert harness.predictor.calls[-1].sent == {"text_input": ["hello"]}
+    assert [call.released for call in harness.predictor.calls] == [True]
     for size in (1, 2, 3, 100):
         written, _ = await harness.read(PLAIN, *cut(answer, size))
         assert "".join(written) == expected

@@ -49,7 +49,7 @@ async def ask(
 
 async def sent(spec: ModelSpec, sampling: Sampling = GREEDY, **more: Any) -> dict[str, Any]:
     """Values of the inputs of a call with one response."""
-    return (await ask(spec, ids(2), sampling=sampling, **more))[1].sent()
+    return (await ask(spec, ids(2), sampling=sampling, **more))[1].calls[-1].sent
 
 
 def ids_of(steps: list[Step]) -> list[int]:
@@ -69,11 +69,11 @@ async def test_tensorrtllm_backend_gets_one_input_per_parameter() -> None:
     drawn = {"temperature": 0.5, "runtime_top_k": 3, "runtime_top_p": 0.25, "repetition_penalty": 1.5}
     flags = dict.fromkeys(("streaming", "exclude_input_in_output", "return_log_probs"), True)
     values = {**numbers, **drawn, **flags, "random_seed": 11}
-    assert predictor.sent() == {"input_ids": [[7, 8, 9]], **{name: [[value]] for name, value in values.items()}}
-    for one in predictor.inputs.values():
+    assert predictor.calls[-1].sent == {"input_ids": [[7, 8, 9]], **{name: [[value]] for name, value in values.items()}}
+    for one in predictor.calls[-1].given.inputs:
         assert one.data.dtype.name == {"BOOL": "bool", "FP32": "float32"}.get(one.datatype, one.datatype.lower())
-    assert predictor.wanted == ["output_ids", "sequence_length", "output_log_probs"]
-    assert predictor.headers == {"x-request-id": "r"}
+    assert predictor.calls[-1].given.outputs == ["output_ids", "sequence_length", "output_log_probs"]
+    assert predictor.calls[-1].given.headers == {"x-request-id": "r"}
 
 
 async def test_greedy_is_a_top_k_of_1_or_a_top_p_of_0() -> None:
@@ -172,7 +172,7 @@ async def test_stop_tokens_end_a_text_of_a_model_without_stop_words(words: tuple
     how = Sampling(max_tokens=9, stop_token_ids=(7, 11, 12), ignore_eos=True)
     found, predictor = await ask(model([*NEEDED, *more], OUTPUTS), ids(5), ids(6), ids(7), ids(8), sampling=how)
     assert ids_of(found) == [5, 6] and found[-1].finish == "stop"
-    assert "stop_words_list" not in predictor.sent()
+    assert "stop_words_list" not in predictor.calls[-1].sent
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_an_encoder_decoder_gets_its_decoder_start_ids() -> None:
     more = [spec("decoder_input_ids", "INT32", -1), spec("decoder_input_lengths")]
     found = model([*NEEDED, *more], OUTPUTS, decoupled=False)
     [step], predictor = await ask(found, ids(0, 5, 6), decoder_start_ids=(0,))
-    sent = predictor.sent()
+    sent = predictor.calls[-1].sent
     assert (sent["decoder_input_ids"], sent["decoder_input_lengths"]) == ([[0]], [[1]])
     assert step.ids == [5, 6]
 
@@ -200,7 +200,7 @@ async def test_an_encoder_decoder_gets_its_decoder_start_ids() -> None:
 async def test_a_trial_requests_one_token() -> None:
     predictor = ScriptedLLM(ids(5))
     await generator(model(REAL, OUTPUTS), predictor).trial(PROMPT)
-    assert predictor.sent()["request_output_len"] == [[1]]
+    assert predictor.calls[-1].sent["request_output_len"] == [[1]]
 
 
 WORDS = "stop_words_list"
@@ -295,7 +295,7 @@ async def test_a_unary_response_becomes_one_step(response: Any, expected: list[i
         responses.append({name: Tensor(name, data.datatype, data.data.ravel()) for name, data in response.items()})
     for tensors in responses:
         [step], predictor = await ask(model(NEEDED, OUTPUTS, decoupled=False), tensors)
-        assert predictor.released == 1
+        assert [call.released for call in predictor.calls] == [True]
         assert (list(step.ids), step.finish) == (expected, finish)
 
 

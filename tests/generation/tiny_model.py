@@ -7,7 +7,7 @@ the model attends to padding, a position is shifted, or a cache belongs to anoth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +20,11 @@ from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import ModelCall, Predictor, Reply
+from hf_transformer.predictor.base import ModelCall, Outputs
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
 from tests.generation.scripted_models import settings
+from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64
 EOS = 2
@@ -110,65 +111,42 @@ class TinyModel:
         return found
 
 
-class TinyPredictor(Predictor):
+class TinyPredictor(ScriptedPredictor):
     """Runs a TinyModel.
 
     Attributes:
-        calls, asked, sizes: inputs by name, output names and output bytes of each call.
         held: makes calls wait for ``release``.
         faults: errors to raise, by the number of the call.
         change: modifies each call's outputs.
     """
 
     def __init__(self, variant: ModelVariant) -> None:
+        super().__init__()
         self.variant = variant
+        self.spec = variant.spec
         self.model = TinyModel()
-        self.calls: list[dict[str, Array]] = []
-        self.asked: list[Sequence[str]] = []
-        self.sizes: list[Mapping[str, int]] = []
         self.faults: dict[int, Exception] = {}
         self.held = False
         self.change: Any = None
-        self._gates: list[asyncio.Future[None]] = []
 
     async def release(self, turns: int = 20) -> None:
         """Releases the waiting calls, and runs the event loop for some turns."""
-        for gate in self._gates:
-            if not gate.done():
-                gate.set_result(None)
+        self.answer()
         await self.turn(turns)
-
-    async def turn(self, turns: int = 20) -> None:
-        for _ in range(turns):
-            await asyncio.sleep(0)
 
     @property
     def rows(self) -> list[int]:
         """Number of rows of each call."""
         return [len(call["input_ids"]) for call in self.calls]
 
-    async def model_spec(self) -> ModelSpec:
-        return self.variant.spec
-
-    async def model_ready(self) -> bool:
-        return True
-
-    async def infer(self, call: ModelCall) -> Reply:
-        number = len(self.calls)
-        inputs = {tensor.name: tensor.data.copy() for tensor in call.inputs}
-        self.calls.append(inputs)
-        self.asked.append(call.outputs)
-        self.sizes.append(call.sizes)
+    async def respond(self, made: RecordedCall) -> Outputs:
+        number, call = len(self.calls) - 1, made.given
         self._verify(call.inputs)
-        if self.held:
-            self._gates.append(asyncio.get_running_loop().create_future())
-            await self._gates[-1]
-        else:
-            await asyncio.sleep(0)
+        await (made.end if self.held else asyncio.sleep(0))
         if number in self.faults:
             raise self.faults.pop(number)
         dtype = NUMPY_DTYPES[self.variant.floats]
-        found = {name: data.astype(dtype) for name, data in self._answer(inputs).items() if name in call.outputs}
+        found = {name: data.astype(dtype) for name, data in self._answer(made.inputs).items() if name in call.outputs}
         tensors = {name: Tensor(name, self.variant.floats, data) for name, data in found.items()}
         if self.change is not None:
             self.change(number, tensors)
@@ -176,15 +154,15 @@ class TinyPredictor(Predictor):
             assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
         for tensor in tensors.values():
             tensor.data.flags.writeable = False
+        return tensors
 
-        def release() -> None:
-            for tensor in tensors.values():  # another call reuses the buffer
-                tensor.data.flags.writeable = True
-                tensor.data[...] = 0
+    def on_release(self, made: RecordedCall, outputs: Outputs) -> None:
+        super().on_release(made, outputs)
+        for tensor in outputs.values():  # another call reuses the buffer
+            tensor.data.flags.writeable = True
+            tensor.data[...] = 0
 
-        return Reply(tensors, release)
-
-    def stream(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         raise AssertionError("a logits model is called once per step")
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:

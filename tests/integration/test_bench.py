@@ -52,7 +52,7 @@ TRITON = [f"Triton: {name}" for name in ("queue", "compute_input", "compute_infe
         pytest.param("minibert_mean", "openai", "/openai/v1/embeddings", id="embeddings"),
     ],
 )
-def test_a_running_service(
+def test_a_running_service_is_measured_over_every_api(
     serve: Serve,
     triton: LocalTriton,
     capsys: pytest.CaptureFixture[str],
@@ -74,7 +74,9 @@ def test_a_running_service(
 
 
 @pytest.mark.parametrize("api", [(), ("--api=v1",), ("--api=v2",)], ids=["streams", "v1", "v2"])
-def test_a_model_that_generates(serve: Serve, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]) -> None:
+def test_a_generative_model_is_measured_by_tokens(
+    serve: Serve, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]
+) -> None:
     found = printed(capsys, f"--url={serve('gpt2_past', 'grpc-v2').url}", "--max_tokens=4", *api)
     head = "connections  requests/s" if api else "streams  streams/s"
     for row in rows(found, head):
@@ -83,14 +85,16 @@ def test_a_model_that_generates(serve: Serve, capsys: pytest.CaptureFixture[str]
             assert 0 < float(row[2].replace(",", "")) <= 4.1 * float(row[1].replace(",", ""))
 
 
-def test_requests_that_fail(serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_failed_requests_are_counted_and_exit_with_1(
+    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     texts = tmp_path / "texts"
     texts.write_text("a [MASK]\nno mask\n")
     found = printed(capsys, f"--url={serve('bert').url}", f"--texts={texts}", code=1)
     assert re.search(r"\d+ x 400 .*at least one \[MASK\] in the text", found)
 
 
-def test_a_sweep_of_the_demo(
+def test_a_sweep_tries_settings_of_service_and_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both kinds of settings, and one that the model does not take."""
@@ -127,7 +131,9 @@ def test_a_sweep_of_the_demo(
     }
 
 
-def test_a_service_with_given_flags(triton: LocalTriton, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_started_with_given_flags_is_measured(
+    triton: LocalTriton, serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
     serve.load("bert")
     flags = " ".join(flags_for("bert", MODEL_FOLDER, triton.http_address, "v2"))
     found = printed(capsys, f"--service_flags={flags}")

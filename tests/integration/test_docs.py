@@ -55,7 +55,7 @@ def test_the_request_gives_the_answer(serve: Serve, task: str, command: str, ans
 
 
 @pytest.mark.parametrize("parameter", ["return_probabilities", "return_raw_logits"])
-def test_the_values_of_a_whole_vocabulary(serve: Serve, parameter: str) -> None:
+def test_the_shown_values_of_a_whole_vocabulary_are_the_models(serve: Serve, parameter: str) -> None:
     """In the table of fill_mask's parameters, for the text of its request."""
     row = re.search(rf'^\| `"{parameter}": true` \|.*?`(\[\[.*?)`', sections()["fill_mask"], re.MULTILINE)
     assert row is not None
@@ -273,7 +273,7 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
         refused(service, instances, {"output_format": "pipeline", name: value}, f"parameters.{name}: {says}")
 
 
-def test_errors_are_described(service: Service, document: dict[str, Any]) -> None:
+def test_errors_are_as_the_document_describes_them(service: Service, document: dict[str, Any]) -> None:
     name = service.model
     for method, path, operation in calls(document):
         other = re.sub(rf"/{name}\b", "/nobody", path)
@@ -295,7 +295,7 @@ def info(serve: Serve, model: str, *flags: str) -> dict[str, Any]:
     return found
 
 
-def test_a_model_for_entities(serve: Serve) -> None:
+def test_info_about_entities_has_labels_and_forms(serve: Serve) -> None:
     found = info(serve, "ner", "--aggregation_strategy=first", "--output_format=pipeline", "--max_instances=7")
     assert found.items() >= {"name": "ner", "version": "1", "task": "token_classification", "max_length": 128}.items()
     assert found["server"] == {"name": "hf_transformer", "version": hf_transformer.__version__}
@@ -306,7 +306,7 @@ def test_a_model_for_entities(serve: Serve) -> None:
     assert (found["protocols"]["v1"], found["protocols"]["openai"]) == ("/v1/models/ner:predict", [])
 
 
-def test_the_fields_of_some_tasks(serve: Serve) -> None:
+def test_info_has_the_fields_of_each_task(serve: Serve) -> None:
     assert info(serve, "bert")["mask_token"] == "[MASK]"
     assert info(serve, "stars")["problem_type"] == "regression"
     found = info(serve, "minibert_mean")
@@ -315,7 +315,7 @@ def test_the_fields_of_some_tasks(serve: Serve) -> None:
     assert found["protocols"]["openai"] == ["/openai/v1/embeddings"]
 
 
-def test_what_a_model_can_honour(serve: Serve) -> None:
+def test_info_has_the_parameters_that_a_generative_model_honours(serve: Serve) -> None:
     whole = info(serve, "gpt2_past", "--max_new_tokens=50", "--openai_route_prefix=")
     assert whole["generation"].items() >= {"interface": "logits", "chat": True, "max_new_tokens": 50}.items()
     assert {"temperature", "logprobs", "seed", "stop"} <= set(whole["generation"]["parameters"])
@@ -339,7 +339,7 @@ LABELS = {"id2label": {"0": "not_paraphrase", "1": "paraphrase"}, "label2id": {"
         ("ner", None),
     ],
 )
-def test_the_names_of_text_embeddings_inference(serve: Serve, model: str, model_type: Any) -> None:
+def test_info_has_the_names_of_text_embeddings_inference(serve: Serve, model: str, model_type: Any) -> None:
     flags = ("--max_asyncio_workers=3", "--on_overflow=error") if model == "minibert_mean" else ()
     found = serve(model, "v2", *flags).client.get("/info").json()
     workers = found.pop("tokenization_workers")

@@ -14,7 +14,7 @@ from hf_transformer.commands.local_triton import poll
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.integration.grpc_client import fails, request, stub, values
-from tests.integration.v2_rest import LENGTH, post
+from tests.integration.v2_rest import post, texts_tensor
 from tests.support import raw_http
 from tests.support.service import Service
 
@@ -49,117 +49,28 @@ def refusal(service: Service, api: str) -> tuple[int, str]:
     return response.status_code, message_of(response, response.status_code)
 
 
-ROUTES = [
-    ("GET", "/v3", 404, "/v3"),
-    ("POST", "/v1/models/bert", 405, "/v1/models/bert"),
-    ("GET", "/v1/models/bert:predict", 405, "expected POST"),
-    ("PUT", "/", 405, "/"),
-    ("POST", "/v1/models/other:predict", 404, "'other'"),
-    ("GET", "/v1/models/other", 404, "expected a served model (bert)"),
-    ("GET", "/v1/models/bert:tokenize", 405, "expected POST"),
-    ("GET", "/v1/models/bert:detokenize", 405, "expected POST"),
-    ("POST", "/v1/models/other:tokenize", 404, "'other'"),
-    ("POST", "/v1/models/other:detokenize", 404, "'other'"),
-    ("GET", "/v1/models/other/info", 404, "expected a served model"),
-    ("POST", "/info", 405, "expected GET, HEAD"),
-    *(
-        (method, f"/v2/models/{model}{route}", 404, f"expected {expected}")
-        for model, expected in (("other", "a served model (bert)"), ("bert/versions/2", "version '1' of model 'bert'"))
-        for method, route in (("POST", "/infer"), ("GET", ""), ("GET", "/ready"))
-    ),
-    ("GET", "/v2/other", 404, "/v2/other"),
-    ("GET", INFER, 405, "expected POST"),
-    ("POST", "/v2/models/bert", 405, "expected GET, HEAD"),
-]
-"""test_docs.py asks every route for another model."""
-
-
-def test_unknown_routes_and_models_are_404_and_wrong_methods_405(serve: Serve) -> None:
-    service = serve("bert")
-    for method, path, status, says in ROUTES:
-        response = service.client.request(method, path, json=BODY if method == "POST" else None)
-        message = message_of(response, status)
-        assert says in message, path
-        assert status == 404 or f"expected {response.headers['allow']}" in message
-    refused = 'hf_transformer_requests_total{api="tokenize",status="404"}'
-    assert service.metric(refused) >= 2
-
-
 BAD: list[tuple[Any, str]] = [
-    (b"", "expected JSON in UTF-8"),
-    ([TEXT], "got a list"),
-    ({"texts": [TEXT]}, "the keys texts"),
-    ({"instances": [TEXT], "inputs": [TEXT]}, "got both"),
-    ({"instances": []}, "instances: expected at least one"),
-    ({"instances": None}, "instances: expected a list"),
     ({"instances": [TEXT, 7]}, "instances[1]: expected a string"),
     ({"instances": [[TEXT]]}, "instances[0]: expected a string"),
     ({"instances": [TEXT, "no mask"]}, "instances[1]: expected at least one [MASK]"),
     ({"instances": [""]}, "instances[0]: expected at least one [MASK]"),
     ({"instances": ["word " * 500 + TEXT]}, "[MASK] among the first"),
-    ({**BODY, "parameters": [1]}, "parameters: expected an object"),
     ({**BODY, "parameters": {"top_k": 2}}, "no value in the kserve format"),
     ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "got both"),
 ]
-TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
-RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
-BAD_TENSORS: list[tuple[Any, str]] = [
-    (b"{", "body: expected JSON in UTF-8"),
-    ({"instances": [TEXT]}, "inputs: expected a list of tensors, got null"),
-    ({"inputs": []}, "inputs: expected 'text', got none; 'text' is missing"),
-    ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
-    ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "inputs[0].data[0]: expected text in UTF-8"),
-    ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: expected names of output-0, got 'logits'"),
-    ({"inputs": [TENSOR], "model_name": "other"}, "model_name: expected 'bert', as in the path, got 'other'"),
-    ({"inputs": [TENSOR], "model_version": "2"}, "model_version: expected '1', as in the path, got '2'"),
-    (
-        {"inputs": [TENSOR], "parameters": {"topk": 1, "top_k": "1"}},
-        "parameters.top_k: expected no value in the kserve format",
-    ),
-    ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: expected at least one [MASK]"),
-]
-"""tests/protocol/test_rest.py and tests/tasks/test_tensors.py have the errors of single tensors."""
+"""What the task refuses; tests/api/test_refusals.py has what is refused before."""
 
 
-def test_bad_input(serve: Serve) -> None:
+def test_what_the_task_refuses_is_400_and_shows_no_text(serve: Serve) -> None:
     service = serve("bert")
     for body, says in BAD:
         message = message_of(service.post(body), 400)
         assert says in message
         assert TEXT not in message
-    for body, says in BAD_TENSORS:
-        headers = {}
-        if isinstance(body, tuple):
-            header = json.dumps({"inputs": [body[0]]}).encode()
-            body, headers = header + body[1], {LENGTH: str(len(header))}
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        message = message_of(service.client.post(INFER, content=content, headers=headers), 400)
-        assert says in message
-        assert TEXT not in message
-    for length in ("", "-1", "x", str(2**60)):
-        response = service.client.post(INFER, json={"inputs": [TENSOR]}, headers={LENGTH: length})
-        assert "Inference-Header-Content-Length" in message_of(response, 400)
+    for raw in (False, True):
+        message = message_of(post(service, {"text": [TEXT, "nothing"]}, raw), 400)
+        assert message.startswith("instances[1]: expected at least one [MASK]")
     assert service.predict([TEXT]) == ["paris"]
-
-
-def test_bad_input_over_grpc(serve: Serve) -> None:
-    """tests/integration/api/test_grpc_infer.py and tests/protocol/test_grpc.py have more."""
-    invalid, exhausted = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
-    with stub(serve("bert")) as calls:
-        for message, code, says in (
-            (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "expected a served model (bert)"),
-            (
-                request("bert", {"text": [TEXT], "txt": [TEXT]}),
-                invalid,
-                "inputs[1].name: expected one of 'text', got 'txt'",
-            ),
-            (request("bert", {"text": [TEXT]}, parameters={"top_k": 1}), invalid, "parameters.top_k"),
-            (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: expected at least one [MASK]"),
-            (request("bert", {"text": [TEXT] * 2049}, raw=True), exhausted, "--max_sequences"),
-        ):
-            with fails(code, says):
-                calls.ModelInfer(message)
-        assert values(calls.ModelInfer(request("bert", {"text": [TEXT]}))) == ["paris"]
 
 
 TOO_MUCH: list[tuple[Any, str]] = [
@@ -179,31 +90,8 @@ def test_requests_over_a_limit_are_413_and_name_it(serve: Serve) -> None:
         assert says in message_of(service.post(body), 413)
     bomb = gzip.compress(json.dumps({"instances": ["x" * 1_000_000]}).encode())
     assert "--max_request_bytes" in message_of(service.post(bomb, headers={"content-encoding": "gzip"}), 413)
+    assert "--max_instances" in message_of(post(service, {"text": [TEXT] * 4}, raw=True), 413)
     assert service.predict([TEXT] * 3) == ["paris"] * 3
-
-
-def test_unknown_encodings_are_415(serve: Serve) -> None:
-    service = serve("bert")
-    brotli, charset = {"content-encoding": "br"}, {"content-type": "application/json; charset=utf-7"}
-    for path, body in (("/v1/models/bert:predict", BODY), (INFER, {"inputs": [TENSOR]})):
-        assert "'br'" in message_of(service.client.post(path, json=body, headers=brotli), 415)
-        assert "utf-7" in message_of(service.client.post(path, json=body, headers=charset), 415)
-
-
-@pytest.mark.parametrize("raw", [False, True], ids=["json", "raw"])
-def test_tensors_over_a_limit_are_413_and_name_it(serve: Serve, raw: bool) -> None:
-    limited, usual = serve("bert", "v2", *LIMITS), serve("bert")
-    logits, text = {"return_raw_logits": True}, {"parameters": json.dumps({"top_k": "1" * 2**16})}
-    for service, texts, parameters, says in (
-        (limited, ["x" * 3000], {}, ["--max_request_bytes"]),
-        (limited, [TEXT] * 4, {}, ["instances: ", "--max_instances"]),
-        (limited, ["x" * 101], {}, ["--max_text_length"]),
-        (limited, [TEXT], logits, ["--max_answer_values"]),
-        (usual, [TEXT], text, ["parameters.parameters: expected at most 65536 characters"]),
-        (usual, [""] * 2049, {}, ["got 2049", "--max_instances", "--max_sequences"]),
-    ):
-        message = message_of(post(service, {"text": texts}, raw, parameters=parameters), 413)
-        assert all(part in message for part in says), message
 
 
 def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
@@ -247,16 +135,6 @@ def test_clients_that_leave_give_their_place_back_and_others_are_refused_meanwhi
     assert "Traceback" not in service.log
 
 
-def test_waiting_for_a_turn_counts_as_waiting(serve: Serve) -> None:
-    """Twenty batches of 1 s, one at a time: the request still ends at its timeout, and gives up the other batches."""
-    flags = ("--max_batches_in_flight=1", "--predictor_request_timeout_seconds=1.5")
-    service = serve("fault_slow", "v2", *flags)
-    waiting = service.post({"instances": [f"{'a ' * length}[MASK]" for length in range(20)]})
-    assert "1.5 s" in message_of(waiting, 504)
-    assert service.metric(IN_FLIGHT) == 0
-    assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
-
-
 @pytest.mark.parametrize(
     ("model", "protocol", "status", "says"),
     [
@@ -270,7 +148,9 @@ def test_waiting_for_a_turn_counts_as_waiting(serve: Serve) -> None:
         ("fault_nan", "grpc-v2", 502, "NaN"),
     ],
 )
-def test_a_predictor_that_fails(serve: Serve, model: str, protocol: str, status: int, says: str) -> None:
+def test_a_failing_predictor_has_one_status_in_every_api(
+    serve: Serve, model: str, protocol: str, status: int, says: str
+) -> None:
     flags = ("--predictor_request_timeout_seconds=0.3",) if model == "fault_slow" else ()
     service = serve(model, protocol, *flags)
     with ThreadPoolExecutor(3) as others:
@@ -289,7 +169,7 @@ def test_a_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve) -> N
     assert service.metric("hf_transformer_predictor_circuit_open") == 0
 
 
-def test_a_model_that_the_predictor_does_not_know(serve: Serve) -> None:
+def test_a_model_that_the_predictor_does_not_know_is_503_and_unavailable(serve: Serve) -> None:
     service = serve("absent", "grpc-v2", ready=False)
     assert poll(lambda: "absent" in service.post(BODY).json()["error"], 10.0)
     for api in ("v1", "v2", "grpc"):
@@ -309,12 +189,15 @@ WAITING: list[tuple[str, str, Any]] = [
     ("POST", "/v1/models/minibert_mean:detokenize", {"instances": [[2]]}),
     ("GET", "/v1/models/minibert_mean/info", None),
     ("GET", "/info", None),
-    *(("POST", f"{V2}{version}/infer", {"inputs": [TENSOR]}) for version in ("", "/versions/1")),
+    *(
+        ("POST", f"{V2}{version}/infer", {"inputs": [texts_tensor("text", [TEXT], raw=False)[0]]})
+        for version in ("", "/versions/1")
+    ),
     *(("GET", f"{V2}{path}", None) for path in ("", "/config", "/versions/1", "/versions/1/config")),
 ]
 
 
-def test_no_predictor(serve: Serve) -> None:
+def test_without_a_predictor_the_service_is_alive_and_not_ready(serve: Serve) -> None:
     """Alive, not ready, and every request for the model is 503 with Retry-After."""
     flags = ("--predictor_host=127.0.0.1:9", "--openai_route_prefix=")
     service = serve("minibert_mean", "v2", *flags, ready=False)

@@ -40,7 +40,7 @@ def check_goldens(service: Service, model: str) -> None:
         assert_features(service.predict([case["text"]])[0], case)
 
 
-def test_goldens(serve: Serve) -> None:
+def test_features_are_those_of_the_transformers_pipeline(serve: Serve) -> None:
     check_goldens(serve(MODEL, "grpc-v2", TASK), MODEL)
 
 
@@ -49,7 +49,7 @@ def test_the_limit_is_the_tokenizers_own(serve: Serve) -> None:
     assert len(serve("minibert_cls", "v2", TASK).predict([LONG])[0][0]) == 128
 
 
-def test_truncation_and_wrong_requests(serve: Serve) -> None:
+def test_long_texts_are_cut_or_refused_and_wrong_instances_refused(serve: Serve) -> None:
     service = serve(MODEL, "v2", TASK)
     assert len(cut_or_refused(service, ["a", LONG], "instances[1]")[1][0]) == 128
     refused(service, ["a", 3], {}, "instances[1]")

@@ -40,12 +40,12 @@ def check_goldens(service: Service, model: str) -> None:
 
 
 @each_model
-def test_goldens(serve: Serve, protocol: str, model: str) -> None:
+def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, protocol: str, model: str) -> None:
     check_goldens(serve(model, protocol), model)
 
 
 @each_model
-def test_top_k_and_targets(serve: Serve, model: str) -> None:
+def test_top_k_and_targets_choose_the_candidates(serve: Serve, model: str) -> None:
     case = next(case for case in CASES if isinstance(case["pipeline"][0], dict))
     service = serve(model)
     assert_equal(service.predict([case["text"]], PIPELINE | {"top_k": 2}), [case["pipeline"][:2]])
@@ -64,7 +64,7 @@ def values(mask: Any) -> list[Any]:
 
 
 @each_model
-def test_raw_logits_and_probabilities(serve: Serve, model: str) -> None:
+def test_logits_and_probabilities_are_those_of_the_model(serve: Serve, model: str) -> None:
     """Probabilities have 4 decimals, as text."""
     service = serve(model)
     for key, form in (("logits", "return_raw_logits"), ("probabilities", "return_probabilities")):
@@ -87,7 +87,7 @@ def test_a_request_overrides_the_flag(serve: Serve) -> None:
     assert_equal(service.predict([case["text"]], PIPELINE), [case["pipeline"]])
 
 
-def test_texts_without_a_mask(serve: Serve) -> None:
+def test_texts_without_a_mask_are_refused(serve: Serve) -> None:
     service = serve("bert")
     for case in goldens("fill_mask")["without_mask"]:
         refused(service, [case["text"]], {}, "instances[0]: expected...[MASK]")

@@ -71,7 +71,7 @@ def test_the_embeddings_are_those_of_v1(serve: Serve) -> None:
     assert np.array_equal(np.array(read), np.array(expected, np.float32))
 
 
-def test_forms_of_input(serve: Serve) -> None:
+def test_texts_and_token_ids_have_the_same_embeddings(serve: Serve) -> None:
     service = embeddings(serve)
     one, many = vectors(ask(service, "embeddings", BODY)), vectors(ask(service, "embeddings", BODY | {"input": TEXTS}))
     ids = token_ids(*TEXTS)
@@ -85,7 +85,7 @@ def test_forms_of_input(serve: Serve) -> None:
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
-def test_as_many_inputs_as_openai_takes(serve: Serve) -> None:
+def test_2048_inputs_are_answered_as_by_openai(serve: Serve) -> None:
     texts = [f"{TEXTS[0]} {number}" for number in range(2048)]
     found = vectors(ask(serve(MODEL), "embeddings", BODY | {"input": texts}))
     assert len(found) == 2048
@@ -109,7 +109,7 @@ NOTHING: dict[str, Any] = {
 """Fields that ask for nothing."""
 
 
-def test_parameters(serve: Serve) -> None:
+def test_fields_mean_the_parameters_of_v1(serve: Serve) -> None:
     service = embeddings(serve)
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"dimensions": 16}, {"dimensions": 16}),
@@ -182,7 +182,7 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
 ]
 
 
-def test_wrong_requests(serve: Serve) -> None:
+def test_wrong_fields_are_named_as_param(serve: Serve) -> None:
     for service, endpoint, body, wrong in (
         (embeddings(serve), "embeddings", BODY, WRONG),
         (serve("cross"), "rerank", RERANK, WRONG_RERANK),
@@ -207,7 +207,7 @@ ELSEWHERE: list[tuple[str, str, Any, int, dict[str, Any], str]] = [
 ]
 
 
-def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
+def test_unknown_models_and_routes_have_openais_errors(serve: Serve) -> None:
     client = serve(MODEL).client
     for method, endpoint, body, status, about, says in ELSEWHERE:
         sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
@@ -224,7 +224,7 @@ def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
         assert client.get(path).json() == {"error": f"GET {path}: Not Found"}
 
 
-def test_rerank(serve: Serve) -> None:
+def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     """Whatever the format of V1's answers is."""
     service = serve("cross", "v2", "--output_format=pipeline")
     (expected,) = service.predict([{"query": QUERY, "texts": DOCUMENTS}], {"output_format": "kserve"})
@@ -259,7 +259,7 @@ def assert_card(card: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/openai", "/llm/api"])
-def test_the_prefix_of_all_routes(serve: Serve, prefix: str) -> None:
+def test_all_routes_have_the_prefix(serve: Serve, prefix: str) -> None:
     service = serve(MODEL, "v2", *(() if prefix == "/openai" else (f"--openai_route_prefix={prefix}/",)))
     assert vectors(ask(service, "embeddings", BODY, prefix)) == service.predict([TEXTS[0]])
     listed = service.client.get(f"{prefix}/v1/models").json()
@@ -271,7 +271,7 @@ def test_the_prefix_of_all_routes(serve: Serve, prefix: str) -> None:
     assert service.client.get("/other/v1/models").json() == {"error": "GET /other/v1/models: Not Found"}
 
 
-def test_no_prefix(serve: Serve) -> None:
+def test_routes_without_a_prefix_answer_v1_and_openai(serve: Serve) -> None:
     """Two routes are V1's and OpenAI's then, and answer both. tests/integration/test_errors.py: before it is ready."""
     service = serve(MODEL, "v2", "--openai_route_prefix=")
     client = service.client

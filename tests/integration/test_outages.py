@@ -113,7 +113,7 @@ def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
         assert service.predict([TEXT]) == ["paris"]
 
 
-def test_outages(triton: LocalTriton, services: list[Service]) -> None:
+def test_services_answer_again_after_each_outage(triton: LocalTriton, services: list[Service]) -> None:
     """After an outage there are new regions, ten seconds after the first ones: meanwhile the model dies."""
     for service in services:
         service.wait_until("/").wait_until("/v1/models/bert", 503)
@@ -132,7 +132,7 @@ def test_outages(triton: LocalTriton, services: list[Service]) -> None:
         assert service.stop() == 0
 
 
-def test_a_predictor_that_hangs_and_one_that_restarts(triton: LocalTriton) -> None:
+def test_a_hanging_predictor_is_504_and_retries_bridge_a_restart(triton: LocalTriton) -> None:
     """A timeout, after which it answers again; and a request whose retries bridge the restart."""
     flags = ("--predictor_request_timeout_seconds=20", "--predictor_request_retries=100")
     short = flags_for("bert", MODEL_FOLDER, triton.grpc_address, "grpc-v2", ["--predictor_request_timeout_seconds=1"])

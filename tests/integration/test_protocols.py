@@ -48,7 +48,7 @@ FORMS: list[tuple[Any, dict[str, str]]] = [
 ]
 
 
-def test_forms_of_a_request(serve: Serve) -> None:
+def test_every_form_of_a_v1_request_has_the_same_answer(serve: Serve) -> None:
     service = serve("bert")
     for body, headers in FORMS:
         response = service.post(body, headers=headers)
@@ -138,7 +138,7 @@ def as_tensor(predictions: list[Any], filling: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "instances", "inputs", "filling"), CASES, ids=[case[0] for case in CASES])
-def test_the_answers_of_v1(serve: Serve, model: str, instances: Any, inputs: Any, filling: Any) -> None:
+def test_v2_has_the_answers_of_v1(serve: Serve, model: str, instances: Any, inputs: Any, filling: Any) -> None:
     """tests/clients has every task, and tests/tasks/test_tensors.py every form of the inputs."""
     service = serve(model, "v2", *(("--task=feature_extraction",) if model == "minibert_cls" else ()))
     golden = as_tensor(service.predict(instances), filling)
@@ -182,7 +182,7 @@ def assert_as_promised(entry: Any, outputs: Any) -> None:
     assert all(size in (-1, found) for size, found in zip(promised["shape"], entry["shape"], strict=True))
 
 
-def test_outputs_by_name(serve: Serve) -> None:
+def test_named_outputs_are_sent_in_the_form_asked_for(serve: Serve) -> None:
     """An output that is asked for is switched on; each may say for itself how it is sent."""
     service = serve("ner")
     body = {"instances": TEXTS, "parameters": {"return_offsets_mapping": True}}
@@ -202,7 +202,7 @@ def test_outputs_by_name(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
-def test_routes_of_a_model(serve: Serve, version: str) -> None:
+def test_routes_of_a_model_describe_it(serve: Serve, version: str) -> None:
     service = serve("bert")
     path = f"/v2/models/bert{version}"
     assert service.client.get(f"{path}/ready").json() == {"name": "bert", "ready": True}
@@ -227,7 +227,7 @@ def test_routes_of_a_model(serve: Serve, version: str) -> None:
     assert "id" not in header
 
 
-def test_routes_of_the_server(serve: Serve) -> None:
+def test_routes_of_the_server_list_models_and_extensions(serve: Serve) -> None:
     client = serve("bert").client
     about = client.get("/v2").json()
     assert about == client.get("/v2/").json()
@@ -245,7 +245,7 @@ def test_routes_of_the_server(serve: Serve) -> None:
         assert client.get(path).json() == answer
 
 
-def test_charsets_and_compression(serve: Serve) -> None:
+def test_v2_bodies_may_be_compressed_or_in_another_charset(serve: Serve) -> None:
     service = serve("bert")
     entry, elements = texts_tensor("text", [FRANCE], raw=True)
     header = json.dumps({"inputs": [entry]}).encode()
@@ -263,7 +263,7 @@ def test_charsets_and_compression(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False], ids=["raw", "typed"])
-def test_the_answers_of_v1_over_grpc(serve: Serve, raw: bool) -> None:
+def test_grpc_has_the_answers_of_v1(serve: Serve, raw: bool) -> None:
     """tests/clients has them for every task, through foreign clients."""
     service = serve("bert")
     with stub(service) as calls:
@@ -275,21 +275,6 @@ def test_the_answers_of_v1_over_grpc(serve: Serve, raw: bool) -> None:
         parameters = {"output_format": "pipeline", "top_k": 2, "targets": ["paris", "rome"]}
         response = calls.ModelInfer(request("bert", {"text_input": [[FRANCE]]}, raw=raw, parameters=parameters))
         assert [json.loads(one) for one in values(response)] == service.predict([FRANCE], parameters)
-
-
-def test_a_stream_over_grpc(serve: Serve) -> None:
-    texts = [FRANCE, "no mask", ITALY] * 30
-    requests = [request("bert", {"text": [text]}, id=str(number)) for number, text in enumerate(texts)]
-    requests[0].parameters["triton_enable_empty_final_response"].bool_param = True
-    with stub(serve("bert")) as calls:
-        answers = list(calls.ModelStreamInfer(iter(requests)))
-    assert [one.infer_response.id for one in answers] == [str(number) for number in range(90)]
-    assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in answers)
-    for text, one in zip(texts, answers, strict=True):
-        if text == "no mask":
-            assert "instances[0]: expected at least one [MASK]" in one.error_message
-        else:
-            assert (one.error_message, values(one.infer_response)) == ("", ["paris" if text == FRANCE else "rome"])
 
 
 def test_the_id_of_a_grpc_request_is_kept_and_the_request_counted(serve: Serve) -> None:
@@ -305,7 +290,7 @@ def test_the_id_of_a_grpc_request_is_kept_and_the_request_counted(serve: Serve) 
     assert "requestId: caller-grpc, preprocess_ms" in service.log
 
 
-def test_messages_over_a_limit(serve: Serve) -> None:
+def test_messages_over_a_limit_are_refused_and_not_inflated(serve: Serve) -> None:
     """A message of a megabyte, which gzip makes small enough; one that would become 100 MB is not inflated."""
     service = serve("bert", "v2", *LIMITS, "--enable_grpc_compression=true")
     status = Path(f"/proc/{service.process.pid}/status")
@@ -329,7 +314,7 @@ def test_messages_over_a_limit(serve: Serve) -> None:
         assert most_memory() - before < 50 << 10
 
 
-def test_no_grpc(serve: Serve) -> None:
+def test_without_grpc_its_library_is_not_loaded(serve: Serve) -> None:
     with serve.own("bert", "v2", "--enable_grpc=false") as service:
         service.wait_until("/")
         assert "grpc" not in service.log
@@ -414,46 +399,6 @@ def test_a_cloudevent_in_structured_mode_is_answered_as_one(
     }
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"specversion": None}, "specversion: expected a non-empty string, ... got null"),
-        ({"specversion": "0.3"}, "specversion: expected \"1.0\", got '0.3'"),
-        ({"id": ""}, "id: ... got an empty string"),
-        ({"source": 1}, "source: ... got a number"),
-        ({"type": ...}, "type: ... got nothing"),
-        ({"data": ...}, "data: expected data or data_base64, got neither"),
-        ({"data_base64": ""}, "data: expected data or data_base64, got both"),
-        ({"data": "a text"}, 'data: expected an object with "instances", got a string'),
-        ({"data": {"instances": []}}, "instances: expected at least one"),
-        ({"data": {"instances": ["no mask"]}}, "instances[0]: ...[MASK]"),
-        ({"data": ..., "data_base64": {}}, "data_base64: expected JSON in base64 ... got an empty object"),
-        ({"data": ..., "data_base64": "%%%%"}, "data_base64: expected JSON in base64 ... another string"),
-        ({"data": ..., "data_base64": "ä"}, "data_base64: expected JSON in base64 ... another string"),
-        ({"data": ..., "data_base64": "AAAA"}, "data_base64: expected JSON in UTF-8"),
-        ({"data": ..., "data_base64": "W10="}, 'data_base64: expected an object with "instances"'),
-    ],
-    ids=[
-        *("null", "old-version", "empty-id", "number", "no-type", "no-data", "two-data", "text", "no-instances"),
-        *("no-mask", "object", "no-base64", "no-ascii", "no-json", "list"),
-    ],
-)
-def test_what_is_no_cloudevent_is_refused(serve: Serve, change: dict[str, Any], says: str) -> None:
-    event = {**EVENT, "data": {"instances": [FRANCE]}, **change}
-    event = {name: value for name, value in event.items() if value is not ...}
-    message = message_of(serve("bert").post(event, headers={"content-type": STRUCTURED}))
-    start, *parts = says.split("...")
-    assert message.startswith(start) and all(part.strip() in message for part in parts), message
-
-
-def test_other_forms_of_cloudevents_are_refused(serve: Serve) -> None:
-    service, event = serve("bert"), {**EVENT, "data": {"instances": [FRANCE]}}
-    for form in ("application/cloudevents-batch+json", "application/cloudevents+avro", "application/cloudevents"):
-        refusal = message_of(service.post([event], headers={"content-type": form}), 415)
-        assert form in refusal and f"expected {STRUCTURED}" in refusal
-    assert "an object, got a list" in message_of(service.post([event], headers={"content-type": STRUCTURED}))
-
-
 def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> None:
     """As AGGREGATION_STRATEGY alone does in KServe's runtime guide."""
     text = "Anna Smith lives in Berlin."
@@ -481,7 +426,7 @@ def statistics_of(service: Service) -> Any:
     return found
 
 
-def test_statistics(serve: Serve) -> None:
+def test_statistics_count_answers_and_failures_alike_over_http_and_grpc(serve: Serve) -> None:
     service = serve("bert")
     service.predict([FRANCE])
     refused(service, ["no mask"], {}, "at least one [MASK]")
@@ -506,7 +451,7 @@ def test_statistics(serve: Serve) -> None:
     assert abs(new["success"]["ns"] - sum(new[name]["ns"] for name in parts)) < 10
 
 
-def test_statistics_before_the_first_inference_and_the_predictor(serve: Serve) -> None:
+def test_statistics_are_zero_before_the_first_inference_and_none_without_a_predictor(serve: Serve) -> None:
     with serve.own("bert") as service:
         service.wait_until("/v1/models/bert")
         [found] = service.client.get("/v2/models/stats").json()["model_stats"]
@@ -518,7 +463,7 @@ def test_statistics_before_the_first_inference_and_the_predictor(serve: Serve) -
         assert not calls.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
 
 
-def test_the_repository_index(serve: Serve) -> None:
+def test_the_repository_index_lists_the_model_and_refuses_wrong_bodies(serve: Serve) -> None:
     service = serve("bert")
     ready = {"name": "bert", "version": "1", "state": "READY", "reason": ""}
     for body in (b"", b"{}", b'{"ready": true}'):

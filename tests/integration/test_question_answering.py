@@ -52,7 +52,7 @@ def check_goldens(service: Service, model: str, variant: str = "default") -> Non
         assert_equal(service.predict([instance(case)], parameters)[0], case[variant], case["id"], near_tie=near_tie)
 
 
-def test_goldens(serve: Serve, protocol: str) -> None:
+def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, protocol: str) -> None:
     assert len(answered("default")) >= 40
     assert [case["id"] for case in CASES if "error" in case] == ["long_question"]
     for variant in VARIANTS if protocol == "v2" else ("default",):
@@ -60,14 +60,14 @@ def test_goldens(serve: Serve, protocol: str) -> None:
         check_goldens(serve("squad", protocol), "squad", variant)
 
 
-def test_a_stride_that_leaves_no_room(squad: Service) -> None:
+def test_a_question_that_leaves_no_room_for_the_stride_is_refused(squad: Service) -> None:
     """What the pipeline refuses, too."""
     case = next(case for case in CASES if "error" in case)
     refused(squad, [instance(case)], {}, "a stride of less than ... in 128 tokens, got 64")
     assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
 
 
-def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
+def test_a_long_question_is_answered_if_the_context_fits(squad: Service) -> None:
     question = "what is it " * 25
     assert "answer" in squad.predict([PARIS | {"question": question}])[0]
     refused(squad, [LONG | {"question": question * 3}], {}, "leaves room for the second in")
@@ -120,14 +120,14 @@ WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_wrong_requests(squad: Service) -> None:
+def test_wrong_instances_and_parameters_are_refused(squad: Service) -> None:
     for wrong, says in WRONG_INSTANCES:
         refused(squad, [PARIS, wrong], {}, says)
     for parameters, says in WRONG_PARAMETERS:
         refused(squad, [PARIS], parameters, says)
 
 
-def test_answers_that_nobody_could_send(squad: Service) -> None:
+def test_answers_over_the_limit_of_values_are_refused(squad: Service) -> None:
     everything = {"top_k": 10**9, "max_answer_len": 10**9}
     refused(squad, [LONG] * 20, everything, "--max_answer_values", 413)
     alone = squad.predict([PARIS], everything)[0]

@@ -40,7 +40,7 @@ def check_goldens(service: Service, model: str) -> None:
         assert_equal(service.predict([instance(case)], parameters)[0], case)
 
 
-def test_goldens(serve: Serve) -> None:
+def test_scores_are_those_of_the_cross_encoder(serve: Serve) -> None:
     service = serve("cross")
     check_goldens(service, "cross")
     for name, raw in (("texts", False), ("documents", True)):
@@ -56,7 +56,7 @@ def test_equal_scores_keep_the_order_of_the_texts(serve: Serve) -> None:
     assert [answer["index"] for answer in found] == [1, 3, 0, 2, 4]
 
 
-def test_top_n_and_documents(serve: Serve) -> None:
+def test_top_n_and_return_documents_form_the_answer(serve: Serve) -> None:
     service = serve("cross")
     case = next(case for case in CASES if case["id"] == "france")
     (found,) = service.predict([instance(case)], {"top_n": 1, "return_documents": True})
@@ -77,13 +77,13 @@ BAD: list[tuple[Any, Any, str]] = [
 ]
 
 
-def test_bad_requests(serve: Serve) -> None:
+def test_wrong_instances_and_parameters_are_refused(serve: Serve) -> None:
     service = serve("cross")
     for instances, parameters, says in BAD:
         refused(service, instances or [{"query": QUERY, "texts": [TEXT]}], parameters, says)
 
 
-def test_pairs_that_are_too_long(serve: Serve) -> None:
+def test_long_pairs_are_cut_or_refused_as_asked(serve: Serve) -> None:
     instances = [{"query": QUERY, "texts": [TEXT, TEXT * 60]}]
     (found,) = cut_or_refused(serve("cross"), instances, "instances[0].texts[1]: expected at most 128 tokens")
     assert len(found) == 2

@@ -61,12 +61,12 @@ def check_goldens(service: Service, model: str) -> None:
 
 
 @each_model
-def test_goldens(serve: Serve, model: str) -> None:
+def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, model: str) -> None:
     check_goldens(serve(model), model)
 
 
 @each_model
-def test_functions_and_top_k(serve: Serve, model: str) -> None:
+def test_functions_and_top_k_give_the_scores_of_the_pipeline(serve: Serve, model: str) -> None:
     service = serve(model)
     asked: list[tuple[str, dict[str, Any]]] = [
         (name, {"top_k": None, "function_to_apply": name}) for name in ("softmax", "sigmoid", "none")
@@ -81,7 +81,7 @@ def test_functions_and_top_k(serve: Serve, model: str) -> None:
 
 
 @each_model
-def test_probabilities_and_logits(serve: Serve, model: str) -> None:
+def test_logits_are_raw_and_probabilities_use_the_default_function(serve: Serve, model: str) -> None:
     """The probabilities are those of the default function: no softmax for independent labels or a single one."""
     service = serve(model)
     asked = cases(model, "none")
@@ -132,12 +132,12 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-def test_bad_requests(serve: Serve) -> None:
+def test_wrong_instances_and_parameters_are_refused(serve: Serve) -> None:
     service = serve("sentiment")
     for instances, parameters, says in BAD:
         refused(service, instances, parameters, says)
 
 
-def test_a_text_that_is_too_long(serve: Serve) -> None:
+def test_a_long_text_is_cut_or_refused_as_asked(serve: Serve) -> None:
     says = "instances[1]: expected at most 128 tokens"
     assert cut_or_refused(serve("sentiment"), [TEXT, TEXT * 100], says) == [2, 2]

@@ -51,7 +51,7 @@ def assert_equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
         assert one == pytest.approx(other, abs=1e-4)
 
 
-async def test_clients_at_the_same_time(service: Service) -> None:
+async def test_concurrent_texts_share_batches_and_have_the_answers_of_single_ones(service: Service) -> None:
     alone = [service.predict([text])[0] for text in TEXTS]
     assert len({str(one) for one in alone}) == len({tuple(text.split()) for text in TEXTS})
     for _ in range(3):
@@ -61,7 +61,7 @@ async def test_clients_at_the_same_time(service: Service) -> None:
     assert service.metric("hf_transformer_batch_instances_count") < batches + len(TEXTS) / 2, "texts do share batches"
 
 
-async def test_pairs(service: Service) -> None:
+async def test_concurrent_pairs_have_the_answers_of_single_ones(service: Service) -> None:
     pairs = [{"text": text, "text_pair": other} for text, other in zip(TEXTS, TEXTS[5:], strict=False)]
     alone = [service.predict([pair])[0] for pair in pairs]
     assert_equal(await together(service, pairs), alone)

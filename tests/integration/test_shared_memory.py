@@ -76,7 +76,7 @@ def loaded(triton: LocalTriton, load: Callable[[str], None]) -> LocalTriton:
 
 
 @needs_regions
-async def test_the_numbers_are_those_of_the_response(loaded: LocalTriton, protocol: str) -> None:
+async def test_shared_memory_has_the_numbers_of_an_inline_response(loaded: LocalTriton, protocol: str) -> None:
     async with transport(loaded, protocol) as inline, shared(loaded, protocol, 16 * 2**20) as predictor:
         await registered(predictor)
         shapes = [(1, 1), (1, 9), (8, 2), (3, 77), (8, 120), (1, 1)]
@@ -88,7 +88,7 @@ async def test_the_numbers_are_those_of_the_response(loaded: LocalTriton, protoc
 
 
 @needs_regions
-async def test_several_outputs_one_of_them_inline(loaded: LocalTriton, protocol: str) -> None:
+async def test_one_of_several_outputs_may_be_inline(loaded: LocalTriton, protocol: str) -> None:
     names = ["logits", "pooled"]
     given = [ids(2, 6)]
     given += [
@@ -111,7 +111,7 @@ async def test_several_outputs_one_of_them_inline(loaded: LocalTriton, protocol:
 
 
 @needs_regions
-async def test_many_calls_over_few_slots(loaded: LocalTriton, protocol: str) -> None:
+async def test_many_calls_share_few_slots_without_mixing_their_numbers(loaded: LocalTriton, protocol: str) -> None:
     given = [ids(1, 8, seed) for seed in range(64)]
     async with transport(loaded, protocol) as inline, shared(loaded, protocol, 5 * 2**15) as predictor:
         expected = [await logits(inline, one) for one in given]
@@ -201,7 +201,9 @@ async def test_refused_regions_change_no_number(
 
 
 @pytest.mark.only_triton_26
-async def test_what_is_refused(loaded: LocalTriton, protocol: str) -> None:
+async def test_a_triton_without_client_memory_refuses_regions_and_lists_none(
+    loaded: LocalTriton, protocol: str
+) -> None:
     """Regions are neither registered nor unregistered; the list of them is answered, and empty."""
     async with transport(loaded, protocol) as client:
         for refused in (client.register_region("region", 64), client.unregister_region("region")):

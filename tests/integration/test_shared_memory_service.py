@@ -75,7 +75,7 @@ def test_killed_workers_leave_no_regions(serve: Serve) -> None:
 
 
 @pytest.mark.only_triton_24
-def test_a_second_signal(serve: Serve) -> None:
+def test_a_second_signal_leaves_no_regions(serve: Serve) -> None:
     with serve.own("bert", "v2", *WORKERS) as service:
         wait_for_regions(service, 2)
         with connected(service) as client:
@@ -102,7 +102,7 @@ def test_of_several_workers_without_room_one_warns_and_all_work(serve: Serve) ->
 
 @pytest.mark.only_triton_26
 @pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
-def test_a_triton_that_refuses_shared_memory(serve: Serve, protocol: str) -> None:
+def test_a_service_whose_regions_are_refused_answers_inline(serve: Serve, protocol: str) -> None:
     """Outputs come inline and are right, one line of the log says what to change, and no file stays."""
     with serve.own("bert", protocol, SMALL) as service:
         service.wait_until("/v1/models/bert")
@@ -115,7 +115,7 @@ def test_a_triton_that_refuses_shared_memory(serve: Serve, protocol: str) -> Non
         assert service.stop() == 0
 
 
-def test_off_is_off(serve: Serve) -> None:
+def test_off_registers_no_regions_and_has_no_metrics(serve: Serve) -> None:
     service = serve("bert", "v2", "--predictor_shared_memory=off", SMALL)
     assert service.predict([TEXT]) == ["paris"]
     assert regions(service) == []

@@ -58,11 +58,11 @@ def check_goldens(service: Service, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["minibert_mean", "minibert_cls", "minibert_max", "minibert_last"])
-def test_goldens(serve: Serve, model: str) -> None:
+def test_vectors_are_those_of_sentence_transformers(serve: Serve, model: str) -> None:
     check_goldens(serve(model), model)
 
 
-def test_parameters(serve: Serve) -> None:
+def test_prompts_dimensions_and_normalization_are_those_of_sentence_transformers(serve: Serve) -> None:
     """Also where they make no difference."""
     asked: list[tuple[str, dict[str, Any]]] = [
         ("prompt_query", {"prompt_name": "query"}),
@@ -83,7 +83,7 @@ def test_parameters(serve: Serve) -> None:
     assert_close(np.array(found) / lengths[:, None], [case["default"] for case in mean_cases()])
 
 
-def test_models_and_folders_that_leave_work_to_the_other(serve: Serve) -> None:
+def test_pooling_may_be_the_models_or_the_services(serve: Serve) -> None:
     """A model that pools itself; a folder without sentence-transformers' files has mean and L2 norm, as in KServe."""
     texts = [case["text"] for case in mean_cases()]
     folder = task_model_folder("minibert_pooled")
@@ -96,7 +96,7 @@ def test_models_and_folders_that_leave_work_to_the_other(serve: Serve) -> None:
     refused(serve("minibert_pooled"), ["a"], {"prompt_name": "query"}, "a model without prompts")
 
 
-def test_what_the_files_choose(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_choose_the_default_prompt_and_the_task(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The default prompt; and the task, as in all-mpnet-base-v2, where config.json says MPNetForMaskedLM."""
     case = mean_cases("prompt_query")[0]
     settings = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
@@ -121,7 +121,7 @@ def test_max_seq_length_lowers_the_limit(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("model", ["minibert_mean", "minibert_pooled"])
-def test_windows(serve: Serve, model: str) -> None:
+def test_the_windows_of_a_long_text_are_averaged(serve: Serve, model: str) -> None:
     service, cutting = serve(model, "v2", "--on_overflow=window", "--stride=0"), serve(model)
     plain = {"normalize": False}
     cut, whole = (service.predict([LONG], plain | {"truncation": True}), service.predict([LONG], plain))
@@ -151,7 +151,7 @@ WRONG_WINDOWS: list[tuple[Any, str]] = [
 ]
 
 
-def test_wrong_requests(serve: Serve) -> None:
+def test_wrong_instances_and_parameters_are_refused(serve: Serve) -> None:
     service = serve("minibert_mean")
     for parameters, status, says in WRONG:
         refused(service, ["a"], parameters, says, status)
@@ -161,7 +161,7 @@ def test_wrong_requests(serve: Serve) -> None:
         refused(windows, [LONG], parameters, says)
 
 
-def test_objects_and_the_digits_of_a_float32(serve: Serve) -> None:
+def test_objects_are_texts_and_floats_have_the_digits_of_float32(serve: Serve) -> None:
     service = serve("minibert_mean")
     assert service.predict([{"text": TEXTS[0]}, TEXTS[0]])[0] == service.predict([TEXTS[0]])[0]
     text = service.post({"instances": [TEXTS[0]]}).text

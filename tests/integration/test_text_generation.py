@@ -62,7 +62,7 @@ async def ask_golden(client: httpx.AsyncClient, service: Service, case: Any, str
 
 
 @pytest.mark.parametrize("model", KINDS)
-async def test_greedy_texts(serve: Serve, model: str) -> None:
+async def test_greedy_texts_are_those_of_transformers_side_by_side(serve: Serve, model: str) -> None:
     """Sixteen at a time, in turn streamed and not; and all of them in one request of V1."""
     cases = cases_of(model)
     assert len(cases) >= 50
@@ -77,7 +77,7 @@ async def test_greedy_texts(serve: Serve, model: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "protocol"), ALONE)
-async def test_greedy_texts_alone(serve: Serve, model: str, protocol: str) -> None:
+async def test_greedy_texts_are_the_same_alone_and_with_retries(serve: Serve, model: str, protocol: str) -> None:
     """Retries are for calls that answer once: models of both kinds give the same texts with them."""
     service = serve(model, protocol, "--predictor_request_retries=2")
     async with client_of(service, kept=1) as client:
@@ -86,7 +86,7 @@ async def test_greedy_texts_alone(serve: Serve, model: str, protocol: str) -> No
                 await ask_golden(client, service, case, stream)
 
 
-def test_the_text_of_the_tutorial_model(serve: Serve) -> None:
+def test_the_tutorial_model_gives_its_text_and_names_what_it_can_not_honour(serve: Serve) -> None:
     """It makes 24 tokens of the prompt and what is new, whatever is asked for; what it can't honour is named."""
     service = serve("gpt2_tutorial", "grpc-v2")
     tokenizer = Tokenizer.from_file(str(task_model_folder("gpt2_tutorial") / "tokenizer.json"))
@@ -103,7 +103,7 @@ def test_the_text_of_the_tutorial_model(serve: Serve) -> None:
     assert "temperature" in message or "seed" in message
 
 
-def test_the_tutorials_requests(serve: Serve) -> None:
+def test_requests_of_tritons_tutorial_are_answered(serve: Serve) -> None:
     """Triton's Hugging Face tutorial, against the service instead of Triton; docs/text_generation.md has generate."""
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PARIS]}
     service = serve("gpt2_tutorial", "grpc-v2")
@@ -120,7 +120,7 @@ def told(text: str) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("model", "protocol"), [("gpt2_llmapi", "grpc-v2"), ("gpt2_llmapi_unary", "v2")])
-async def test_the_parameters_that_the_llm_api_model_gets(
+async def test_the_llm_api_model_gets_the_requests_parameters(
     serve: Serve, model: str, protocol: str, stream: bool
 ) -> None:
     service = serve(model, protocol)
@@ -166,7 +166,7 @@ async def test_the_llm_api_model_gives_as_many_tokens_as_are_asked_for(serve: Se
 
 
 @three_kinds
-def test_chats(serve: Serve, model: str) -> None:
+def test_chats_have_the_prompts_and_answers_of_transformers(serve: Serve, model: str) -> None:
     service = serve(model, "grpc-v2")
     for chat in CHATS:
         asked = {name: chat[name] for name in ("messages", "tools") if name in chat}
@@ -245,7 +245,7 @@ async def test_caches_that_do_not_fit_at_the_same_time_wait_for_each_other(serve
             assert "retry-after" not in response.headers
 
 
-def test_a_prompt_that_is_too_long(serve: Serve) -> None:
+def test_a_prompt_that_is_too_long_is_refused_and_not_shown(serve: Serve) -> None:
     body = {"model": "gpt2_past", "prompt": "word " * 300, "max_tokens": 5}
     response = serve("gpt2_past", "grpc-v2").client.post(COMPLETIONS, json=body)
     assert response.status_code in (400, 413)
@@ -253,7 +253,7 @@ def test_a_prompt_that_is_too_long(serve: Serve) -> None:
 
 
 @three_kinds
-def test_stop_strings(serve: Serve, model: str) -> None:
+def test_stop_strings_end_a_text_across_tokens(serve: Serve, model: str) -> None:
     """Across the borders of tokens, and not part of the text."""
     body = {"model": model, "prompt": PARIS, "max_tokens": TOKENS, **GREEDY}
     service = serve(model, "grpc-v2")
@@ -265,7 +265,7 @@ def test_stop_strings(serve: Serve, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_tokens_unary", "gpt2_vllm"])
-async def test_stop_tokens(serve: Serve, model: str) -> None:
+async def test_stop_tokens_end_a_text_and_are_no_part_of_it(serve: Serve, model: str) -> None:
     """They end a text that goes on past its own end as well, and are no part of it."""
     service = serve(model, "grpc-v2")
     ids = Tokenizer.from_file(str(task_model_folder(model) / "tokenizer.json")).encode(" paris.").ids

@@ -75,7 +75,9 @@ async def cut_short(service: Service, prompt: str, source: random.Random) -> str
 
 
 @pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens"])
-async def test_streams_that_are_cut_at_random_moments(serve: Serve, triton: LocalTriton, model: str) -> None:
+async def test_streams_cut_at_random_moments_leave_nothing_running(
+    serve: Serve, triton: LocalTriton, model: str
+) -> None:
     service = serve(model, "grpc-v2")
     source = random.Random(11)
     prompts = [SLOW.format(country) for country in COUNTRIES]
@@ -151,7 +153,9 @@ def test_a_client_that_leaves_ends_the_generation(
 
 
 @pytest.mark.parametrize("model", ["gpt2_tokens", "gpt2_vllm", "gpt2_tokens_unary"])
-def test_a_client_that_leaves_before_its_whole_answer(serve: Serve, triton: LocalTriton, model: str) -> None:
+def test_a_client_that_leaves_before_its_whole_answer_ends_the_generation(
+    serve: Serve, triton: LocalTriton, model: str
+) -> None:
     """Also of a model that answers once: its call is cancelled a second later. A stop string ends it early as well."""
     service = serve(model, "grpc-v2")
     before = generations(triton, model)["cancelled"]
@@ -211,7 +215,7 @@ STREAMED: list[tuple[str, dict[str, Any], str]] = [
 """A path, a body, and what stands in front of a line's JSON."""
 
 
-def test_what_does_not_finish_within_the_grace_period_is_told(serve: Serve) -> None:
+def test_a_stream_over_the_grace_period_ends_with_an_error_event(serve: Serve) -> None:
     """The last event is an error, and no event ends in its middle."""
     with serve.own("gpt2_tokens", "grpc-v2", "--grace_period_seconds=1.5") as service, ExitStack() as stack:
         service.wait_until("/v1/models/gpt2_tokens")

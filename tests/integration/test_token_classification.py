@@ -50,11 +50,11 @@ def check_goldens(service: Service, model: str) -> None:
 
 
 @each_model
-def test_goldens(serve: Serve, model: str) -> None:
+def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, model: str) -> None:
     check_goldens(serve(model), model)
 
 
-def test_flags(serve: Serve) -> None:
+def test_flags_are_the_defaults_of_requests(serve: Serve) -> None:
     """They say what a request does that says nothing."""
     forms = ("--output_format=pipeline", "--aggregation_strategy=first", "--return_offsets_mapping")
     service = serve("ner", "v2", *forms, "--on_overflow=window", "--stride=16", "--task=token-classification")
@@ -73,7 +73,7 @@ def test_flags(serve: Serve) -> None:
 
 
 @each_model
-def test_words_windows_and_ignored_labels(serve: Serve, model: str) -> None:
+def test_words_windows_and_ignored_labels_are_as_in_the_pipeline(serve: Serve, model: str) -> None:
     """Each with every strategy that has an answer."""
     service = serve(model)
     asked: list[tuple[Any, Any, dict[str, Any]]] = []
@@ -120,7 +120,7 @@ def test_offsets_are_padded_to_the_longest(serve: Serve, model: str) -> None:
     assert [classes for (classes,) in response.json()["predictions"]] == [case["classes"] for case in mine]
 
 
-def test_offsets_by_parameter(serve: Serve) -> None:
+def test_offsets_are_sent_if_the_request_asks_for_them(serve: Serve) -> None:
     service = serve("ner")
     assert "outputs" not in service.post({"instances": [TEXT]}).json()
     body = {"instances": [TEXT], "parameters": PIPELINE | {"return_offsets_mapping": True}}
@@ -133,7 +133,7 @@ def test_offsets_by_parameter(serve: Serve) -> None:
 
 
 @each_model
-def test_raw_logits_and_probabilities(serve: Serve, model: str) -> None:
+def test_logits_and_probabilities_are_those_of_the_model(serve: Serve, model: str) -> None:
     """They belong to the classes and to the scores of the goldens, token by token."""
     mine = cases("cases", model)
     texts = [case["text"] for case in mine]
@@ -189,7 +189,7 @@ BAD_PARAMETERS: list[tuple[Any, str]] = [
 ]
 
 
-def test_bad_requests(serve: Serve) -> None:
+def test_wrong_instances_and_parameters_are_refused(serve: Serve) -> None:
     service = serve("ner")
     for instance, says in BAD_INSTANCES:
         refused(service, [instance], {}, says)

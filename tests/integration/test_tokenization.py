@@ -43,7 +43,7 @@ def answers(service: Service, verb: str, instances: Any, **parameters: Any) -> A
     return response.json()["predictions"]
 
 
-def test_the_same_as_auto_tokenizer(serve: Serve, auto: Any) -> None:
+def test_tokens_and_texts_are_those_of_auto_tokenizer(serve: Serve, auto: Any) -> None:
     service = serve("bert")
     found = answers(service, "tokenize", TEXTS)
     assert len(found) == len(TEXTS)
@@ -65,7 +65,7 @@ def test_the_same_as_auto_tokenizer(serve: Serve, auto: Any) -> None:
         assert texts == [auto.decode(one["ids"], skip_special_tokens=skip) for one in found]
 
 
-def test_pairs_and_other_forms(serve: Serve, auto: Any) -> None:
+def test_pairs_are_tokenized_as_by_auto_tokenizer(serve: Serve, auto: Any) -> None:
     service = serve("bert")
     pair = {"text": "Anna lives in Berlin.", "text_pair": LONG}
     [one, plain] = answers(service, "tokenize", [pair, {"text": "Anna"}])
@@ -93,7 +93,7 @@ def test_ids_have_the_embedding_of_their_text(mini: Service) -> None:
         assert np.abs(np.array(vectors) - np.array(again)).max() <= 1e-5
 
 
-def test_where_a_text_is_cut(mini: Service) -> None:
+def test_the_text_before_the_cut_has_the_embedding_of_the_whole(mini: Service) -> None:
     """The text up to there has the embedding of the whole."""
     [one] = answers(mini, "tokenize", LONG)
     [[start, end]] = one["truncated_text"]
@@ -129,7 +129,7 @@ TOO_MUCH: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_bad_input_and_what_is_over_a_limit(serve: Serve) -> None:
+def test_wrong_requests_are_400_and_those_over_a_limit_413(serve: Serve) -> None:
     client = serve("bert").client
     for verb, body, says in BAD:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -74,7 +74,7 @@ def check_tree(trace: dict[str, Span]) -> None:
     assert times == sorted(times)
 
 
-def test_over_rest(traced: Traced) -> None:
+def test_a_rest_request_has_a_span_per_stage_below_the_clients(traced: Traced) -> None:
     trace_id, headers = traced.new()
     response = traced.service.post(BODY, headers={**headers, "x-request-id": "r-1"})
     assert response.status_code == 200
@@ -104,7 +104,7 @@ def test_over_rest(traced: Traced) -> None:
     assert trace[""].name == "POST /v2/models/{model}/versions/{version}/infer"
 
 
-def test_over_grpc(traced: Traced) -> None:
+def test_a_grpc_call_has_a_span_per_stage_below_the_clients(traced: Traced) -> None:
     trace_id, headers = traced.new()
     with stub(traced.service) as calls:
         _, call = calls.ModelInfer.with_call(request("bert", {"text": [TEXT]}), metadata=list(headers.items()))
@@ -128,7 +128,7 @@ def test_over_grpc(traced: Traced) -> None:
     assert poll(lambda: sum(span.trace_id.hex() == "e" * 32 for span in list(traced.collector.spans)) == 10, 20.0)
 
 
-def test_a_predictor_that_fails(serve: Serve, collector: Collector) -> None:
+def test_a_failed_call_is_an_error_of_its_spans(serve: Serve, collector: Collector) -> None:
     trace_id = "a" * 32
     flags = (f"--otlp_endpoint={collector.url}/", "--predictor_request_retries=0")
     with serve.own("fault_raises", "grpc-v2", *flags) as service:
@@ -143,7 +143,7 @@ def test_a_predictor_that_fails(serve: Serve, collector: Collector) -> None:
     assert attributes(trace[""].attributes)["error.type"] == "502"
 
 
-def test_the_clients_decision_is_heard(traced: Traced) -> None:
+def test_the_sampled_flag_of_the_client_decides_what_is_traced(traced: Traced) -> None:
     unwanted, headers = traced.new("00")
     assert traced.service.post(BODY, headers=headers).status_code == 200
     assert traced.sent(unwanted) == [headers["traceparent"]]
@@ -153,7 +153,7 @@ def test_the_clients_decision_is_heard(traced: Traced) -> None:
     assert not any(span.trace_id.hex() == unwanted for span in traced.collector.spans)
 
 
-def test_server_timing(traced: Traced) -> None:
+def test_answers_have_the_times_of_all_stages(traced: Traced) -> None:
     response = traced.service.post(BODY)
     found = TIMING.fullmatch(response.headers["server-timing"])
     assert found is not None
@@ -163,7 +163,7 @@ def test_server_timing(traced: Traced) -> None:
     assert "server-timing" not in traced.service.client.get("/v1/models").headers
 
 
-def test_logs_and_spans_tell_no_texts_and_who_sends_them(traced: Traced) -> None:
+def test_logs_and_spans_have_no_texts_and_no_credentials(traced: Traced) -> None:
     """Every line of the log is JSON."""
     service = traced.service
     trace_id, trace = traced.new()
@@ -194,7 +194,7 @@ def test_logs_and_spans_tell_no_texts_and_who_sends_them(traced: Traced) -> None
     assert "plugh" not in service.log and "hunter2" not in service.log
 
 
-def test_a_collector_that_is_down_costs_a_line(triton: LocalTriton, serve: Serve) -> None:
+def test_an_absent_collector_is_logged_once_and_fails_no_request(triton: LocalTriton, serve: Serve) -> None:
     nowhere = f"--otlp_endpoint=http://{HOST}:{free_ports(1)[0]}"
     with proxying(triton.http_address) as proxy:
         more = (f"--predictor_host={proxy.address}", "--otlp_sample_ratio=0", "--enable_server_timing=false")

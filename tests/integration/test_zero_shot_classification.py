@@ -43,11 +43,11 @@ def check_goldens(service: Service, model: str) -> None:
                 assert_equal(one, case, case[key], key in case.get("near_tie", ()))
 
 
-def test_goldens(serve: Serve) -> None:
+def test_answers_are_those_of_the_transformers_pipeline(serve: Serve) -> None:
     check_goldens(serve("nli"), "nli")
 
 
-def test_templates(serve: Serve) -> None:
+def test_hypothesis_templates_give_the_scores_of_the_pipeline(serve: Serve) -> None:
     service = serve("nli")
     asked = [(case, template) for case in CASES for template in case.get("templates", ())]
     assert asked
@@ -58,7 +58,7 @@ def test_templates(serve: Serve) -> None:
             assert_equal(found, case, case["templates"][template][key], near_tie)
 
 
-def test_other_forms_of_an_instance(serve: Serve) -> None:
+def test_every_form_of_an_instance_has_the_same_answer(serve: Serve) -> None:
     service = serve("nli")
     labels = ["sport", "politics"]
     expected = service.predict([{"sequence": SEQUENCE, "candidate_labels": labels}])
@@ -101,7 +101,7 @@ TOO_MUCH: list[tuple[Any, str]] = [
 ]
 
 
-def test_bad_requests(serve: Serve) -> None:
+def test_wrong_and_too_many_labels_are_refused(serve: Serve) -> None:
     service = serve("nli")
     for instances, parameters, says in BAD:
         given = parameters if instances else {"candidate_labels": "a"} | parameters
@@ -110,7 +110,7 @@ def test_bad_requests(serve: Serve) -> None:
         refused(service, [SEQUENCE], parameters, says, 413)
 
 
-def test_a_sequence_that_is_too_long(serve: Serve) -> None:
+def test_a_long_sequence_is_cut_or_refused_as_asked(serve: Serve) -> None:
     says, labels = "instances[0]: expected at most ", ["sport", "money"]
     (found,) = cut_or_refused(serve("nli"), [SEQUENCE * 60], says, candidate_labels=labels)
     assert found["labels"][0] == "sport"

@@ -21,7 +21,7 @@ from hf_transformer.observability.tracing import Trace, Tracing, parse_tracepare
 from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import Encoding
 from tests.api.plain_request import PlainRequest
-from tests.core.bench import SETTINGS, SIGNATURE, Bench, run
+from tests.core.scheduling import SETTINGS, SIGNATURE, SchedulerHarness, run
 from tests.observability.measured import measured
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.configuring import config
@@ -190,19 +190,19 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
 
 async def test_requests_of_a_batch_know_the_traceparent_that_it_was_sent_with() -> None:
     with ThreadPoolExecutor(1) as executor:
-        bench = Bench(executor, SETTINGS, SIGNATURE)
+        harness = SchedulerHarness(executor, SETTINGS, SIGNATURE)
         contexts = [Context(str(number), {"traceparent": f"trace {number}"}) for number in range(4)]
         tasks = []
         for number, context in enumerate(contexts):
-            request = run(bench.scheduler, [Encoding([number], [0])], context=context)
+            request = run(harness.scheduler, [Encoding([number], [0])], context=context)
             tasks.append(asyncio.create_task(request))
-            await bench.turn()
-        assert bench.sent == [[0]]
-        await bench.answer(0)
-        assert bench.sent == [[0], [1, 2, 3]]
-        assert bench.predictor.calls[1].headers["traceparent"] == "trace 1"
+            await harness.predictor.turn()
+        assert harness.sent == [[0]]
+        await harness.answer(0)
+        assert harness.sent == [[0], [1, 2, 3]]
+        assert harness.predictor.calls[1].given.headers["traceparent"] == "trace 1"
         assert [context.batch_traceparent for context in contexts] == ["", "", "trace 1", "trace 1"]
-        await bench.answer(1)
+        await harness.answer(1)
         for task in tasks:
             await task
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Predictor, Reply, Transport, UnknownRegion
+from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Reply, Transport, UnknownRegion
 from hf_transformer.predictor.shared_memory import ALIGNMENT_BYTES
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types.request import Json
-from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types.tensors import RepositoryEntry, ServerDescription, Tensor
+from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}
-SPEC = ModelSpec("m", "1", (), (), 0)
 
 
 async def leave_early(responses: AsyncGenerator[Outputs, None], by: str) -> None:
@@ -34,44 +34,21 @@ async def leave_early(responses: AsyncGenerator[Outputs, None], by: str) -> None
         await task
 
 
-class Scripted(Predictor):
+class FailingPredictor(ScriptedPredictor):
     """Fails with each of the errors in turn, and then replies. For None it waits for ``go_on`` and then raises
     ``failure``, if set.
 
     Attributes:
         streams: scripts of the next streams. A number is a response, an error is raised, None waits for ``go_on``.
-        ready: the result or error of ``model_ready``; None waits forever.
-        questions: the number of calls of ``model_ready``.
     """
 
     def __init__(self, *errors: BaseException | None) -> None:
+        super().__init__()
         self.errors = list(errors)
         self.streams: list[Sequence[int | Exception | None]] = []
-        self.ready: bool | BaseException | None = False
-        self.spec = SPEC
-        self.events: list[str] = []
-        self.questions = 0
-        self.go_on = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def open(self) -> None:
-        self.events.append("open")
-
-    async def close(self) -> None:
-        self.events.append("close")
-
-    async def model_spec(self) -> ModelSpec:
-        return self.spec
-
-    async def model_ready(self) -> bool:
-        self.questions += 1
-        if self.ready is None:
-            await asyncio.Event().wait()
-        if isinstance(self.ready, BaseException):
-            raise self.ready
-        return bool(self.ready)
-
-    async def infer(self, call: ModelCall) -> Reply:
+    async def respond(self, made: RecordedCall) -> Outputs:
         self.events.append("infer")
         if self.errors:
             error = self.errors.pop(0)
@@ -84,7 +61,7 @@ class Scripted(Predictor):
                 raise
             if self.failure is not None:
                 raise self.failure
-        return Reply(OUTPUTS, lambda: self.events.append("released"))
+        return OUTPUTS
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         self.events.append("stream")
@@ -99,32 +76,30 @@ class Scripted(Predictor):
             self.events.append("closed")
 
 
-class ScriptedTransport(Scripted, Transport):
+class ScriptedTransport(ScriptedPredictor, Transport):
     """Writes outputs to a region's file like a real predictor. Output n is the first input as FP32, plus n.
 
     Attributes:
         gates: the next call whose input begins with a number waits for the number's future, and raises its error.
         refusal: the error of every registration; None for success.
-        attempts, calls: the numbers of registrations and of inferences.
-        call: the last inference.
+        attempts: the number of registrations.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
+        self.ready = False
         self.folder = folder
         self.regions: dict[str, Path] = {}
         self.registered: list[str] = []
         self.gates: dict[int, asyncio.Future[None]] = {}
         self.refusal: Exception | None = None
-        self.attempts = self.calls = 0
-        self.call: ModelCall | None = None
+        self.attempts = 0
 
     def gate(self, number: int) -> asyncio.Future[None]:
         return self.gates.setdefault(number, asyncio.get_running_loop().create_future())
 
     async def infer(self, call: ModelCall, destination: Destination | None = None) -> Reply:
-        self.calls += 1
-        self.call = call
+        made = self.record(call)
         await asyncio.sleep(0)  # concurrent calls overlap, as on a network
         if destination is not None and destination.region not in self.regions:
             destination.settled = True
@@ -136,15 +111,15 @@ class ScriptedTransport(Scripted, Transport):
                 await self.gates[number]
         finally:
             self.gates.pop(number, None)
-        tensors = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
+        outputs = {name: Tensor(name, "FP32", data + index) for index, name in enumerate(call.outputs)}
         if destination is not None:
             for name, placement in destination.placements.items():
                 assert placement.offset % ALIGNMENT_BYTES == 0 and placement.file is not None
-                content = tensors[name].data.tobytes()[: len(placement.memory)]
+                content = outputs[name].data.tobytes()[: len(placement.memory)]
                 os.pwrite(placement.file, content, placement.offset)
-                tensors[name] = placed_tensor(name, "FP32", data.shape, placement)
+                outputs[name] = placed_tensor(name, "FP32", data.shape, placement)
             destination.settled = True
-        return Reply(tensors, lambda: self.events.append("released"))
+        return Reply(outputs, lambda: self.on_release(made, outputs))
 
     async def register_region(self, name: str, byte_size: int) -> None:
         self.attempts += 1

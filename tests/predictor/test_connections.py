@@ -205,7 +205,7 @@ async def test_other_protocols_and_holders_have_other_connections(protocol: str)
 
 
 async def test_predictors_share_the_connections_that_they_are_given(protocol: str) -> None:
-    connections, metrics = Connections(), Metrics("m")
+    connections, metrics = Connections(), Metrics().of("m")
     async with (
         serving(protocol) as (server, host),
         open_predictor(protocol, settings(host, "a"), metrics, connections=connections) as one,

@@ -172,9 +172,10 @@ async def test_a_request_has_metadata_and_placements_and_no_deadline() -> None:
     [
         ({"max_receive_message_length": 1000}, "--grpc_max_receive_message_length"),
         ({"max_response_bytes": 1000}, "--max_predictor_response_bytes"),
+        ({"max_response_bytes": 1000, "max_receive_message_length": 10**9}, "--max_predictor_response_bytes"),
         ({"max_send_message_length": 10}, "--grpc_max_send_message_length"),
     ],
-    ids=["receive", "response", "send"],
+    ids=["receive", "response", "both", "send"],
 )
 async def test_messages_over_a_limit_name_the_flag(settings: dict[str, int], flag: str) -> None:
     async with serving(ModelInfer=answering(answer(count=2_000_000))) as host:

@@ -17,7 +17,8 @@ from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Address, ModelCall, PredictorSettings, forwarded, parse_address
 from hf_transformer.predictor.failures import verified
 from hf_transformer.types.tensors import Tensor
-from tests.predictor.scripted import SPEC, ScriptedTransport
+from tests.predictor.scripted import ScriptedTransport
+from tests.support.scripted_predictor import SPEC
 
 
 def settings(host: str = "triton", use_ssl: bool = False) -> PredictorSettings:
@@ -37,13 +38,13 @@ async def test_every_layer_passes_calls_to_the_transport(
         assert opened.streams_json and not opened.shares(1024)
         ids = Tensor("input_ids", "INT64", np.array([5]))
         reply = await opened.infer(ModelCall([ids], ["logits"], {}, {"logits": 4}, cancellable=True))
-        assert transport.call is not None and transport.call.cancellable
+        assert transport.calls[-1].given.cancellable
         assert reply.tensors["logits"].data.tolist() == [5]
         reply.release()
         transport.gate(5)
         with pytest.raises(PredictorTimeout, match=r"predictor at triton:8000 gave no answer in 0\.2 s"):
             await opened.infer(ModelCall([ids], ["logits"], {}))
-    assert transport.events == ["open", "released", "close"] and transport.calls == 2
+    assert transport.events == ["open", "released", "close"] and len(transport.calls) == 2
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
 from hf_transformer.predictor.base import ModelCall
 from hf_transformer.predictor.resilience import MAX_UNANSWERED, Resilience
-from tests.predictor.scripted import OUTPUTS, Scripted
+from tests.predictor.scripted import OUTPUTS, FailingPredictor
 from tests.support.polling import until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
@@ -34,7 +34,7 @@ class Connection:
     """A connection that calls share."""
 
 
-class Rig:
+class ResilienceHarness:
     """A Resilience with a scripted predictor. It records pauses; with ``asleep`` each pause waits for ``wake``."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Rig:
         budget: float = 100.0,
         asleep: bool = False,
     ) -> None:
-        self.inner = Scripted(*errors)
+        self.inner = FailingPredictor(*errors)
         self.pauses: list[float] = []
         self.asleep = asleep or failures > 0
         self.wake = asyncio.Semaphore(0)
@@ -112,7 +112,7 @@ class Rig:
 
     @property
     def calls(self) -> int:
-        return self.inner.events.count("infer")
+        return len(self.inner.calls)
 
     def metric(self, name: str, labels: str = "") -> float:
         start = f'hf_transformer_predictor_{name}{{{labels}model_name="m"}} '
@@ -128,31 +128,33 @@ class Rig:
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["in a call", "in a pause"])
 async def test_all_attempts_and_pauses_share_one_timeout(asleep: bool) -> None:
-    rig = Rig(*down(1), None, retries=5, timeout=0.05, jitter=0.0, asleep=asleep)
+    harness = ResilienceHarness(*down(1), None, retries=5, timeout=0.05, jitter=0.0, asleep=asleep)
     with pytest.raises(PredictorTimeout, match=TOO_LATE):
-        await rig.infer()
-    assert rig.inner.events == (["infer"] if asleep else ["infer", "infer", "cancelled"])
-    assert rig.errors("timeout") == 1
+        await harness.infer()
+    assert harness.inner.events == (["infer"] if asleep else ["infer", "infer", "cancelled"])
+    assert harness.errors("timeout") == 1
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["in a call", "in a pause"])
 async def test_a_cancelled_caller_is_not_a_timeout(asleep: bool) -> None:
-    rig = Rig(*(down(1) if asleep else [None]), retries=1, failures=1 if not asleep else 0, asleep=asleep)
-    call = asyncio.create_task(rig.infer())
-    await until(lambda: bool(rig.pauses) if asleep else rig.calls == 1)
+    harness = ResilienceHarness(
+        *(down(1) if asleep else [None]), retries=1, failures=1 if not asleep else 0, asleep=asleep
+    )
+    call = asyncio.create_task(harness.infer())
+    await until(lambda: bool(harness.pauses) if asleep else harness.calls == 1)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert rig.inner.events == (["infer"] if asleep else ["infer", "cancelled"])
-    assert (rig.errors("timeout"), rig.predictor.is_open) == (0, False)
+    assert harness.inner.events == (["infer"] if asleep else ["infer", "cancelled"])
+    assert (harness.errors("timeout"), harness.predictor.is_open) == (0, False)
 
 
 async def test_a_callers_own_timeout_is_not_counted() -> None:
-    rig = Rig(None, retries=1)
+    harness = ResilienceHarness(None, retries=1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await rig.infer()
-    assert rig.errors("timeout") == 0
+            await harness.infer()
+    assert harness.errors("timeout") == 0
 
 
 # Retries
@@ -160,50 +162,54 @@ async def test_a_callers_own_timeout_is_not_counted() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
 async def test_pauses_grow_and_vary(share: float) -> None:
-    rig = Rig(*down(8), retries=8, jitter=share)
-    assert await rig.infer() is OUTPUTS
-    assert rig.pauses == [share * pause for pause in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)]
-    assert rig.metric("retries_total") == 8
+    harness = ResilienceHarness(*down(8), retries=8, jitter=share)
+    assert await harness.infer() is OUTPUTS
+    assert harness.pauses == [share * pause for pause in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)]
+    assert harness.metric("retries_total") == 8
 
 
 async def test_the_last_error_ends_the_retries() -> None:
-    rig = Rig(*down(5), retries=2)
-    assert await rig.fail(1) == ["call 2"]
-    assert (rig.metric("retries_total"), rig.metric("retries_denied_total"), rig.errors("connection")) == (2, 0, 1)
-    rig = Rig(*down(5), retries=5, timeout=0.04)  # its first pause would end too late
-    assert (await rig.fail(1), rig.pauses) == (["call 0"], [])
+    harness = ResilienceHarness(*down(5), retries=2)
+    assert await harness.fail(1) == ["call 2"]
+    assert (harness.metric("retries_total"), harness.metric("retries_denied_total"), harness.errors("connection")) == (
+        2,
+        0,
+        1,
+    )
+    harness = ResilienceHarness(*down(5), retries=5, timeout=0.04)  # its first pause would end too late
+    assert (await harness.fail(1), harness.pauses) == (["call 0"], [])
 
 
 @pytest.mark.parametrize("kind", failures.ALL)
 @pytest.mark.parametrize("error", [PredictorUnavailable, PredictorTimeout, PredictorError])
 async def test_only_calls_without_a_response_are_retried(kind: str, error: type[RequestError]) -> None:
-    rig = Rig(PredictorError("no") if error is PredictorError else error("no", kind), retries=5)
+    harness = ResilienceHarness(PredictorError("no") if error is PredictorError else error("no", kind), retries=5)
     if kind in {"connection", "no_answer", "unavailable"} and error is PredictorUnavailable:
-        assert await rig.infer() is OUTPUTS
+        assert await harness.infer() is OUTPUTS
     else:
-        assert await rig.fail(1) == ["no"]
-        assert (rig.calls, rig.pauses) == (1, [])
+        assert await harness.fail(1) == ["no"]
+        assert (harness.calls, harness.pauses) == (1, [])
 
 
 @pytest.mark.parametrize(("wanted", "pauses"), [([False], 0), ([True, False], 1)], ids=["at once", "after the pause"])
 async def test_no_retry_starts_for_an_unwanted_reply(wanted: list[bool], pauses: int) -> None:
-    rig = Rig(*down(5), retries=5)
+    harness = ResilienceHarness(*down(5), retries=5)
     with pytest.raises(PredictorUnavailable, match=r"^call 0$"):
-        await rig.infer(lambda: wanted.pop(0))
-    assert (rig.calls, len(rig.pauses), rig.metric("retries_total")) == (1, pauses, 0)
+        await harness.infer(lambda: wanted.pop(0))
+    assert (harness.calls, len(harness.pauses), harness.metric("retries_total")) == (1, pauses, 0)
 
 
 async def test_a_spent_budget_ends_the_retries() -> None:
-    rig = Rig(*down(100), retries=100, budget=0.0)
-    assert await rig.fail(2) == ["call 10", "call 11"]
-    assert (rig.metric("retries_total"), rig.metric("retries_denied_total")) == (10, 2)
-    rig.now = 2.0  # a refill of two
-    assert await rig.fail(2) == ["call 14", "call 15"]
-    rig.now = 10_000.0
-    assert await rig.fail(1) == ["call 26"], "the budget is at most ten"
-    rig = Rig(*down(10_000), retries=3, budget=0.1)
-    await rig.fail(1000)
-    assert 1000 + 100 <= rig.calls <= 1000 + 110, "an outage is not multiplied"
+    harness = ResilienceHarness(*down(100), retries=100, budget=0.0)
+    assert await harness.fail(2) == ["call 10", "call 11"]
+    assert (harness.metric("retries_total"), harness.metric("retries_denied_total")) == (10, 2)
+    harness.now = 2.0  # a refill of two
+    assert await harness.fail(2) == ["call 14", "call 15"]
+    harness.now = 10_000.0
+    assert await harness.fail(1) == ["call 26"], "the budget is at most ten"
+    harness = ResilienceHarness(*down(10_000), retries=3, budget=0.1)
+    await harness.fail(1000)
+    assert 1000 + 100 <= harness.calls <= 1000 + 110, "an outage is not multiplied"
 
 
 # Circuit breaker
@@ -211,24 +217,24 @@ async def test_a_spent_budget_ends_the_retries() -> None:
 
 async def test_the_circuit_opens_refuses_at_once_and_closes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    rig = Rig(*down(3), failures=3)
-    async with rig.predictor:
-        assert await rig.fail(3) == ["call 0", "call 1", "call 2"]
-        assert (rig.predictor.is_open, rig.metric("circuit_open")) == (True, 1)
-        for message in [*await rig.fail(1), *await rig.fail(1, stream=True)]:
+    harness = ResilienceHarness(*down(3), failures=3)
+    async with harness.predictor:
+        assert await harness.fail(3) == ["call 0", "call 1", "call 2"]
+        assert (harness.predictor.is_open, harness.metric("circuit_open")) == (True, 1)
+        for message in [*await harness.fail(1), *await harness.fail(1, stream=True)]:
             assert "--predictor_circuit_failures=3" in message and message.endswith("the last reason: call 2")
-        assert rig.calls == 3 and "stream" not in rig.inner.events
+        assert harness.calls == 3 and "stream" not in harness.inner.events
         with pytest.raises(PredictorUnavailable) as caught:
-            await rig.infer()
+            await harness.infer()
         assert (caught.value.status, caught.value.retry_after, caught.value.kind) == (503, 1, "circuit_open")
-        await rig.probe(False)
-        assert (await rig.fail(1))[0].endswith("the predictor says that the model is not ready")
-        await rig.probe(PredictorUnavailable("still starting"))
-        assert (await rig.fail(1))[0].endswith("still starting")
-        await rig.probe(True)
-        assert (rig.predictor.is_open, rig.metric("circuit_open")) == (False, 0)
-        assert await rig.infer() is OUTPUTS
-    assert (rig.errors("connection"), rig.errors("circuit_open")) == (3, 5)
+        await harness.probe(False)
+        assert (await harness.fail(1))[0].endswith("the predictor says that the model is not ready")
+        await harness.probe(PredictorUnavailable("still starting"))
+        assert (await harness.fail(1))[0].endswith("still starting")
+        await harness.probe(True)
+        assert (harness.predictor.is_open, harness.metric("circuit_open")) == (False, 0)
+        assert await harness.infer() is OUTPUTS
+    assert (harness.errors("connection"), harness.errors("circuit_open")) == (3, 5)
     lines = [record.getMessage() for record in caplog.records if "resilience" in record.name]
     assert lines == ["the predictor counts as dead after 3 calls in a row: call 2", "the predictor is ready again"]
 
@@ -255,11 +261,11 @@ ROWS: dict[str, tuple[bool, Errors]] = {
 
 @pytest.mark.parametrize(("opens", "errors"), ROWS.values(), ids=ROWS)
 async def test_the_circuit_opens_after_failures_in_a_row(opens: bool, errors: Errors) -> None:
-    rig = Rig(failures=3)
-    async with rig.predictor:
-        await rig.meet(*errors)
-        assert rig.predictor.is_open is opens
-    never = Rig()
+    harness = ResilienceHarness(failures=3)
+    async with harness.predictor:
+        await harness.meet(*errors)
+        assert harness.predictor.is_open is opens
+    never = ResilienceHarness()
     await never.meet(*errors)
     assert not never.predictor.is_open, "there is no circuit breaker"
 
@@ -267,68 +273,68 @@ async def test_the_circuit_opens_after_failures_in_a_row(opens: bool, errors: Er
 @pytest.mark.parametrize("at_once", [1, 4 * MAX_UNANSWERED], ids=["one by one", "together"])
 async def test_timeouts_without_a_response_open_the_circuit(at_once: int) -> None:
     """MAX_UNANSWERED timeouts count as one failure; so do concurrent ones, of any number."""
-    rig = Rig(failures=2, timeout=0.02)
+    harness = ResilienceHarness(failures=2, timeout=0.02)
     times = 2 if at_once > 1 else 2 * MAX_UNANSWERED
-    async with rig.predictor:
+    async with harness.predictor:
         for number in range(times):
-            assert not rig.predictor.is_open, number
-            results = await asyncio.gather(*await rig.start_calls(at_once), return_exceptions=True)
+            assert not harness.predictor.is_open, number
+            results = await asyncio.gather(*await harness.start_calls(at_once), return_exceptions=True)
             assert {type(result) for result in results} == {PredictorTimeout}
-        assert rig.predictor.is_open
+        assert harness.predictor.is_open
 
 
 async def test_a_response_between_timeouts_keeps_the_circuit_closed() -> None:
-    rig = Rig(failures=1, timeout=0.02)
-    async with rig.predictor:
+    harness = ResilienceHarness(failures=1, timeout=0.02)
+    async with harness.predictor:
         for _ in range(4):
             for _ in range(MAX_UNANSWERED - 1):
-                await asyncio.gather(*await rig.start_calls(1), return_exceptions=True)
-            rig.inner.go_on.set()
-            assert await rig.infer() is OUTPUTS
-            rig.inner.go_on.clear()
-        assert not rig.predictor.is_open
+                await asyncio.gather(*await harness.start_calls(1), return_exceptions=True)
+            harness.inner.go_on.set()
+            assert await harness.infer() is OUTPUTS
+            harness.inner.go_on.clear()
+        assert not harness.predictor.is_open
 
 
 async def test_a_call_with_retries_is_one_failure() -> None:
-    rig = Rig(*down(100), retries=2, failures=3, jitter=0.0)
-    rig.asleep = False
-    async with rig.predictor:
-        await rig.fail(2)
-        assert (rig.calls, rig.predictor.is_open) == (6, False)
-        rig.asleep = True
-        rig.wake.release()
-        rig.wake.release()
-        await rig.fail(1)
-        assert rig.predictor.is_open
+    harness = ResilienceHarness(*down(100), retries=2, failures=3, jitter=0.0)
+    harness.asleep = False
+    async with harness.predictor:
+        await harness.fail(2)
+        assert (harness.calls, harness.predictor.is_open) == (6, False)
+        harness.asleep = True
+        harness.wake.release()
+        harness.wake.release()
+        await harness.fail(1)
+        assert harness.predictor.is_open
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
 async def test_calls_in_flight_continue_after_the_circuit_opens(fails: bool) -> None:
-    rig = Rig(failures=3)
-    async with rig.predictor:
-        calls = await rig.start_calls(2)
-        await rig.meet(*down(3))
-        assert rig.predictor.is_open and not any(call.done() for call in calls)
-        rig.inner.failure = PredictorUnavailable("after all", "lost") if fails else None
-        rig.inner.go_on.set()
+    harness = ResilienceHarness(failures=3)
+    async with harness.predictor:
+        calls = await harness.start_calls(2)
+        await harness.meet(*down(3))
+        assert harness.predictor.is_open and not any(call.done() for call in calls)
+        harness.inner.failure = PredictorUnavailable("after all", "lost") if fails else None
+        harness.inner.go_on.set()
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert results == [rig.inner.failure or OUTPUTS] * 2
-        assert rig.predictor.is_open, "only the probe closes it"
-        assert (await rig.fail(1))[0].endswith(": after all" if fails else ": call 2")
+        assert results == [harness.inner.failure or OUTPUTS] * 2
+        assert harness.predictor.is_open, "only the probe closes it"
+        assert (await harness.fail(1))[0].endswith(": after all" if fails else ": call 2")
 
 
 async def test_failures_of_calls_from_before_a_recovery_do_not_count() -> None:
-    rig = Rig(failures=3)
-    async with rig.predictor:
-        calls = await rig.start_calls(5)
-        await rig.meet(*down(3))
-        await rig.probe(True)
-        rig.inner.failure = PredictorUnavailable("of the outage", "lost")
-        rig.inner.go_on.set()
+    harness = ResilienceHarness(failures=3)
+    async with harness.predictor:
+        calls = await harness.start_calls(5)
+        await harness.meet(*down(3))
+        await harness.probe(True)
+        harness.inner.failure = PredictorUnavailable("of the outage", "lost")
+        harness.inner.go_on.set()
         await asyncio.gather(*calls, return_exceptions=True)
-        assert not rig.predictor.is_open
-        assert await rig.infer() is OUTPUTS
-    assert rig.errors("lost") == 5
+        assert not harness.predictor.is_open
+        assert await harness.infer() is OUTPUTS
+    assert harness.errors("lost") == 5
 
 
 # Probe
@@ -336,39 +342,39 @@ async def test_failures_of_calls_from_before_a_recovery_do_not_count() -> None:
 
 @pytest.mark.parametrize(("jitter", "first"), [(1.0, 0.1), (0.0, 0.05)])
 async def test_pauses_between_probes_grow_and_vary(jitter: float, first: float) -> None:
-    rig = Rig(*down(1), failures=1, jitter=jitter)
-    async with rig.predictor:
-        await rig.fail(1)
+    harness = ResilienceHarness(*down(1), failures=1, jitter=jitter)
+    async with harness.predictor:
+        await harness.fail(1)
         for _ in range(6):
-            await rig.probe(False)
-        assert rig.pauses == pytest.approx([first * factor for factor in (1, 2, 4, 8, 16, 20, 20)])
-        await rig.probe(True)
-        await rig.meet(*down(1))
-        await until(lambda: len(rig.pauses) == 8)
-        assert rig.pauses[-1] == pytest.approx(20 * first), "readiness alone does not reset the pause"
-        await rig.probe(True)
-        await rig.meet(None, *down(1))
-        await until(lambda: len(rig.pauses) == 9)
-        assert rig.pauses[-1] == pytest.approx(first), "a successful call resets the pause"
+            await harness.probe(False)
+        assert harness.pauses == pytest.approx([first * factor for factor in (1, 2, 4, 8, 16, 20, 20)])
+        await harness.probe(True)
+        await harness.meet(*down(1))
+        await until(lambda: len(harness.pauses) == 8)
+        assert harness.pauses[-1] == pytest.approx(20 * first), "readiness alone does not reset the pause"
+        await harness.probe(True)
+        await harness.meet(None, *down(1))
+        await until(lambda: len(harness.pauses) == 9)
+        assert harness.pauses[-1] == pytest.approx(first), "a successful call resets the pause"
 
 
 async def test_many_concurrent_failures_start_one_probe() -> None:
-    rig = Rig(failures=3)
-    rig.inner.failure = PredictorUnavailable("all together", "lost")
-    async with rig.predictor:
-        calls = await rig.start_calls(50)
-        rig.inner.go_on.set()
+    harness = ResilienceHarness(failures=3)
+    harness.inner.failure = PredictorUnavailable("all together", "lost")
+    async with harness.predictor:
+        calls = await harness.start_calls(50)
+        harness.inner.go_on.set()
         await asyncio.gather(*calls, return_exceptions=True)
-        await rig.fail(50)
-        await rig.probe(False)
-        assert (rig.inner.questions, len(rig.pauses)) == (1, 2)
+        await harness.fail(50)
+        await harness.probe(False)
+        assert (harness.inner.questions, len(harness.pauses)) == (1, 2)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0)
-        await rig.fail(50)
-        await until(lambda: len(rig.pauses) == 3)
-        await rig.probe(True)
-        assert not rig.predictor.is_open, "a cancelled probe is started again"
+        await harness.fail(50)
+        await until(lambda: len(harness.pauses) == 3)
+        await harness.probe(True)
+        assert not harness.predictor.is_open, "a cancelled probe is started again"
 
 
 @pytest.mark.parametrize(
@@ -384,34 +390,34 @@ async def test_a_probe_continues_after_an_error(
     error: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(resilience, "PROBE_TIMEOUT_SECONDS", 0.01)
-    rig = Rig(*down(3), failures=3)
-    async with rig.predictor:
-        await rig.fail(3)
-        await rig.probe(error)
-        assert (await rig.fail(1))[0].endswith(f"the last reason: {reason}")
-        await rig.probe(True)
-        assert not rig.predictor.is_open
+    harness = ResilienceHarness(*down(3), failures=3)
+    async with harness.predictor:
+        await harness.fail(3)
+        await harness.probe(error)
+        assert (await harness.fail(1))[0].endswith(f"the last reason: {reason}")
+        await harness.probe(True)
+        assert not harness.predictor.is_open
     assert ("Traceback" in caplog.text) is isinstance(error, ValueError)
 
 
 @pytest.mark.parametrize("asking", [False, True], ids=["in a pause", "while it asks"])
 async def test_closing_ends_the_probe_and_starts_no_other(asking: bool) -> None:
-    rig = Rig(*down(3), failures=3)
-    async with rig.predictor:
-        await rig.fail(3)
+    harness = ResilienceHarness(*down(3), failures=3)
+    async with harness.predictor:
+        await harness.fail(3)
         if asking:
-            rig.inner.ready = None
-            rig.wake.release()
-            await until(lambda: rig.inner.questions == 1)
+            harness.inner.ready = None
+            harness.wake.release()
+            await until(lambda: harness.inner.questions == 1)
         assert len(asyncio.all_tasks()) == 2
-    assert rig.inner.events[-1] == "close"
-    await rig.fail(1)
+    assert harness.inner.events[-1] == "close"
+    await harness.fail(1)
     assert len(asyncio.all_tasks()) == 1
-    rig = Rig(failures=3)
-    rig.inner.failure = PredictorUnavailable("the client is closed", "lost")
-    async with rig.predictor:
-        calls = await rig.start_calls(3)
-    rig.inner.go_on.set()
+    harness = ResilienceHarness(failures=3)
+    harness.inner.failure = PredictorUnavailable("the client is closed", "lost")
+    async with harness.predictor:
+        calls = await harness.start_calls(3)
+    harness.inner.go_on.set()
     await asyncio.gather(*calls, return_exceptions=True)
     assert len(asyncio.all_tasks()) == 1, "calls that fail after closing start none"
 
@@ -438,35 +444,35 @@ Streams = list[list[int | Exception | None]]
 async def test_a_stream_is_retried_before_its_first_response(
     streams: Streams, result: list[int] | RequestError
 ) -> None:
-    rig = Rig(retries=2)
-    rig.inner.streams = [*streams, [5]]
+    harness = ResilienceHarness(retries=2)
+    harness.inner.streams = [*streams, [5]]
     if isinstance(result, list):
-        assert await rig.read() == result
+        assert await harness.read() == result
     else:
         with pytest.raises(RequestError) as caught:
-            await rig.read()
-        assert caught.value is result and rig.errors(failures.kind_of(result)) == 1
-    assert rig.inner.streams == [[5]] and rig.metric("retries_total") == len(streams) - 1
-    assert rig.inner.events == ["stream", "closed"] * len(streams)
+            await harness.read()
+        assert caught.value is result and harness.errors(failures.kind_of(result)) == 1
+    assert harness.inner.streams == [[5]] and harness.metric("retries_total") == len(streams) - 1
+    assert harness.inner.events == ["stream", "closed"] * len(streams)
 
 
 @pytest.mark.parametrize("responses", [[None], [1, 2, None]], ids=["the first response", "a silence"])
 async def test_a_silent_stream_is_a_timeout(responses: list[int | None]) -> None:
-    rig, numbers = Rig(timeout=0.05), list[int]()
-    rig.inner.streams = [responses]
+    harness, numbers = ResilienceHarness(timeout=0.05), list[int]()
+    harness.inner.streams = [responses]
     with pytest.raises(PredictorTimeout, match=TOO_LATE):
-        async for outputs in rig.predictor.stream(STREAM):
+        async for outputs in harness.predictor.stream(STREAM):
             numbers.append(int(outputs["n"].data[0]))
     assert numbers == responses[:-1]
-    assert rig.inner.events == ["stream", "closed"] and rig.errors("timeout") == 1
+    assert harness.inner.events == ["stream", "closed"] and harness.errors("timeout") == 1
 
 
 async def test_a_slow_reader_is_no_timeout() -> None:
-    rig = Rig(timeout=0.02)
-    rig.inner.streams = [[1, 2, 3]]
-    async for _ in rig.predictor.stream(STREAM):
+    harness = ResilienceHarness(timeout=0.02)
+    harness.inner.streams = [[1, 2, 3]]
+    async for _ in harness.predictor.stream(STREAM):
         await asyncio.sleep(0.03)
-    assert rig.errors("timeout") == 0
+    assert harness.errors("timeout") == 0
 
 
 @pytest.mark.parametrize(
@@ -482,20 +488,20 @@ async def test_a_slow_reader_is_no_timeout() -> None:
     ids=["answered and lost", "twice", "lost later", "an end", "a response", "the model's error"],
 )
 async def test_failed_streams_open_the_circuit(streams: Streams, opens: bool) -> None:
-    rig = Rig(failures=2)
-    rig.inner.streams = list(streams)
-    async with rig.predictor:
+    harness = ResilienceHarness(failures=2)
+    harness.inner.streams = list(streams)
+    async with harness.predictor:
         for _ in streams:
-            assert not rig.predictor.is_open
-            await asyncio.gather(rig.read(), return_exceptions=True)
-        assert rig.predictor.is_open is opens
+            assert not harness.predictor.is_open
+            await asyncio.gather(harness.read(), return_exceptions=True)
+        assert harness.predictor.is_open is opens
 
 
 async def test_closing_a_stream_closes_the_predictors_and_is_no_failure() -> None:
-    rig = Rig(failures=1)
-    rig.inner.streams = [[1, 2], [1]]
-    async with aclosing(rig.predictor.stream(STREAM)) as responses:
+    harness = ResilienceHarness(failures=1)
+    harness.inner.streams = [[1, 2], [1]]
+    async with aclosing(harness.predictor.stream(STREAM)) as responses:
         await anext(responses)
-        assert rig.inner.events == ["stream"]
-    assert rig.inner.events == ["stream", "closed"]
-    assert not rig.predictor.is_open and await rig.read() == [1]
+        assert harness.inner.events == ["stream"]
+    assert harness.inner.events == ["stream", "closed"]
+    assert not harness.predictor.is_open and await harness.read() == [1]

@@ -31,8 +31,9 @@ from hf_transformer.predictor.shared_memory import (
     remove_leftovers,
 )
 from hf_transformer.types.tensors import Tensor, TensorSpec
-from tests.predictor.scripted import SPEC, ScriptedTransport
+from tests.predictor.scripted import ScriptedTransport
 from tests.support.polling import until
+from tests.support.scripted_predictor import SPEC
 
 SIZE = 64 * 2**10
 QUARTER = SIZE // 16
@@ -72,9 +73,9 @@ class Shared:
     async def start_call(self, number: int, count: int = QUARTER) -> asyncio.Task[list[float]]:
         """Starts a call that waits for its gate."""
         self.transport.gate(number)
-        calls = self.transport.calls
+        calls = len(self.transport.calls)
         task = asyncio.create_task(self.infer(number, count))
-        await until(lambda: self.transport.calls == calls + 1)
+        await until(lambda: len(self.transport.calls) == calls + 1)
         return task
 
     async def lose(self, number: int, count: int = QUARTER) -> None:

@@ -15,6 +15,7 @@ from hf_transformer.errors import TooLarge
 from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import (
     JsonLimits,
+    check_depth,
     check_size,
     count_outside_strings,
     parse_answer,
@@ -76,6 +77,39 @@ def test_json_over_a_limit_is_refused_before_it_is_parsed(
         parse_json(body, LIMITS)
 
 
+NO_JSON = {
+    "nothing": b"",
+    "blanks": b" \t\r\n",
+    "a mark and nothing": b"\xef\xbb\xbf",
+    "two values": b"{}{}",
+    "a comment": b"/* */{}",
+    "lists 20,000 deep": b"[" * 20_000 + b"]" * 20_000,
+    "NaN": b"[NaN]",
+    "Infinity": b"[Infinity]",
+    "1e999": b"[1e999]",
+    "400 digits": b"[" + b"9" * 400 + b"]",
+    "a NUL byte": b'["a \0 b"]',
+    "a NUL byte behind": b"{}\0",
+    "a lone surrogate": rb'["\ud800 a"]',
+    "a lone surrogate in a key": rb'{"\udfff": 1}',
+    "surrogates as UTF-8": b'["\xed\xa0\x80 a"]',
+    "overlong UTF-8": b'["\xc0\xaf a"]',
+    "UTF-8 cut off": b'["a \xe2\x82"]',
+}
+
+
+@pytest.mark.parametrize("body", NO_JSON.values(), ids=NO_JSON)
+def test_text_that_is_no_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed, match=r"^body: expected JSON in UTF-8"):
+        parse_json(body, JsonLimits(parts=100_000, values=100_000))
+
+
+def test_a_megabyte_of_any_byte_is_refused() -> None:
+    for byte in range(256):
+        with pytest.raises((Malformed, TooLarge)):
+            parse_json(bytes([byte]) * 2**20, LIMITS)
+
+
 def test_the_predictors_json_has_other_limits_than_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     words = b'["' + b"[]," * 200_000 + b'"]'
     assert parse_answer(words) == [words[2:-2].decode()]
@@ -107,3 +141,14 @@ def test_the_collector_pauses_while_a_large_text_is_parsed(large: bool, monkeypa
     with pytest.raises(Malformed, match=r"^body: expected JSON in UTF-8; "):
         parse_json(text, LIMITS)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("form", [lambda inner: [inner, 1], lambda inner: {"a": inner}], ids=["list", "object"])
+def test_lists_and_objects_may_be_nested_as_deep_as_the_limit(form: Any) -> None:
+    limits = JsonLimits(parts=9, values=9, depth=3)
+    value: Any = form("text")  # the value itself is no level
+    for _ in range(3):
+        value = form(value)
+    check_depth("tools", value, limits)
+    with pytest.raises(TooLarge, match=r"^tools: expected lists and objects nested at most 3 deep"):
+        check_depth("tools", form(value), limits)

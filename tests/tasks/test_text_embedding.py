@@ -11,6 +11,7 @@ import pytest
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
+from hf_transformer.tasks.parameters import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.sentence_transformers import POOLING_FLAGS
@@ -270,3 +271,10 @@ def test_token_ids_are_not_truncated() -> None:
     task = make_task(max_length=6)
     with pytest.raises(TooLarge, match=r"^input: expected at most 6 token ids, the model's length, got 7; "):
         task.item({"token_ids": [5] * 7}, "input", task.options({}))
+
+
+def test_a_prompt_may_have_as_many_characters_as_the_limit() -> None:
+    longest = "p" * MAX_PROMPT_LENGTH
+    assert make_task().options({"prompt": longest}).prompt == longest
+    with pytest.raises(TooLarge, match=rf"^parameters\.prompt: .*got {MAX_PROMPT_LENGTH + 1}"):
+        make_task().options({"prompt": longest + "p"})

@@ -17,7 +17,7 @@ from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tokenizer import recipes
 from hf_transformer.tokenizer.load import NAMED, load_fast
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from tests.generation.tokenizers import without_unknown
+from tests.generation.tokenizers import gemma, without_unknown
 from tests.tiny_tokenizers.corpus import PAIRS, TEXTS, grid
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS, added_to_bert, sentencepiece_only
 from tests.tiny_tokenizers.trained import save, wordpiece
@@ -93,6 +93,12 @@ def test_pad_and_mask_tokens_without_settings(name: str, pad_token_id: int | Non
     tokenizer = ours(name)
     assert (tokenizer.pad_token_id, tokenizer.pad_id) == (pad_token_id, 0)
     assert (tokenizer.mask_token, tokenizer.mask_id) == mask
+
+
+def test_padding_without_a_token_of_its_own_is_the_end_of_the_text(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(gemma(tmp_path), {})
+    assert (tokenizer.pad_token_id, tokenizer.pad_id) == (None, tokenizer.token_to_id("</s>"))
+    assert tokenizer.unk_id not in (None, tokenizer.pad_id)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-added-decoder", "vocab.txt", "byt5"])

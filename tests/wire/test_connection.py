@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.server.http import HttpConnection, HttpRequest
+from hf_transformer.server.http import UNREAD, HttpConnection, HttpRequest
 from hf_transformer.types.http import Request, Response, Stream
 from tests.support.raw_http import PREDICT, post, request
 from tests.wire.connection import (
@@ -86,6 +86,30 @@ async def test_the_body_of_a_pipelined_request_is_read_and_has_a_deadline() -> N
     async with opened(MirrorApplication(mirror)) as wire:
         await wire.feed(GET + post(b"text")[:-4], b"text")
         assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1].body == b"text"
+
+
+async def test_a_client_is_not_too_slow_while_the_service_does_not_read() -> None:
+    """A deadline applies again once reading resumes."""
+    mirror, gate = Mirror(), asyncio.Event()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        await gate.wait()
+        await mirror(scope, receive, send)
+
+    sent = post(b"x" * 2 * UNREAD)
+    for rest, statuses in ((sent[-UNREAD:], [b"200"]), (b"", [b"408"])):
+        gate.clear()
+        async with opened(MirrorApplication(waiting)) as wire:
+            await wire.feed(sent[:-UNREAD])
+            assert wire.paused
+            wire.protocol.sweep(FAR)
+            await settled()
+            assert not wire.done and not wire.received
+            gate.set()
+            await wire.feed(rest)
+            wire.protocol.sweep(FAR)
+            await settled()
+            assert STATUS.findall(wire.received) == statuses
 
 
 @pytest.mark.parametrize("codings", [["gzip, chunked"], ["gzip", "chunked"]], ids=["one line", "two lines"])

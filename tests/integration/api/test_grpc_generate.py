@@ -18,16 +18,16 @@ from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import raw_view
 from hf_transformer.types.tensors import Array, Tensor
-from tests.api.generating import PROMPT, Bench, answer_of, bench
+from tests.api.generating import PROMPT, ServedModel, answer_of, served_model
 from tests.integration.api.grpc_model import Server, count, read, request, serving, status_of, text_of
 
 INFER = "/v2/models/gpt2/infer"
 
 
 @asynccontextmanager
-async def generating(**options: Any) -> AsyncIterator[tuple[Bench, Server]]:
-    """A bench with a scripted model, and a gRPC server of it."""
-    async with bench(**options) as made, serving(made.service) as server:
+async def generating(**options: Any) -> AsyncIterator[tuple[ServedModel, Server]]:
+    """A served_model with a scripted model, and a gRPC server of it."""
+    async with served_model(**options) as made, serving(made.service) as server:
         yield made, server
 
 
@@ -223,7 +223,7 @@ def outputs_of(response: pb.ModelInferResponse) -> dict[str, list[Any]]:
     }
 
 
-async def generated(made: Bench, **body: Any) -> Any:
+async def generated(made: ServedModel, **body: Any) -> Any:
     return (await answer_of(made, "/v2/models/gpt2/generate", {"text_input": PROMPT, **body}))["text_output"]
 
 
@@ -315,7 +315,7 @@ async def test_a_request_for_tensorrt_llms_ensemble_is_answered() -> None:
 
 
 async def test_backends_requests_are_answered_over_rest_too() -> None:
-    async with bench() as made:
+    async with served_model() as made:
         inputs = [
             {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [PROMPT]},
             {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [2]},

@@ -14,14 +14,17 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.api.grpc.stream import MAX_STREAM_REQUESTS
+from hf_transformer.api.grpc.infer import Inference
+from hf_transformer.api.grpc.stream import MAX_STREAM_REQUESTS, HeldBytes, StreamQuota
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooManyRequests
+from hf_transformer.core.limits import Admission
+from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooLarge, TooManyRequests
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.logging import ACCESS_LOGGER
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types.request import Context
-from tests.api.generating import bench
+from tests.api.generating import served_model
 from tests.integration.api.bare_grpc import bare_call
 from tests.integration.api.grpc_model import (
     IN_FLIGHT,
@@ -34,6 +37,7 @@ from tests.integration.api.grpc_model import (
     raising,
     read,
     request,
+    service_of,
     serving,
     status_of,
     text_of,
@@ -419,7 +423,7 @@ def pieces(prompt: Prompt, sampling: Sampling) -> Iterable[Step]:
 @pytest.mark.parametrize("following", ["none", "open", "another"])
 async def test_a_client_that_does_not_read_pieces_gets_deadline_exceeded(following: str) -> None:
     """Even if the stream also waits for a further request, or for the response to the next one."""
-    async with bench() as made, serving(made.service, patience=0.2) as server, asyncio.timeout(SECONDS):
+    async with served_model() as made, serving(made.service, patience=0.2) as server, asyncio.timeout(SECONDS):
         await made.model.require_ready()
         made.generator._script = pieces
         stream = server.stream()
@@ -437,3 +441,24 @@ async def test_a_client_that_does_not_read_pieces_gets_deadline_exceeded(followi
 async def read_all(stream: Any) -> None:
     while await stream.read() is not END:
         pass
+
+
+def test_a_request_counts_with_the_size_of_the_last_response() -> None:
+    held = HeldBytes(0)
+    quota = StreamQuota(held, Admission(9, 1000, Metrics()))
+    quota.hold_request("first", 10)
+    assert held.bytes == 10
+    quota.hold_response("first", 5000)
+    quota.drop("first")
+    assert held.bytes == 0
+    quota.hold_request("second", 10)
+    assert held.bytes == 5000, "its response may be as large"
+    quota.hold_request("third", 9000)
+    assert held.bytes == 14_000
+
+
+def test_a_message_of_the_maximum_size_is_sent() -> None:
+    inference = Inference(service_of(ScriptedModel(), Metrics()), asyncio.Event(), 10)
+    assert inference.checked_size(b"a" * 10) == b"a" * 10
+    with pytest.raises(TooLarge, match=r"at most 10 bytes \(--grpc_max_send_message_length\), got 11"):
+        inference.checked_size(b"a" * 11)

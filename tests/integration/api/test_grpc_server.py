@@ -47,6 +47,7 @@ from tests.integration.api.grpc_model import (
     text_of,
 )
 from tests.support.configuring import config
+from tests.support.polling import until
 
 TLS = Path(__file__).parents[2] / "predictor" / "tls"
 """A self-signed certificate for localhost."""
@@ -114,13 +115,25 @@ async def test_readiness_is_the_models_at_each_call() -> None:
         assert await ready() == {True}
 
 
+class CheckedModel(ScriptedModel):
+    """Counts its readiness checks."""
+
+    checks = 0
+
+    async def require_ready(self) -> None:
+        self.checks += 1
+        await super().require_ready()
+
+
 async def test_a_watch_has_each_change_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_transformer.api.grpc.introspection.WATCH_SECONDS", 0.01)
-    async with serving(model := ScriptedModel()) as server:
+    async with serving(model := CheckedModel()) as server:
         watch = server.health.Watch(health_pb2.HealthCheckRequest(service="bert"))
         for reason, status in (("", HEALTH.SERVING), ("no predictor", HEALTH.NOT_SERVING), ("", HEALTH.SERVING)):
             model.reason = reason
             assert (await read(watch)).status == status
+            last = model.checks + 3
+            await until(lambda: model.checks >= last)  # noqa: B023 - called in this iteration only
         ending = asyncio.create_task(server.end())
         assert (await read(watch)).status == HEALTH.NOT_SERVING
         assert await read(watch) is grpc.aio.EOF  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, request, stub
 from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE
 from tests.support.polling import SECONDS
-from tests.support.raw_http import TEXT
 from tests.support.service import Service
 
 LARGE = 15 * MEGABYTE
@@ -99,11 +98,3 @@ def test_a_compressed_message_is_not_inflated(guarded: Service, algorithm: grpc.
     codes = {refused(guarded, body, metadata, "ModelInfer", compression=algorithm) for _ in range(CALLS)}
     assert codes == {CODES.UNIMPLEMENTED}
     assert settles(guarded, before + MAX_GROWTH_BYTES)
-
-
-def test_compression_that_is_allowed(serve: Serve) -> None:
-    service = serve("bert", "v2", "--enable_grpc_compression=true")
-    with stub(service) as client:
-        asked = request("bert", {"text": [TEXT]})
-        answer = client.ModelInfer(asked, timeout=SECONDS, compression=grpc.Compression.Gzip)
-    assert answer.outputs[0].contents.bytes_contents or answer.raw_output_contents

@@ -79,7 +79,7 @@ def longest_wait(service: Service, work: Callable[[], httpx.Response]) -> tuple[
 
 
 @pytest.mark.parametrize("texts", [1, 6], ids=["copied", "viewed"])
-def test_shared_memory_that_is_cut(predictor: HostilePredictor, texts: int) -> None:
+def test_after_a_cut_region_large_outputs_travel_inline(predictor: HostilePredictor, texts: int) -> None:
     """A read behind the end of the file would be a SIGBUS. The next large output travels inline, as before a region."""
 
     def cut(inference: Inference) -> None:
@@ -106,7 +106,7 @@ JSON = {
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
 @pytest.mark.parametrize("body", JSON.values(), ids=JSON)
-def test_json_that_becomes_gigabytes(
+def test_json_that_becomes_gigabytes_is_refused(
     predictor: HostilePredictor, plain: Service, peaks: dict[int, int], body: bytes, status: str
 ) -> None:
     before = peaks.setdefault(plain.port, plain.peak_bytes)
@@ -163,7 +163,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize(("head", "piece"), FLOODS.values(), ids=FLOODS)
-def test_answers_without_end(
+def test_answers_without_end_are_broken_off(
     predictor: HostilePredictor, limited: Service, peaks: dict[int, int], head: bytes, piece: bytes
 ) -> None:
     before, begun = peaks.setdefault(limited.port, limited.peak_bytes), time.monotonic()

@@ -20,7 +20,7 @@ NEVER = "--grace_period_seconds=1000"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_not_ready_at_once_and_answering_until_the_end(number: signal.Signals) -> None:
+def test_a_draining_service_is_not_ready_at_once_and_answers_until_its_end(number: signal.Signals) -> None:
     with service_with(NEVER) as service, connected(service.wait_until("/")) as client, connected(service) as idle:
         assert next_response(idle, get("/")).status == 200
         asked = get("/v2/health/ready")

@@ -119,7 +119,7 @@ async def test_http_1_0_without_a_host_is_refused_only_by_a_playground() -> None
         assert (await client.rest()).startswith(b"HTTP/1.1 400")
 
 
-def test_the_flag() -> None:
+def test_allowed_hosts_takes_names_without_ports_and_a_playground_is_local() -> None:
     local = ("localhost", "127.0.0.1", "::1")
     assert config().allowed_hosts == ("*",)
     assert config(PLAYGROUND).allowed_hosts == config(PLAYGROUND, "--host=127.0.0.1").allowed_hosts == local

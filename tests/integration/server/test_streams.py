@@ -121,7 +121,9 @@ the connection closes, and how it ends."""
 
 
 @pytest.mark.parametrize(("make", "sent", "later", "closes", "end"), IN_FLIGHT.values(), ids=IN_FLIGHT)
-async def test_the_end_of_the_server_waits_for(make: Any, sent: bytes, later: bytes, closes: int, end: bytes) -> None:
+async def test_the_end_of_the_server_waits_for_requests_in_flight(
+    make: Any, sent: bytes, later: bytes, closes: int, end: bytes
+) -> None:
     app = make()
     app.open.clear()
     async with serving(app) as (server, port), connected_to(port) as client:

@@ -54,7 +54,7 @@ async def run(
     return [entry.answer for entry in entries]
 
 
-class Bench:
+class SchedulerHarness:
     """A scheduler, with ``builder`` or one of the signature's."""
 
     def __init__(
@@ -82,17 +82,12 @@ class Bench:
         decode = options.pop("decode", first_logit)
         context = Context("id", options.pop("headers", {}), deadline=options.pop("deadline", None))
         task = asyncio.create_task(run(self.scheduler, texts, decode, context, **options))
-        await self.turn()
+        await self.predictor.turn()
         return task
-
-    async def turn(self) -> None:
-        """Runs the event loop until nothing is left to do."""
-        for _ in range(10):
-            await asyncio.sleep(0)
 
     async def answer(self, *numbers: int) -> None:
         self.predictor.answer(*numbers)
-        await self.turn()
+        await self.predictor.turn()
 
     async def answer_all(self, *tasks: asyncio.Task[list[Any]]) -> list[list[Any]]:
         """Answers batches until all these requests are answered."""
@@ -102,7 +97,7 @@ class Bench:
 
     async def fail(self, number: int, error: Exception) -> None:
         self.predictor.fail(number, error)
-        await self.turn()
+        await self.predictor.turn()
 
     @property
     def sent(self) -> list[list[int]]:
@@ -114,8 +109,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(
+async def scheduling(
     signature: Signature = SIGNATURE, builder: EncodingBatchBuilder | None = None, **settings: Any
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[SchedulerHarness]:
     with ThreadPoolExecutor(1) as executor:
-        yield Bench(executor, replace(SETTINGS, **settings), signature, builder=builder)
+        yield SchedulerHarness(executor, replace(SETTINGS, **settings), signature, builder=builder)
