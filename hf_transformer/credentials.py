@@ -34,13 +34,15 @@ class ReloadableFile(Generic[T]):
 
     Args:
         name: the value's name in the log.
-        paths: the files; links are followed.
+        paths: the files, or a function that lists them; links are followed.
         read: reads the value. Raises ConfigError for unusable files, with a message that can be logged; the constructor
             passes it on.
     """
 
-    def __init__(self, name: str, paths: Sequence[str], read: Callable[[], T]) -> None:
+    def __init__(self, name: str, paths: Sequence[str] | Callable[[], Sequence[str]], read: Callable[[], T]) -> None:
         self.name = name
+        self.error = ""
+        """The reason why the current files can't be used; empty if ``value`` is theirs."""
         self._paths = paths
         self._read = read
         self._lock = threading.Lock()  # gRPC calls renew from its own threads
@@ -56,21 +58,22 @@ class ReloadableFile(Generic[T]):
         with self._lock:
             current = self._identities()
             if current == self._loaded:
-                self._refused = None
+                self._refused, self.error = None, ""
                 return False
             try:
                 self.value = self._read()
             except ConfigError as error:
+                self.error = str(error)
                 if self._refused != (current, str(error)):
                     self._refused = current, str(error)
                     logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.name, error)
                 return False
-            self._loaded, self._refused = current, None
+            self._loaded, self._refused, self.error = current, None, ""
             logger.info("%s: renewed", self.name)
             return True
 
     def _identities(self) -> list[FileIdentity | None]:
-        return [identity(path) for path in self._paths]
+        return [identity(path) for path in (self._paths() if callable(self._paths) else self._paths)]
 
 
 def identity(path: str) -> FileIdentity | None:

@@ -121,8 +121,8 @@ class Endpoint:
 
 def with_query(request: Request) -> Mapping[str, str]:
     """The path parameters, and ``model`` from the query (?model=NAME) for a route without a model in its path."""
-    query = parse_qs(request.query.decode("latin-1"))
-    return {**{"model": name for name in query.get("model", ())}, **request.params}
+    names = parse_qs(request.query.decode("latin-1")).get("model")
+    return request.params if names is None else {"model": names[-1], **request.params}
 
 
 def server_timing(context: Context) -> bytes:

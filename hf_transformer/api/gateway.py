@@ -39,12 +39,18 @@ class Router:
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
         self._known: dict[str, tuple[Handler, str, Mapping[str, str]]] = {}
         self._templates: list[tuple[re.Pattern[str], str, Handler]] = []
-        for template, handler in endpoints:
-            pattern, _, parameters = compile_path(template)
-            self._templates.append((pattern, template, handler))
+        self._endpoints = [(template, handler, list(compile_path(template)[2])) for template, handler in endpoints]
+        for template, handler, _ in self._endpoints:
+            self._templates.append((compile_path(template)[0], template, handler))
+        self.use_models(models)
+
+    def use_models(self, models: Sequence[str]) -> None:
+        """Changes the models whose paths the dict contains."""
+        self._known = {}
+        for template, handler, parameters in self._endpoints:
             if not parameters:
                 self._known.setdefault(template, (handler, template, {}))
-            elif list(parameters) == ["model"]:
+            elif parameters == ["model"]:
                 for model in models:
                     path = template.replace("{model}", model)
                     self._known.setdefault(path, (handler, template, {"model": model}))
@@ -165,8 +171,8 @@ class Gateway:
     ) -> None:
         self.router = router
         self._fallback = fallback
-        self._probed = open_paths(models)
-        self._open = self._probed.union(settings.open_paths)
+        self._open_paths = settings.open_paths
+        self.use_models(models)
         self._errors_by_path = errors_by_path
         self._metrics = metrics
         self._keys = settings.keys
@@ -177,6 +183,12 @@ class Gateway:
         self._log_format, self._logger = settings.access_log or None, logging.getLogger(ACCESS_LOGGER)
         if self._log_format is not None:
             check_format(self._log_format)
+
+    def use_models(self, models: Sequence[str]) -> None:
+        """Changes the models whose readiness needs no key, and whose paths the router finds fastest."""
+        self.router.use_models(models)
+        self._probed = open_paths(models)
+        self._open = self._probed.union(self._open_paths)
 
     async def handle(self, request: Request) -> Response | Stream:
         """Answers a request. Raises ClientGone and the exceptions of handlers."""

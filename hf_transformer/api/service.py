@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -15,7 +15,7 @@ from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types.request import Context
+from hf_transformer.types.request import Context, Json
 
 if TYPE_CHECKING:
     from hf_transformer.api.open_streams import OpenStreams
@@ -26,6 +26,10 @@ Model: TypeAlias = ServedModel[Pipeline]
 
 MAX_SHOWN_NAME = 200
 """Maximum characters of an unknown name in an error message."""
+
+
+LOADING = "it is being loaded"
+UNLOADED = "it has been unloaded (POST /v2/repository/models/NAME/load loads it)"
 
 
 class Models:
@@ -51,6 +55,7 @@ class Models:
         """The absent models that a client has unloaded. They don't affect readiness."""
         self.errors: dict[str, str] = {}
         """The errors of changes that could not be applied, by model, or by the file for all of them."""
+        self._order: dict[str, int] = {}
         self._served: dict[str, Model] = {}
         self._by_name: dict[str, Model] = {}
         """The served models by name, alias and adapter."""
@@ -71,6 +76,16 @@ class Models:
         model.on_change = self.publish_ready
         self.publish_ready()
 
+    def declare(self, names: Iterable[str], unloaded: Collection[str]) -> None:
+        """Declares the names of all models, in order. Those that are not served are absent."""
+        before, self._order = self._order, {name: number for number, name in enumerate(names)}
+        self.unloaded = frozenset(unloaded)
+        reasons = {name: self.absent.get(name, LOADING) for name in self._order if name not in self._served}
+        self.absent = reasons | dict.fromkeys(unloaded, UNLOADED)
+        for name in before.keys() - self._order:
+            self.errors.pop(name, None)
+        self.publish_ready()
+
     def remove(self, name: str) -> None:
         """Ends the choice of a model. Requests in flight keep it."""
         model = self._served.pop(name, None)
@@ -80,12 +95,12 @@ class Models:
     @property
     def served(self) -> list[Model]:
         """The served models, without absent ones."""
-        return list(self._served.values())
+        return sorted(self._served.values(), key=lambda model: self._order.get(model.name, len(self._order)))
 
     @property
     def names(self) -> list[str]:
         """The names of all models, with aliases, adapters and absent models."""
-        return [*self._by_name, *self.absent]
+        return [*(name for model in self.served for name in model.names), *self.absent]
 
     # The choice
 
@@ -185,6 +200,13 @@ async def _readiness_error(model: Model) -> NotReady | None:
     return None
 
 
+class ModelControl(Protocol):
+    """Loads and unloads models at the predictor and in the service. Both methods raise RequestError."""
+
+    async def load(self, name: str, parameters: Mapping[str, Json]) -> None: ...
+    async def unload(self, name: str, parameters: Mapping[str, Json]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """The models, limits and shared objects of a service.
@@ -194,6 +216,7 @@ class Service:
         max_texts: maximum texts in a request, the larger of --max_instances and --max_sequences.
         max_json_depth: maximum nesting of tools and their arguments.
         executor: the threads for long work. None selects the event loop's default executor.
+        control: loads and unloads models; None without --enable_model_control.
     """
 
     models: Models
@@ -208,6 +231,7 @@ class Service:
     max_json_depth: int = 64
     tracing: Tracing | None = None
     executor: Executor | None = None
+    control: ModelControl | None = None
 
 
 def generative(model: Model, route: str) -> GenerativeModel:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -19,23 +19,22 @@ from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, R
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.app.models import ModelFactory, ModelSet
 from hf_transformer.app.wiring import (
     Diagnose,
-    LoadedGenerativeModel,
     LoadedModel,
-    PipelineBuilder,
     load_model,
     predictor_settings,
 )
+from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import CheckSettings, ServedModel
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import open_predictor
+from hf_transformer.predictor import Connections
 from hf_transformer.predictor.base import parse_address
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
 
@@ -55,68 +54,69 @@ def build_app(
     board: WorkerBoard | None = None,
     diagnose: Diagnose | None = None,
     trusted_proxies: str | None = None,
+    entries: ModelEntries | None = None,
 ) -> AsgiApplication:
     """Builds the service.
 
     Args:
-        loaded: the loaded model files; None loads the files.
+        loaded: the loaded files of a single model; None loads the files.
         board: the shared state of all workers; None for a single process.
         diagnose: examines each new binding of a model.
         trusted_proxies: the addresses with a trusted X-Forwarded-For; None trusts only loopback addresses.
+        entries: declares the models of --models or --model_repository, which load after the start; None for the model
+            of ``config``.
     """
     if board is not None:
         board.claim()
-    loaded = loaded or load_model(config)
     metrics = Metrics()
-    own_metrics = metrics.of(config.model_name)
-    predictor = open_predictor(
-        config.predictor_protocol,
-        predictor_settings(config, warns=board is None or board.index == 0),
-        own_metrics,
-        retries=config.predictor_request_retries,
-        retry_budget=config.predictor_retry_budget,
-        circuit_failures=config.predictor_circuit_failures,
-    )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
-    checks = CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds)
-    build = PipelineBuilder(config, loaded, predictor, own_metrics, executor, diagnose)
-    shared: dict[str, Any] = {"checks": checks, "latency_log": latency_log, "board": board}
-    model: Model
-    if isinstance(loaded, LoadedGenerativeModel):
-        generative, template = partial(build.generative, loaded), loaded.chat_template
-        model = GenerativeModel(
-            config.model_name, loaded.task, predictor, generative, own_metrics, chat_template=template, **shared
-        )
+    warns = board is None or board.index == 0
+    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns)
+    tracing = open_tracing(config)
+    models = Models(ready_when=config.ready_when, board=board)
+    if entries is None or entries.path is None:
+        entries = None
+        deployed = [factory.make(config, loaded or load_model(config))]
     else:
-        model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, own_metrics, **shared)
-    tracing = open_tracing(config, infers=not isinstance(model, GenerativeModel))
-    service = _service(config, model, metrics, executor, tracing)
+        deployed = []
+
+    def on_change(name: str, changed: Config | None) -> None:
+        if tracing is not None:
+            tracing.calls[name] = {} if changed is None else call_attributes(changed, models.find(name))
+        if started is not None:
+            started.use_models(models.names)
+
+    started: Gateway | None = None
+    model_set = ModelSet(models, factory, deployed, entries, board, on_change)
+    service = _service(config, models, metrics, executor, tracing, model_set if config.enable_model_control else None)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
     shared_metrics = None if board is None else metrics.share(board)
     renewing = None if keys is None else _running(keys.keep_renewing)
-    first = None if board is None else _ready_first(model, board)
-    resources = shared_metrics, tracing, predictor, _running(model.run), renewing, first, grpc
+    first = None if board is None else _ready_first(models, board)
+    resources = shared_metrics, tracing, model_set, renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
     # After a signal, HTTP, streams and gRPC have the same grace period.
-    ends = [model.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
+    ends = [model_set.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
         ends.append(grpc.start_shutdown)
     settings = gateway_settings(config, keys, trusted_proxies)
-    return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
+    started = gateway(config, service, inner, settings)
+    return AsgiApplication(started, inner, ends)
 
 
 def _service(
     config: Config,
-    model: Model,
+    models: Models,
     metrics: Metrics,
     executor: ThreadPoolExecutor,
     tracing: Tracing | None,
+    control: ModelSet | None,
 ) -> Service:
     max_bytes = max(config.max_bytes_in_flight, config.max_request_bytes)
     return Service(
-        models=Models([model]),
+        models=models,
         admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics, max_bytes),
         metrics=metrics,
         max_bytes=config.max_request_bytes,
@@ -128,13 +128,14 @@ def _service(
         max_instances=config.max_instances,
         tracing=tracing,
         executor=executor,
+        control=control,
     )
 
 
-def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
+def open_tracing(config: Config) -> Tracing | None:
     """Makes the context manager for tracing to --otlp_endpoint, or returns None without the flag.
 
-    ``infers`` is false for a generative model. Raises ConfigError if OpenTelemetry is missing or misconfigured.
+    Raises ConfigError if OpenTelemetry is missing or misconfigured.
     """
     if config.otlp_endpoint is None:
         return None
@@ -145,22 +146,22 @@ def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
         raise ConfigError(
             f"--otlp_endpoint={endpoint}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
         ) from error
-    calls = _call_attributes(config, infers)
-    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, calls)
+    return Tracing(config.otlp_endpoint, config.otlp_sample_ratio)
 
 
-def _call_attributes(config: Config, infers: bool) -> dict[str, str | int]:
-    """Returns the attributes of spans of predictor calls. A generative model has several methods and URLs, so its spans
-    have no such attributes.
+def call_attributes(config: Config, model: Model) -> dict[str, str | int]:
+    """Returns the attributes of spans of a model's predictor calls. A generative model has several methods and URLs, so
+    its spans have no such attributes.
 
     Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
     """
-    address = parse_address(predictor_settings(config))
+    settings, infers = predictor_settings(config), not isinstance(model, GenerativeModel)
+    address = parse_address(settings)
     server: dict[str, str | int] = {"server.address": address.host, "server.port": address.port}
     if config.predictor_protocol == "grpc-v2":
         method = {"rpc.method": "ModelInfer"} if infers else {}
         return {**server, "rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", **method}
-    url = f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer"
+    url = f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{settings.model_name}/infer"
     return {**server, "http.request.method": "POST", **({"url.full": url} if infers else {})}
 
 
@@ -206,15 +207,13 @@ def starlette_app(
 ) -> Starlette:
     """Builds the routes that are not endpoints: health, metadata, metrics and pages."""
     prefix = config.openai_route_prefix
-    document = openapi.document(service, prefix, keys=config.api_keys_file is not None)
+    documents = openapi.Documents(service, prefix, keys=config.api_keys_file is not None)
     info_settings = info.InfoSettings(
         limits={name: getattr(config, name) for name in info.LIMITS},
-        model_id=config.model_id,
-        revision=config.model_revision,
         openai_prefix=prefix,
         grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
         tokenizer_threads=config.max_asyncio_workers,
-        examples=openapi.predict_examples(document, service.models.names[0]),
+        examples=documents.examples,
     )
     routes: list[BaseRoute] = [
         *health.routes(service, prefix, "playground" if config.enable_playground else None),
@@ -222,7 +221,7 @@ def starlette_app(
         *v2.routes(service),
         *openai.routes(service, prefix),
         *info.routes(service, info_settings),
-        openapi.route(document),
+        documents.route,
     ]
     if config.enable_docs_url or config.enable_playground:
         from hf_transformer.api import pages  # reads its files at import
@@ -267,12 +266,12 @@ async def _running(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _ready_first(model: Model, board: WorkerBoard) -> AsyncIterator[None]:
-    """Delays a worker's start until its model is ready, while another worker is ready. Without the delay, requests to
+async def _ready_first(models: Models, board: WorkerBoard) -> AsyncIterator[None]:
+    """Delays a worker's start until its models are ready, while another worker is ready. Without the delay, requests to
     this worker would fail with 503."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + MAX_START_DELAY_SECONDS
-    while not model.is_ready and board.another_is_ready and loop.time() < deadline:  # noqa: ASYNC110 - no event
+    while not models.is_ready and board.another_is_ready and loop.time() < deadline:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.02)
     yield
 

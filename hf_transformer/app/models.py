@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from hf_transformer.app.wiring import (
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
-from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile
+from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile, identity
 from hf_transformer.errors import NotReady, TransformerError, UnknownModel
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 """The first and the maximum pause before a model that could not be loaded is tried again. Pauses double."""
 READY_POLL_SECONDS = 0.05
-"""Interval between two looks at the readiness of a model that replaces another, and at the requests of a removed one."""
+"""Interval between two looks at the readiness of a successor, and at the requests of a removed model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,8 @@ class ModelSet:
         self._file: ReloadableFile[list[Wanted]] | None = None
         self._source = ""
         if entries is not None:
-            self._source = entries.source
-            self._file = ReloadableFile(entries.source, entries.watched, partial(_read, entries))
+            self._source = path = str(entries.path)
+            self._file = ReloadableFile(path, partial(watched_files, path), partial(read_entries, entries))
         for deployment in deployed:
             self._declared[deployment.model.name] = Wanted(deployment.config)
             self._serve(deployment)
@@ -213,7 +214,7 @@ class ModelSet:
             raise NotReady(f"model {name!r} is not ready: {problem}")
 
     async def unload(self, name: str, parameters: Mapping[str, Json]) -> None:
-        """Ends the service of a model after its requests, and makes the predictor unload it. Raises as ``load`` does."""
+        """Ends the service of a model, and makes the predictor unload it. Raises as ``load`` does."""
         config, deployment = self._config(name), self._deployed.get(name)
         before = self._unloaded
         self._set_unloaded(before | {name})
@@ -347,8 +348,9 @@ class ModelSet:
 
     async def _pause(self, name: str, target: Wanted, seconds: float) -> None:
         """Waits before the next attempt, or until another model is wanted under this name."""
-        ends = asyncio.get_running_loop().time() + seconds
-        while self._target(name) is target and asyncio.get_running_loop().time() < ends:
+        for _ in range(int(seconds / READY_POLL_SECONDS)):
+            if self._target(name) is not target:
+                return
             await asyncio.sleep(READY_POLL_SECONDS)
 
     def _serve(self, deployment: Deployment) -> None:
@@ -367,3 +369,28 @@ class ModelSet:
         task = asyncio.create_task(finish())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def watched_files(path: str) -> list[str]:
+    """Lists the file of --models, or the files of the models in --model_repository with their folders."""
+    if not os.path.isdir(path):
+        return [path]
+    folders = [path, *(entry.path for entry in _visible(path) if entry.is_dir())]
+    return [*folders, *(entry.path for folder in folders[1:] for entry in _visible(folder) if entry.is_file())]
+
+
+def _visible(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        return sorted((entry for entry in os.scandir(folder) if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError:  # it was removed meanwhile, or reading the entries reports it
+        return []
+
+
+def read_entries(entries: ModelEntries) -> list[Wanted]:
+    """Reads the declared models, and logs the warnings. Raises ConfigError."""
+    configs, notes = entries.read()
+    for note in notes:
+        logger.warning("%s", note)
+    if not os.path.isdir(str(entries.path)):
+        return [Wanted(config) for config in configs]
+    return [Wanted(config, tuple(map(identity, watched_files(config.model_dir)[1:]))) for config in configs]

@@ -273,7 +273,7 @@ def check_stride(task: type[Servable], settings: TaskSettings) -> None:
 def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettings:
     """Returns the transports' settings. ``warns`` is set for only one of several workers."""
     return PredictorSettings(
-        model_name=config.model_name,
+        model_name=config.predictor_model or config.model_name,
         host=config.predictor_host,
         use_ssl=config.predictor_use_ssl,
         timeout=config.predictor_request_timeout_seconds,

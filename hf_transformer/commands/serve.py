@@ -13,8 +13,9 @@ from functools import partial
 from hf_transformer import __version__
 from hf_transformer.api.auth import read_keys
 from hf_transformer.app.application import build_app
-from hf_transformer.app.wiring import load_model
+from hf_transformer.app.wiring import LoadedModel, load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
+from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_key_pair
 from hf_transformer.errors import ConfigError
@@ -53,17 +54,16 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         read_key_pair(config.ssl_certfile, config.ssl_keyfile)
     if config.api_keys_file is not None:
         read_keys(config.api_keys_file)
-    loaded = load_model(config)
-    logger.info(
-        "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
-        __version__,
-        config.model_name,
-        loaded.task.name,
-        config.host,
-        config.http_port,
-        config.predictor_host,
-        config.predictor_protocol,
-    )
+    entries = ModelEntries(argv, environ)
+    loaded: LoadedModel | None = None
+    if entries.path is None:
+        loaded = load_model(config)
+        models = f"{config.model_name!r} ({loaded.task.name})"
+        predictor = f", predictor {config.predictor_host} over {config.predictor_protocol}"
+    else:
+        names = ", ".join(entry.model_name for entry in entries.read()[0]) or "none yet"
+        models, predictor = f"the models of {entries.path} ({names})", ""
+    logger.info("hf-transformer %s serves %s on %s:%d%s", __version__, models, config.host, config.http_port, predictor)
     allow_descriptors(config.max_connections)
     with ExitStack() as stack:
         listening = stack.enter_context(listen(config))
@@ -71,7 +71,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             config = replace(config, grpc_port=stack.enter_context(grpc_port_reserved(config)))
         # uvicorn itself reads this variable only with proxy_headers.
         trusted = environ.get("FORWARDED_ALLOW_IPS")
-        build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted)
+        build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted, entries=entries)
         if config.workers > 1:
             del loaded  # each worker process loads the model itself
             build = partial(build, board=WorkerBoard(config.workers))

@@ -266,6 +266,16 @@ class ServedModel(Generic[PipelineT_co]):
         """Whether the last check found a model that fits, and the service is not shutting down."""
         return not (self._problem or self._is_ending)
 
+    @property
+    def problem(self) -> str:
+        """The reason why the model is not ready; empty for a ready model."""
+        return self._problem
+
+    async def check_replaced(self) -> str:
+        """Checks the predictor as ``check_predictor`` does, and serves another model without confirmation."""
+        self._replaces_at_once = True
+        return await self.check_predictor()
+
     async def require_ready(self) -> None:
         """Runs a check if CheckSettings.on_ready is set. Raises NotReady with the reason if the model is not ready."""
         if self._is_ending:
@@ -317,7 +327,7 @@ class ServedModel(Generic[PipelineT_co]):
                 if not await self._predictor.model_ready():
                     raise NotReady(
                         f"the predictor does not have {self.name!r}, or has not loaded it yet "
-                        "(--model_name is its name there too)"
+                        "(--model_name is its name there too, unless --predictor_model is given)"
                     )
                 return await self._predictor.model_spec()
         except TimeoutError as error:

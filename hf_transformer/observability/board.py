@@ -32,6 +32,7 @@ HEADER = struct.Struct("<QII")
 """Header of a copy: its number, starting at 1, its length in bytes, and the CRC-32 of its content and number."""
 COPY_BYTES = 1 << 30  # size reserved per copy; a copy has some 20 KiB, and only written pages take memory
 MAX_READS = 100  # attempts to read a copy; one fails if the worker writes then, every PERIOD_SECONDS or at a scrape
+NAMES_HEADER_BYTES = 4  # length of the list of unloaded models
 PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics; the maximum age of another worker's metrics
 
 MERGES: dict[str, Callable[[float, float], float]] = {
@@ -62,14 +63,14 @@ class WorkerBoard:
     and a replacement does not make the other workers unready.
 
     Two copies of each worker's metrics follow. Writes alternate between them: if a worker dies while writing one copy,
-    the other copy remains valid.
+    the other copy remains valid. The names of unloaded models are at the end.
     """
 
     def __init__(self, count: int, inherited: Any = None) -> None:
         self.count = count
         self.index = -1  # this worker's slot, once claimed
         self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
-        os.ftruncate(self._file, self._start(count, 0))
+        os.ftruncate(self._file, self._start(count, 0) + NAMES_HEADER_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Passes the open file to a spawned process."""
@@ -113,6 +114,20 @@ class WorkerBoard:
         if not missing:
             os.pwrite(self._file, b"\1", self.count)
         return missing
+
+    @property
+    def unloaded(self) -> list[str]:
+        """The models that clients have unloaded, in all workers."""
+        start = self._start(self.count, 0)
+        size = int.from_bytes(os.pread(self._file, NAMES_HEADER_BYTES, start))
+        names: list[str] = orjson.loads(os.pread(self._file, size, start + NAMES_HEADER_BYTES)) if size else []
+        return names
+
+    @unloaded.setter
+    def unloaded(self, names: list[str]) -> None:
+        text = orjson.dumps(names)
+        # One write, so that another worker reads either the old or the new names.
+        os.pwrite(self._file, len(text).to_bytes(NAMES_HEADER_BYTES) + text, self._start(self.count, 0))
 
     def write(self, families: Iterable[Family]) -> None:
         """Replaces the older copy of this worker's metrics. Raises OSError if the system is out of memory."""

@@ -100,19 +100,17 @@ class Tracing:
 
     Args:
         endpoint: the collector's URL, with or without /v1/traces at its end.
-        model: the name of the model.
         ratio: the share of requests to trace if the client does not decide, from 0 to 1.
-        call_attributes: attributes of the spans of calls to the predictor.
+
+    Attributes:
+        calls: the attributes of the spans of calls to the predictor, by the name of the served model.
 
     Raises:
         ConfigError: the exporter rejects the value of an OpenTelemetry variable.
     """
 
-    def __init__(
-        self, endpoint: str, model: str, ratio: float, call_attributes: Mapping[str, str | int] | None = None
-    ) -> None:
-        self._model = model
-        self._call_attributes = call_attributes or {}
+    def __init__(self, endpoint: str, ratio: float) -> None:
+        self.calls: dict[str, Mapping[str, str | int]] = {}
         self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         url = endpoint.rstrip("/")
         try:
@@ -203,11 +201,12 @@ class Tracing:
                 self._logged_at = ended
                 logger.warning("the collector takes spans too slowly: those of %d requests are lost so far", self._lost)
             return
-        attributes["hf_transformer.model"] = self._model
         if error:
             attributes["error.type"] = error
         status = Status(StatusCode.ERROR if error else StatusCode.UNSET)
         if context is not None:
+            if context.served_name:
+                attributes["hf_transformer.model"] = context.served_name
             attributes["hf_transformer.request_id"] = context.request_id[:MAX_ATTRIBUTE_CHARACTERS]
             if context.instances:
                 attributes["hf_transformer.instances"] = context.instances
@@ -230,7 +229,11 @@ class Tracing:
             # A batch is sent with the traceparent of one request. The spans of the other requests link to it.
             batch = parse_traceparent(context.batch_traceparent)
             links = () if batch is None else (Link(batch),)
-            fields: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": links, "attributes": self._call_attributes}
+            fields: dict[str, Any] = {
+                "kind": SpanKind.CLIENT,
+                "links": links,
+                "attributes": self.calls.get(context.served_name),
+            }
             if not was_answered:
                 fields["status"] = status
             self._add(trace, "predict", sent, answered, trace.predict, **fields)

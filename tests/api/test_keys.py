@@ -36,7 +36,7 @@ from tests.support.triton_repository import DEMO_MODEL
 
 INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
 KEY = {"Authorization": "Bearer alpha-key"}
-REFUSED = 'hf_transformer_requests_total{api="keys",status="401"}'
+REFUSED = 'hf_transformer_requests_total{api="keys",model_name="",status="401"}'
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ ROUTES = [
 async def test_unknown_routes_and_models_are_404_and_wrong_methods_405(service: Refusing) -> None:
     for method, path, status, says in ROUTES:
         assert says in await service.message(status, path, method, json=BODY if method == "POST" else None), path
-    assert metric(service.metrics, 'hf_transformer_requests_total{api="tokenize",status="404"}') == 2
+    assert metric(service.metrics, 'hf_transformer_requests_total{api="tokenize",model_name="",status="404"}') == 2
 
 
 @pytest.mark.parametrize(("path", "body"), [(PREDICT, BODY), (INFER, {"inputs": [TENSOR]})], ids=["V1", "V2"])
