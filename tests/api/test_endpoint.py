@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
+from time import perf_counter
+from typing import Any
 
 import pytest
 
@@ -12,14 +14,17 @@ from hf_transformer.api.body import read_body, to_utf8
 from hf_transformer.api.call import Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, server_timing
 from hf_transformer.api.errors import error_json
+from hf_transformer.api.grpc.infer import measured as measured_call
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Models, Service
+from hf_transformer.api.v2 import statistics
 from hf_transformer.core.limits import Admission, AdmissionTicket
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.http import ClientGone, Response
 from hf_transformer.types.request import Context
+from hf_transformer.types.tensors import ModelDescription
 from tests.api.generating import counted
 from tests.api.plain_request import PlainRequest
 from tests.observability.measured import measured
@@ -72,6 +77,49 @@ async def test_a_finished_request_holds_no_admission_and_is_counted_once(end: st
     status = {"answered": 200, "refused": 400, "broken": 500, "left": 499}[end]
     assert task.cancelled() if end == "left" else task.result().status == status
     assert work.held == (0, 0, 0) and counted(work.metrics) == {str(status): 1}
+
+
+@pytest.mark.parametrize("served", ["bert", "gpt2", ""])
+async def test_a_request_is_counted_for_its_model(served: str) -> None:
+    work = Work()
+    for name in ("bert", "gpt2"):
+        work.metrics.of(name)
+
+    async def handle(call: Call) -> Response:
+        call.context.served_name = served
+        raise InvalidInput("", "another value")
+
+    answer = await Endpoint("v1", handle, error_json, work.service)(PlainRequest(b"{}"))
+    context = Context("r1", {})
+    context.served_name, context.arrived = served, perf_counter()
+    with pytest.raises(InvalidInput), measured_call(work.service, context, "ModelInfer"):
+        raise InvalidInput("", "another value")
+    lines = work.metrics.render().decode().splitlines()
+    assert answer.status == 400 and [line for line in lines if line.startswith("hf_transformer_requests_total")] == [
+        f'hf_transformer_requests_total{{api="{api}",model_name="{served}",status="400"}} 1.0' for api in ("v1", "grpc")
+    ]
+    failed = {model["name"]: model["inference_stats"]["fail"]["count"] for model in statistics_of(work.metrics)}
+    assert failed == {name: 2 * (name == served) for name in ("bert", "gpt2")}
+
+
+def test_statistics_are_those_of_each_model() -> None:
+    metrics = Metrics()
+    for name, requests in (("bert", 2), ("gpt2", 0)):
+        for _ in range(requests):
+            metrics.of(name).observe(measured(preprocess=1.0, queue=2.0, predict=6.0, postprocess=3.0))
+            metrics.of(name).observe_batch(3, 30, 0)
+    bert, gpt2 = statistics_of(metrics)
+    assert (bert["name"], bert["inference_count"], bert["execution_count"]) == ("bert", 6, 2)
+    assert bert["inference_stats"]["success"] == {"count": 2, "ns": 20 * 10**9}
+    assert bert["inference_stats"]["compute_infer"] == {"count": 2, "ns": 8 * 10**9}
+    assert (gpt2["name"], gpt2["inference_count"], gpt2["last_inference"]) == ("gpt2", 0, 0)
+    assert gpt2["inference_stats"]["success"] == {"count": 0, "ns": 0} and bert["last_inference"] > 0
+
+
+def statistics_of(metrics: Metrics) -> list[Any]:
+    models = [ModelDescription(name, "1", "fill_mask", (), (), 512) for name in ("bert", "gpt2")]
+    entries: list[Any] = statistics(models, metrics.totals_of)["model_stats"]
+    return entries
 
 
 async def test_disconnected_and_refused_requests_hold_no_admission() -> None:
