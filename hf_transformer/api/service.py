@@ -124,10 +124,14 @@ class Models:
             model = self._only(tasks, path)
             name = model.name
         else:
-            model = self.find(name, version, path)
+            model = self.find(name, path=path)
         context.model_name, context.served_name = name, model.name
+        if name in model.identity.adapters:
+            context.adapter = name
         if context.ticket is not None:
             context.ticket.use(model)
+        if version:
+            self.find(name, version)
         return model
 
     def find(self, name: str, version: str = "", path: str = "") -> Model:

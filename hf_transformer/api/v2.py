@@ -11,6 +11,8 @@
     GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 if it is not ready
     POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or binary format
     POST /v2/repository/index                       {"ready": false} -> [{"name", "version", "state", "reason"}]
+    POST /v2/repository/models/{m}/load             {"parameters": {...}} -> nothing (--enable_model_control)
+    POST /v2/repository/models/{m}/unload           the same
 
 Sources: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md, and
 extension_statistics.md and extension_model_repository.md in
@@ -29,8 +31,8 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
-from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json
+from hf_transformer.api.endpoint import Endpoint, Handle
+from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.responses import JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
@@ -77,9 +79,23 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
             raise InvalidInput("body", 'nothing or {"ready": true}', describe(query))
         return reply(orjson.dumps(await repository_index(service.models, only_ready=ready)))
 
+    def control(action: str) -> Handle:
+        async def change(call: Call) -> Response:
+            body = expect(call.json() if call.body else {}, dict, "body", "an object")
+            parameters = expect(body.get("parameters", {}), dict, "parameters", "an object")
+            await control_model(service, action, call.path["model"], parameters)
+            return reply(b"")
+
+        return change
+
     endpoint = Endpoint("v2", answer, error_json, service)
-    index = Endpoint("repository", list_repository, error_json, service)
-    return [("/v2/repository/index", index), *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
+    repository = {"index": list_repository, "models/{model}/load": control("load")}
+    repository["models/{model}/unload"] = control("unload")
+    changes = [
+        (f"/v2/repository/{path}", Endpoint("repository", handle, error_json, service))
+        for path, handle in repository.items()
+    ]
+    return [*changes, *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
 
 
 def routes(service: Service) -> list[Route]:
@@ -184,6 +200,14 @@ def _statistics(model: ModelDescription, totals: Mapping[str, float]) -> Json:
     }
     head = {"name": model.name, "version": model.version, "last_inference": round(totals["last"] * 1e3)}
     return {**head, **counts, "inference_stats": stats, "batch_stats": []}
+
+
+async def control_model(service: Service, action: str, name: str, parameters: Mapping[str, Json]) -> None:
+    """Loads or unloads a model at the predictor and in the service. Raises RequestError."""
+    if service.control is None:
+        expected = f"a service with --enable_model_control, to {action} a model"
+        raise InvalidInput("", expected, "one without")
+    await (service.control.load if action == "load" else service.control.unload)(name, parameters)
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:

@@ -168,6 +168,10 @@ def load_model(config: Config) -> LoadedModel:
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
+    if config.adapters and not isinstance(loaded_task, TextGeneration):
+        raise ConfigError(
+            f"--adapters={','.join(config.adapters)}: {task.name} has no adapters, only text_generation has"
+        )
     if isinstance(loaded_task, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # imports Jinja
 
@@ -342,7 +346,12 @@ class PipelineBuilder:
         generator = make_generator(
             spec, self.predictor, tokenizer, settings, executor=self.executor, metrics=self.metrics
         )
-        if problems := _sampling_problems(config, model.task, generator):
+        problems = _sampling_problems(config, model.task, generator)
+        if config.adapters and not generator.takes_adapters:
+            problems.append(
+                f"--adapters={','.join(config.adapters)}: it has no input sampling_parameters for lora_name."
+            )
+        if problems:
             raise ContractError(spec.name, problems)
         if self.diagnose is not None:
             self.diagnose(ModelBinding(config, tokenizer, model.task, spec))

@@ -82,6 +82,7 @@ class TextGenerator(TensorGenerator):
         super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs
         self._takes_json = PARAMETERS in inputs
+        self.takes_adapters = self._takes_json
         self.supported_fields -= {"logprobs"}  # the model does not return the corresponding tokens
         if self._takes_json:
             self.supported_fields |= {"max_tokens", "greedy", *_IN_JSON}
@@ -109,7 +110,9 @@ class TextGenerator(TensorGenerator):
             text = text.removeprefix(self._leading_token)
         prefix = None if self._excludes_prompt else PromptRemover(text, partial(self._decode, prompt.ids, True))
         reader, whole = TextResponseReader(self, sampling.max_tokens or 1, prefix), ""
-        async with aclosing(self._responses(self._tensors(text, sampling), self._outputs, context)) as responses:
+        async with aclosing(
+            self._responses(self._tensors(text, sampling, context.adapter), self._outputs, context)
+        ) as responses:
             async for tensors in responses:
                 new = reader.push(tensors)
                 if not self._decoupled:
@@ -120,10 +123,11 @@ class TextGenerator(TensorGenerator):
                     break
         yield await reader.last(whole + reader.flush())
 
-    def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
+    def _tensors(self, text: str, sampling: Sampling, adapter: str) -> list[Tensor]:
         tensors = [self._inputs[self._input].tensor(text), *self._sampling_tensors(sampling), *self._return_flags]
         if self._takes_json:
-            parameters = orjson.dumps(_sampling_params(sampling)).decode()
+            chosen = {"lora_name": adapter} if adapter else {}
+            parameters = orjson.dumps({**_sampling_params(sampling), **chosen}).decode()
             tensors.append(self._inputs[PARAMETERS].tensor(parameters))
         return tensors
 

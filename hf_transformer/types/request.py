@@ -64,6 +64,7 @@ class Context:
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
+        adapter: the LoRA adapter that the client chose; empty for the base model.
         served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
         instances, tokens: the numbers of instances and tokens; 0 before tokenization.
         batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
@@ -77,6 +78,7 @@ class Context:
     """
 
     __slots__ = (
+        "adapter",
         "arrived",
         "batch_traceparent",
         "deadline",
@@ -105,5 +107,5 @@ class Context:
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0
-        self.batch_traceparent = self.model_name = self.served_name = ""
+        self.batch_traceparent = self.model_name = self.served_name = self.adapter = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

@@ -6,6 +6,7 @@ Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and ser
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
 from hf_transformer.api.service import Models, Service
-from hf_transformer.api.v2 import SERVER_METADATA, configuration, metadata, ready_models, repository_index, statistics
+from hf_transformer.api.v2 import (
+    SERVER_METADATA,
+    configuration,
+    control_model,
+    metadata,
+    ready_models,
+    repository_index,
+    statistics,
+)
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
@@ -66,6 +75,14 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
     async def index(request: pb.RepositoryIndexRequest) -> Json:
         return {"models": await repository_index(models, only_ready=request.ready)}
 
+    async def load(request: pb.RepositoryModelLoadRequest) -> Json:
+        await control_model(service, "load", request.model_name, _control_parameters(request))
+        return {}
+
+    async def unload(request: pb.RepositoryModelUnloadRequest) -> Json:
+        await control_model(service, "unload", request.model_name, _control_parameters(request))
+        return {}
+
     methods: dict[str, JsonMethod] = {
         "ServerLive": lambda request: {"live": True},
         "ServerReady": server_ready,
@@ -75,8 +92,19 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
         "ModelConfig": lambda request: {"config": configuration(describe(request), service.max_instances)},
         "ModelStatistics": model_statistics,
         "RepositoryIndex": index,
+        "RepositoryModelLoad": load,
+        "RepositoryModelUnload": unload,
     }
     return {name: calls.unary(partial(_call_json, name, method)) for name, method in methods.items()}
+
+
+def _control_parameters(request: Any) -> dict[str, Json]:
+    """Returns the parameters in the form of REST, with the contents of files as base64."""
+    values = {}
+    for name, parameter in request.parameters.items():
+        value = getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
+        values[name] = b64encode(value).decode() if isinstance(value, bytes) else value
+    return values
 
 
 async def _call_json(name: str, method: JsonMethod, body: bytes, context: Context) -> bytes:
