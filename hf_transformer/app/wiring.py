@@ -169,9 +169,8 @@ def load_model(config: Config) -> LoadedModel:
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
     if config.adapters and not isinstance(loaded_task, TextGeneration):
-        raise ConfigError(
-            f"--adapters={','.join(config.adapters)}: {task.name} has no adapters, only text_generation has"
-        )
+        adapters = f"--adapters={','.join(config.adapters)}"
+        raise ConfigError(f"{adapters}: expected a model for text_generation, got {task.name}")
     if isinstance(loaded_task, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # imports Jinja
 
@@ -348,9 +347,7 @@ class PipelineBuilder:
         )
         problems = _sampling_problems(config, model.task, generator)
         if config.adapters and not generator.takes_adapters:
-            problems.append(
-                f"--adapters={','.join(config.adapters)}: it has no input sampling_parameters for lora_name."
-            )
+            problems.append(f"--adapters={','.join(config.adapters)}: it has no input sampling_parameters.")
         if problems:
             raise ContractError(spec.name, problems)
         if self.diagnose is not None:

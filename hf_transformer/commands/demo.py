@@ -37,22 +37,32 @@ say = partial(print, flush=True)  # also if stdout is a pipe
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A demo model, a request, and the service's flags for the model."""
+    """A demo model, a request, and the service's flags for the model.
+
+    ``served_name`` is the name in the service if another task has the model's own name.
+    """
 
     model: str
     instance: str | Mapping[str, str | Sequence[str]]
     parameters: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    served_name: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.served_name or self.model
 
     @property
     def path(self) -> str:
-        return f"/v1/models/{self.model}:predict"
+        return f"/v1/models/{self.name}:predict"
 
     @property
     def body(self) -> str:
         return json.dumps({"instances": [self.instance]} | ({"parameters": self.parameters} if self.parameters else {}))
 
 
+ALL = "all"
+"""The value of --task for all tasks in one service."""
 PIPELINE = {"output_format": "pipeline"}
 EXAMPLES: Mapping[str, Example] = {
     "fill_mask": Example("bert", "The capital of france is [MASK].", flags=("--tensor_input_names=input_ids",)),
@@ -74,7 +84,7 @@ EXAMPLES: Mapping[str, Example] = {
         "squad", {"question": "Who works there?", "context": "It was in 1984. Anna Smith works there."}
     ),
     "text_embedding": Example("minibert_mean", "The cat sleeps on the sofa."),
-    "feature_extraction": Example("minibert_mean", "cat"),
+    "feature_extraction": Example("minibert_mean", "cat", served_name="minibert_tokens"),
     "text_generation": Example("gpt2", "The capital of france is"),
     "text2text_generation": Example("t5", "capital of france"),
 }
@@ -102,12 +112,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
     add = parser.add
-    task = Converter("NAME", f"one of {', '.join(EXAMPLES)}", lambda text: find_task(text, {}, ALL_TASKS).name)
+    tasks = f"{ALL} or one of {', '.join(EXAMPLES)}"
+    task = Converter("NAME", tasks, lambda text: ALL if text == ALL else find_task(text, {}, ALL_TASKS).name)
     add(
         "task",
         task,
         default="fill_mask",
-        help="the task to show, a value of --task of hf-transformer serve [fill_mask]",
+        help="the task to show, a value of --task of hf-transformer serve, or all of them in one service [fill_mask]",
     )
     add(
         "http_port",
@@ -179,12 +190,12 @@ def demonstrate(
     ``folder`` receives the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the
     service does not start, does not answer or exits.
     """
-    example = EXAMPLES[settings.task]
+    examples = list(EXAMPLES) if settings.task == ALL else [settings.task]
     say("Starting Triton ...")
     with LocalTriton(
         settings.model_repository,
         environment=settings.triton_environment,
-        models=[example.model],
+        models=sorted({EXAMPLES[task].model for task in examples}),
         # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
         options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
         environ=environ,
@@ -199,23 +210,28 @@ def demonstrate(
         grpc_port = free_port(port + 1 if settings.http_port else 0)
         over_grpc = settings.predictor_protocol == "grpc-v2"
         flags = [
-            f"--model_name={example.model}",
-            f"--model_dir={settings.model_repository.absolute() / example.model}",
             f"--predictor_host={triton.grpc_address if over_grpc else triton.http_address}",
             f"--predictor_protocol={settings.predictor_protocol}",
-            f"--task={settings.task}",
             *("--enable_playground", "--enable_docs_url"),
-            *example.flags,
         ]
+        if settings.task == ALL:
+            file = folder / "models.json"
+            file.write_text(json.dumps([entry(task, settings.model_repository) for task in EXAMPLES], indent=2))
+            flags.append(f"--models={file}")
+        else:
+            own = entry(settings.task, settings.model_repository)
+            flags += [f"--{name}={value}" for name, value in own.items()]
         ports = {"http_port": port, "grpc_port": grpc_port}
         with service_running(flags, environ, folder / "service.log", **ports, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
             )
-            ask(port, example)
+            for task in examples:
+                ask(port, EXAMPLES[task])
             if settings.once:
                 return
+            example = EXAMPLES[examples[0]]
             say(f"\nTry it in a browser at http://{HOST}:{port}/, or with curl:")
             say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
             say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
@@ -224,6 +240,14 @@ def demonstrate(
                 service.require_running("the service")
                 time.sleep(0.1)
             say("\nStopping ...")
+
+
+def entry(task: str, repository: Path) -> dict[str, str]:
+    """The flags of a task's model, as an entry of --models."""
+    example = EXAMPLES[task]
+    name = {"model_name": example.name, **({} if example.name == example.model else {"predictor_model": example.model})}
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in example.flags)
+    return {**name, "model_dir": str(repository.absolute() / example.model), "task": task, **flags}
 
 
 def free_port(wanted: int) -> int:

@@ -110,9 +110,8 @@ class TextGenerator(TensorGenerator):
             text = text.removeprefix(self._leading_token)
         prefix = None if self._excludes_prompt else PromptRemover(text, partial(self._decode, prompt.ids, True))
         reader, whole = TextResponseReader(self, sampling.max_tokens or 1, prefix), ""
-        async with aclosing(
-            self._responses(self._tensors(text, sampling, context.adapter), self._outputs, context)
-        ) as responses:
+        inputs = self._tensors(text, sampling, context.adapter)
+        async with aclosing(self._responses(inputs, self._outputs, context)) as responses:
             async for tensors in responses:
                 new = reader.push(tensors)
                 if not self._decoupled:

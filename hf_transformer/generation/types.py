@@ -206,6 +206,9 @@ class Generator(ABC):
     The pipeline itself supports ``stop`` and ``n``.
     """
 
+    takes_adapters: bool = False
+    """Whether the model takes the name of a LoRA adapter (``Context.adapter``)."""
+
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises RequestError if the model can't generate one of a request's texts. Called before ``generate``."""
         return
