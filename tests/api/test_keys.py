@@ -114,7 +114,7 @@ def test_keys_are_reloaded_and_kept_while_the_file_is_invalid(
 async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
     model = ScriptedModel()
     model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
-    async with client_of(application(service_of(model, Metrics(model.name)), GatewaySettings(keys=keys))) as client:
+    async with client_of(application(service_of(model, Metrics()), GatewaySettings(keys=keys))) as client:
         key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
         # Other values of these headers may be keys of another service: they are not forwarded either.
         others = {"authorization": "Bearer other", "x-api-key": "other", "api-key": "other"}

@@ -279,7 +279,6 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"store": 0}, "store: expected true or false, got 0; the service stores nothing"),
     ({"service_tier": "flex"}, "service_tier: expected auto or default, got 'flex'; the service has one tier"),
     ({"service_tier": 1}, "service_tier: expected auto or default, got 1"),
-    ({"model": None}, "model: expected the name of a served model (gpt2), got nothing"),
     ({"model": 3}, "model: expected a string, got a number"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: expected"),
     *[

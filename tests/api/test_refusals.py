@@ -49,7 +49,7 @@ class Refusing:
 async def service() -> AsyncIterator[Refusing]:
     model = ScriptedModel()
     model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
-    metrics = Metrics(model.name)
+    metrics = Metrics()
     async with client_of(application(service_of(model, metrics))) as client:
         yield Refusing(client, metrics)
     assert model.contexts == []

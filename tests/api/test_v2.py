@@ -12,7 +12,7 @@ BERT = ModelDescription("bert", "1", "fill_mask", (), (), 512)
 
 def test_statistics_count_the_time_in_the_queue_once() -> None:
     totals = defaultdict(float, answered=2.0, preprocess=1.0, queue=2.0, predict=5.0, postprocess=0.5)
-    [entry] = statistics([BERT], totals)["model_stats"]
+    [entry] = statistics([BERT], lambda names: {"bert": totals})["model_stats"]
     stats = entry["inference_stats"]
     stages = ("queue", "compute_input", "compute_infer", "compute_output")
     seconds = {name: stats[name]["ns"] / 1e9 for name in stages}

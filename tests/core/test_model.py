@@ -258,15 +258,15 @@ async def test_an_answer_ends_a_suspicion_without_a_probe(caplog: pytest.LogCapt
             await served.fail(PredictorError("wrong"), 2)
             served.outcome = None
             await served.ask()
-    assert caplog.text.count("requests fail with 502") == caplog.text.count("answers again") == 1
+    assert caplog.text.count("requests to model 'm' fail with 502") == caplog.text.count("answers again") == 1
     caplog.clear()
     async with running_model() as served:
         await served.fail(DEAD, 3)
         await until(lambda: not served.shown_ready())
         served.outcome = None
         await until(served.shown_ready)
-    lines = [line for line in caplog.messages if line.startswith("the model is")]
-    assert [line[:28] for line in lines] == ["the model is not ready any m", "the model is ready again"]
+    lines = [line for line in caplog.messages if "any more" in line or "again" in line]
+    assert [line[:27] for line in lines] == ["model 'm' is not ready any ", "model 'm' is ready again"]
 
 
 @pytest.mark.parametrize("during", ["requests", "trial"])
@@ -383,14 +383,14 @@ async def test_a_generation_reports_its_end_to_the_model() -> None:
 
 # The log of failures
 
-FAIL, END = "requests fail with 502: wrong", "the predictor answers again"
+FAIL, END = "requests to model 'm' fail with 502: wrong", "the predictor answers again for model 'm'"
 MORE = " (%d more have failed since the last such line)"
 
 
 def test_failures_are_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now = 100.0
-    log = FailureLog(clock=lambda: now)
+    log = FailureLog("m", clock=lambda: now)
     for _ in range(30):  # alternating, three seconds apart
         log.failed(PredictorError("wrong"))
         assert log.is_failing
@@ -406,5 +406,5 @@ def test_failures_are_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixtur
     log.answered()
     log.answered()
     log.failed(PredictorError("wrong"))
-    first = "requests fail with 504: late" + MORE % 1
+    first = "requests to model 'm' fail with 504: late" + MORE % 1
     assert caplog.messages == [first, END, FAIL + MORE % 999]

@@ -55,7 +55,7 @@ def test_an_invalid_traceparent_is_ignored(text: str, flags: int | None) -> None
 def test_without_a_valid_traceparent_the_ratio_decides(client: dict[str, str]) -> None:
     """Like OpenTelemetry's sampler, by the last 8 bytes of the id, so that other services decide alike."""
     sampled = 0
-    tracer = Tracing(NOWHERE, "bert", 0.3)
+    tracer = Tracing(NOWHERE, 0.3)
     for _ in range(200):
         headers, trace = tracer.begin(client)
         assert headers.keys() == {"traceparent"}
@@ -73,7 +73,7 @@ def test_without_a_valid_traceparent_the_ratio_decides(client: dict[str, str]) -
 async def traced() -> AsyncIterator[tuple[Tracing, Trace, Collector]]:
     """A request in the client's trace. The collector has its spans after the context."""
     with collecting() as collector:
-        async with Tracing(collector.url, "bert", 1.0) as tracer:
+        async with Tracing(collector.url, 1.0) as tracer:
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
             assert trace is not None
             yield tracer, trace, collector
@@ -178,8 +178,10 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
     flags: Sequence[str], expected: dict[str, object]
 ) -> None:
     with collecting() as collector:
-        tracer = application.open_tracing(config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert"))
+        settings = config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert")
+        tracer = application.open_tracing(settings)
         assert tracer is not None
+        tracer.calls["bert"] = application.call_attributes(settings, Any)
         async with tracer:
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
             assert trace is not None

@@ -18,6 +18,7 @@ from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.limits import Admission
+from hf_transformer.core.model import ModelIdentity
 from hf_transformer.errors import NotReady
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
@@ -76,8 +77,12 @@ class ScriptedModel:
     """A fill-mask model with scripted predictions. It is ready unless ``reason`` is set."""
 
     name = "bert"
+    names = ("bert",)
+    identity = ModelIdentity()
     task: Any = FillMask
     chat_template = None
+    requests = 0
+    is_ready = True
 
     def __init__(self, predict: Predict = echo) -> None:
         self.predict_one = predict
