@@ -163,7 +163,7 @@ class ModelSet:
         self._source = ""
         if entries is not None:
             self._source = path = str(entries.path)
-            self._file = ReloadableFile(path, partial(watched_files, path), partial(read_entries, entries))
+            self._file = ReloadableFile(path, partial(watched_files, path), partial(read_entries, entries, set()))
         for deployment in deployed:
             self._declared[deployment.model.name] = Wanted(deployment.config)
             self._serve(deployment)
@@ -386,11 +386,13 @@ def _visible(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def read_entries(entries: ModelEntries) -> list[Wanted]:
-    """Reads the declared models, and logs the warnings. Raises ConfigError."""
+def read_entries(entries: ModelEntries, logged: set[str]) -> list[Wanted]:
+    """Reads the declared models, and logs the warnings that are not in ``logged`` yet. Raises ConfigError."""
     configs, notes = entries.read()
     for note in notes:
-        logger.warning("%s", note)
+        if note not in logged:
+            logged.add(note)
+            logger.warning("%s", note)
     if not os.path.isdir(str(entries.path)):
         return [Wanted(config) for config in configs]
     return [Wanted(config, tuple(map(identity, watched_files(config.model_dir)[1:]))) for config in configs]

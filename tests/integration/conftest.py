@@ -124,6 +124,10 @@ class Serve:
             httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
             self._loaded.add(model)
 
+    def forget(self, model: str) -> None:
+        """Has the next ``load`` load a model again, which a test has unloaded."""
+        self._loaded.discard(model)
+
     def _end(self, key: tuple[str, ...]) -> None:
         """Tells one to end; they are waited for together, when all are told."""
         service = self._running.pop(key)

@@ -1,0 +1,289 @@
+"""Several models in one service, in front of the real Triton: lists, choices, changes of the file, loads."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from hf_transformer.commands.demo import EXAMPLES, default_model_repository, entry
+from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from tests.integration.conftest import Serve, message_of
+from tests.support.service import Service
+
+REPOSITORY = default_model_repository()
+CHANGE_SECONDS = 30.0
+"""Timeout for a change of the entries, which the service looks for every two seconds."""
+FILL, TEXT = "The capital of france is [MASK].", "The hotel was wonderful."
+
+
+def write(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Replaces the file in one step, as editors and Kubernetes do."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(list(entries)))
+    new.replace(path)
+
+
+def entries_of(*tasks: str) -> list[dict[str, Any]]:
+    return [entry(task, REPOSITORY) for task in tasks]
+
+
+@contextmanager
+def several(
+    serve: Serve, triton: LocalTriton, path: Path, entries: Sequence[Mapping[str, Any]], *flags: str
+) -> Iterator[Service]:
+    """A service with the models of a file. The file may name models that Triton does not have."""
+    for item in entries:
+        name = item.get("predictor_model", item["model_name"])
+        if (REPOSITORY / name).is_dir():
+            serve.load(name)
+    write(path, entries)
+    with Service(f"--models={path}", f"--predictor_host={triton.http_address}", *flags) as service:
+        yield service.wait_until("/")
+
+
+def state(service: Service, name: str) -> Any:
+    """The entry of a model in the repository index; None for a model that is not listed."""
+    index = service.client.post("/v2/repository/index").json()
+    return next((item for item in index if item["name"] == name), None)
+
+
+def answers(service: Service, name: str, text: str) -> Any:
+    """The predictions, or the status of a failed request."""
+    response = service.post({"instances": [text]}, name)
+    return response.json()["predictions"] if response.status_code == 200 else response.status_code
+
+
+def test_ten_models_answer_as_ten_services_do(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    with several(serve, triton, tmp_path / "models.json", entries_of(*EXAMPLES)) as service:
+        service.wait_until("/v2/health/ready")
+        names = [example.name for example in EXAMPLES.values()]
+        assert service.client.get("/v1/models").json() == {"models": names}
+        assert service.client.get("/v2/models").json() == {"models": names}
+        cards = service.client.get("/openai/v1/models").json()["data"]
+        assert [card["id"] for card in cards] == names
+        index = service.client.post("/v2/repository/index").json()
+        assert [(item["name"], item["state"]) for item in index] == [(name, "READY") for name in names]
+        told = service.client.get("/info").json()["models"]
+        assert [(item["name"], item["task"]) for item in told] == [(EXAMPLES[task].name, task) for task in EXAMPLES]
+        document = service.client.get("/openapi.json").json()
+        [parameter] = document["paths"]["/v1/models/{model}:predict"]["parameters"]
+        assert parameter["schema"]["enum"] == names
+        for task, example in EXAMPLES.items():
+            own = entry(task, REPOSITORY)
+            flags = [f"--{key}={value}" for key, value in own.items() if key not in ("model_name", "model_dir")]
+            with Service(
+                *(f"--model_name={example.name}", f"--model_dir={REPOSITORY / example.model}"),
+                *(f"--predictor_host={triton.http_address}", *flags),
+            ) as alone:
+                alone.wait_until(f"/v1/models/{example.name}")
+                body = json.loads(example.body)
+                assert service.post(body, example.name).json() == alone.post(body).json(), task
+            samples = f'request_predict_seconds_count{{model_name="{example.name}"}}'
+            assert service.metric(samples) == 1
+
+
+def test_a_request_without_a_name_goes_to_the_only_model_that_fits(
+    serve: Serve, triton: LocalTriton, tmp_path: Path
+) -> None:
+    again = {**entry("text_embedding", REPOSITORY), "model_name": "again", "predictor_model": "minibert_mean"}
+    with several(serve, triton, tmp_path / "models.json", [*entries_of("text_embedding", "rerank"), again]) as service:
+        service.wait_until("/v2/health/ready")
+        post = service.client.post
+        rerank = {"query": "france", "documents": ["paris", "rome"]}
+        assert post("/openai/v1/rerank", json=rerank).json()["model"] == "cross"
+        refused = post("/openai/v1/embeddings", json={"input": "a"})
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] == "model"
+        assert "(minibert_mean, again)" in error["message"]
+        chosen = post("/openai/v1/embeddings?model=again", json={"input": "a"}).json()
+        assert chosen["model"] == "again"
+        assert post("/openai/v1/embeddings", json={"input": "a", "model": "again"}).json() == chosen
+        wrong = post("/openai/v1/embeddings", json={"input": "a", "model": "cross"})
+        assert wrong.status_code == 400 and "'cross' for rerank" in wrong.json()["error"]["message"]
+        assert service.client.get("/info?model=cross").json()["model_type"].keys() == {"reranker"}
+        assert "model_id" not in service.client.get("/info").json()
+
+
+def test_aliases_answer_under_the_name_that_was_asked(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    [bert] = entries_of("fill_mask")
+    with several(serve, triton, tmp_path / "models.json", [bert | {"aliases": ["old", "older"]}]) as service:
+        service.wait_until("/v2/health/ready")
+        assert service.predict([FILL], model="older") == ["paris"]
+        assert service.client.get("/v1/models").json() == {"models": ["bert", "old", "older"]}
+        tensors = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [FILL]}]}
+        infer = service.client.post("/v2/models/old/infer", json=tensors).json()
+        assert infer["model_name"] == "old" and infer["outputs"][0]["data"] == ["paris"]
+        assert service.client.get("/v2/models/old").json()["name"] == "bert"
+        cards = service.client.get("/openai/v1/models").json()["data"]
+        assert [(card["id"], card.get("root")) for card in cards] == [
+            ("bert", None),
+            ("old", "bert"),
+            ("older", "bert"),
+        ]
+        assert service.metric('hf_transformer_requests_total{api="v1",model_name="bert",status="200"}') == 1
+        with grpc.insecure_channel(service.grpc_address) as channel:
+            call = channel.unary_unary(
+                "/inference.GRPCInferenceService/ModelInfer",
+                pb.ModelInferRequest.SerializeToString,
+                pb.ModelInferResponse.FromString,
+            )
+            request = pb.ModelInferRequest(model_name="older")
+            request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(FILL.encode())
+            assert call(request).model_name == "older"
+
+
+def test_a_model_that_fails_leaves_the_others_alone(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    missing = {"model_name": "missing", "model_dir": str(REPOSITORY / "bert")}
+    nowhere = {"model_name": "nowhere", "model_dir": str(tmp_path / "nowhere")}
+    down = {**missing, "model_name": "down", "predictor_host": "127.0.0.1:9"}
+    entries = [*entries_of("fill_mask"), missing, nowhere, down]
+    with several(serve, triton, tmp_path / "models.json", entries) as service:
+        service.wait_until("/v2/models/bert/ready")
+        assert service.predict([FILL], model="bert") == ["paris"]
+        ready = service.client.get("/v2/health/ready")
+        assert ready.status_code == 503
+        reasons = ready.json()["error"].split("; ")
+        assert [reason.split("'")[1] for reason in reasons] == ["missing", "down", "nowhere"]
+        assert poll(lambda: "can't be loaded" in state(service, "nowhere")["reason"], CHANGE_SECONDS)
+        assert "does not have 'missing'" in state(service, "missing")["reason"]
+        assert message_of(service.post({"instances": [FILL]}, "nowhere"), 503).startswith(
+            "model 'nowhere' is not ready"
+        )
+        assert service.post({"instances": [FILL]}, "down").status_code == 503
+    with several(serve, triton, tmp_path / "models.json", entries, "--ready_when=any") as service:
+        service.wait_until("/v2/health/ready")
+        assert service.client.get("/v2/models/missing/ready").status_code == 503
+
+
+def test_changes_of_the_file_are_applied_without_a_wrong_answer(
+    serve: Serve, triton: LocalTriton, tmp_path: Path
+) -> None:
+    """Adds, changes, breaks, mends and removes entries while two models are asked all the time."""
+    path = tmp_path / "models.json"
+    [bert, sentiment, ner] = entries_of("fill_mask", "sequence_classification", "token_classification")
+    serve.load("ner")
+    with several(serve, triton, path, [bert, sentiment]) as service:
+        service.wait_until("/v2/health/ready")
+        expected = {"bert": ["paris"], "sentiment": answers(service, "sentiment", TEXT)}
+        wrong: list[Any] = []
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                for name, text in (("bert", FILL), ("sentiment", TEXT)):
+                    if (got := answers(service, name, text)) != expected[name]:
+                        wrong.append((name, got))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            write(path, [bert, sentiment, ner])
+            assert poll(lambda: (state(service, "ner") or {}).get("state") == "READY", CHANGE_SECONDS)
+            assert service.predict(["Anna lives in Berlin."], model="ner")
+
+            path.write_text("- model_name: [")
+            assert poll(lambda: "errors" in service.client.get("/info").json(), CHANGE_SECONDS)
+            assert "is not YAML: line" in service.client.get("/info").json()["errors"][str(path)]
+            assert service.metric("hf_transformer_model_entries_valid") == 0
+            assert service.predict(["Anna lives in Berlin."], model="ner")
+
+            write(path, [bert, sentiment, ner | {"output_format": "pipeline"}])
+            changed = {"entity", "score", "index", "word", "start", "end"}
+
+            def has_changed() -> bool:
+                [found] = service.predict(["Anna lives in Berlin."], model="ner")
+                return isinstance(found[0], dict) and found[0].keys() == changed
+
+            assert poll(has_changed, CHANGE_SECONDS)
+            assert service.metric("hf_transformer_model_entries_valid") == 1
+
+            write(path, [bert, sentiment, ner | {"model_dir": str(tmp_path / "nowhere")}])
+            assert poll(lambda: "ner" in service.client.get("/info").json().get("errors", {}), CHANGE_SECONDS)
+            assert has_changed(), "what is served stays"
+
+            write(path, [bert, sentiment])
+            assert poll(lambda: answers(service, "ner", TEXT) == 404, CHANGE_SECONDS)
+            assert "errors" not in service.client.get("/info").json()
+            assert 'model_name="ner"' not in service.client.get("/metrics").text
+        finally:
+            ended.set()
+            asking.join()
+        assert wrong == []
+
+
+def test_a_removed_model_finishes_its_requests(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    slow = {"model_name": "slow", "predictor_model": "fault_slow", "model_dir": str(REPOSITORY / "bert")}
+    serve.load("fault_slow")
+    with several(serve, triton, path, [slow]) as service:
+        service.wait_until("/v2/health/ready")
+        found: list[Any] = []
+        texts = [FILL] * 40
+        asking = threading.Thread(target=lambda: found.append(service.post({"instances": texts}, "slow").json()))
+        asking.start()
+        time.sleep(0.2)
+        write(path, [])
+        assert poll(lambda: service.client.get("/v1/models").json() == {"models": []}, CHANGE_SECONDS)
+        asking.join()
+        assert found == [{"predictions": ["paris"] * 40}]
+        assert message_of(service.client.get("/v1/models/slow"), 404).endswith("got 'slow'")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_clients_load_and_unload_models(serve: Serve, triton: LocalTriton, tmp_path: Path, workers: int) -> None:
+    own = {"model_name": "own", "predictor_model": "bert_int32", "model_dir": str(REPOSITORY / "bert")}
+    serve.load("bert_int32")
+    flags = ("--enable_model_control", f"--workers={workers}")
+    try:
+        with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), own], *flags) as service:
+            service.wait_until("/v2/health/ready")
+            assert service.client.post("/v2/repository/models/own/unload").status_code == 200
+            for _ in range(3):  # other workers follow
+                assert poll(lambda: state(service, "own")["state"] == "UNAVAILABLE", CHANGE_SECONDS)
+            assert poll(lambda: answers(service, "own", FILL) == 503, CHANGE_SECONDS)
+            assert service.predict([FILL], model="bert") == ["paris"]
+            assert poll(lambda: service.client.get("/v2/health/ready").status_code == 200, CHANGE_SECONDS)
+            with grpc.insecure_channel(service.grpc_address) as channel:
+                load = channel.unary_unary(
+                    "/inference.GRPCInferenceService/RepositoryModelLoad",
+                    pb.RepositoryModelLoadRequest.SerializeToString,
+                    pb.RepositoryModelLoadResponse.FromString,
+                )
+                load(pb.RepositoryModelLoadRequest(model_name="own"))
+                with pytest.raises(grpc.RpcError, match="expected a declared model"):
+                    load(pb.RepositoryModelLoadRequest(model_name="nobody"))
+            assert poll(lambda: answers(service, "own", FILL) == ["paris"], CHANGE_SECONDS)
+            assert service.client.post("/v2/repository/models/nobody/load").status_code == 404
+    finally:
+        serve.forget("bert_int32")
+
+
+def test_models_are_loaded_only_with_the_flag(serve: Serve) -> None:
+    response = serve("bert").client.post("/v2/repository/models/bert/unload")
+    assert "--enable_model_control" in message_of(response, 400)
+
+
+def test_folders_with_a_tokenizer_are_served(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    """A folder that is added is served; others are named in the log once."""
+    for name in ("bert", "sentiment"):
+        serve.load(name)
+    folder = tmp_path / "repository"
+    (folder / "ensemble" / "1").mkdir(parents=True)
+    (folder / "bert").symlink_to(REPOSITORY / "bert")
+    with Service(f"--model_repository={folder}", f"--predictor_host={triton.http_address}") as service:
+        service.wait_until("/v2/models/bert/ready")
+        (folder / "sentiment").symlink_to(REPOSITORY / "sentiment")
+        assert poll(lambda: (state(service, "sentiment") or {}).get("state") == "READY", CHANGE_SECONDS)
+        assert service.client.get("/v1/models").json() == {"models": ["bert", "sentiment"]}
+        (folder / "sentiment").unlink()
+        assert poll(lambda: state(service, "sentiment") is None, CHANGE_SECONDS)
+        assert service.log.count("ensemble is not served: no config.json") == 1
