@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -181,7 +181,7 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
         settings = config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert")
         tracer = application.open_tracing(settings)
         assert tracer is not None
-        tracer.calls["bert"] = application.call_attributes(settings, Any)
+        tracer.calls["bert"] = application.call_attributes(settings, cast(Any, None))
         async with tracer:
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
             assert trace is not None
