@@ -331,7 +331,7 @@ class PipelineBuilder:
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
             allow_in_shared_memory=outputs_in_shared_memory(config, self.predictor),
-            costs=BatchCosts(spec.instances),
+            costs=BatchCosts(spec.instances, config.model_name),
         )
         scheduler = Scheduler(
             self.predictor, builder, settings, executor=self.executor, metrics=self.metrics, limit=self.limit

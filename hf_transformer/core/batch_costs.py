@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 
+from hf_transformer.observability.logging import ModelLog
+
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_OVERHEADS = 64
@@ -87,7 +89,8 @@ class BatchCosts:
     All times are in seconds of one clock. Delays by other clients' batches count as overhead. Not thread-safe.
     """
 
-    def __init__(self, instances: int) -> None:
+    def __init__(self, instances: int, model_name: str = "") -> None:
+        self._log = ModelLog(logger, model_name)
         self.overhead = INITIAL_OVERHEAD
         self._fitted: float | None = None
         """The overhead of the last fit, before MIN_OVERHEAD and GROWTH."""
@@ -180,4 +183,4 @@ class BatchCosts:
         self.overhead = max(MIN_OVERHEAD, self._fitted)
         if not self._is_logged and self._prior_weight < LOGGED_PRIOR_SHARE * self._weight:
             self._is_logged = True
-            logger.info("one more batch takes the model as long as %.0f more tokens", self.overhead)
+            self._log.info("one more batch takes the model as long as %.0f more tokens", self.overhead)

@@ -20,7 +20,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -280,6 +280,17 @@ def lost_lines() -> int:
     return sum(handler.lost for handler in handlers if isinstance(handler, LineHandler))
 
 
+class ModelLog(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose lines begin with the model's name; unchanged lines without a name."""
+
+    def __init__(self, logger: logging.Logger, model_name: str) -> None:
+        super().__init__(logger)
+        self._prefix = f"model {model_name!r}: ".replace("%", "%%") if model_name else ""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{self._prefix}{msg}", kwargs
+
+
 class LatencyLog:
     """Log of request latencies in KServe's format (python/kserve/kserve/model.py), for tools that parse it."""
 
@@ -310,6 +321,7 @@ class LatencyLog:
         if self._json:
             more = {
                 **names_of(context.request_id, context.headers.get("traceparent")),
+                "model": context.served_name,
                 "preprocess_ms": round(before, 3),
                 "queue_ms": round(context.queue * 1e3, 3),
                 "predict_ms": round(predict, 3),

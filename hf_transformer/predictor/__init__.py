@@ -77,6 +77,7 @@ def open_predictor(
             settings.shared_memory_bytes,
             settings.shared_memory_min_bytes,
             warns=settings.shared_memory_warns,
+            model_name=settings.model_name,
         )
         metrics.watch_shared_memory(shared.use)
     return Resilience(
@@ -87,4 +88,5 @@ def open_predictor(
         retries=retries,
         retry_budget=retry_budget,
         circuit_failures=circuit_failures,
+        model_name=settings.model_name,
     )

@@ -27,6 +27,7 @@ from typing import Any, Never, TypeVar
 from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.observability.logging import ModelLog
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
@@ -77,12 +78,14 @@ class Resilience(Predictor):
         retries: int = 0,
         retry_budget: float = 0.1,
         circuit_failures: int = 0,
+        model_name: str = "",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inner = inner
         self.streams_json = inner.streams_json
+        self._log = ModelLog(logger, model_name)
         self._address = address
         self._timeout = timeout
         self._retries = retries
@@ -260,7 +263,9 @@ class Resilience(Predictor):
             self._reason = str(error)
         elif self._circuit_failures and self._failures_in_a_row >= self._circuit_failures and not self._closed:
             self._reason = str(error)
-            logger.warning("the predictor counts as dead after %d calls in a row: %s", self._failures_in_a_row, error)
+            self._log.warning(
+                "the predictor counts as dead after %d calls in a row: %s", self._failures_in_a_row, error
+            )
             self._start_probe()
 
     def _refuse(self, reason: str) -> Never:
@@ -291,7 +296,7 @@ class Resilience(Predictor):
             except Exception as error:
                 self._reason = str(error) or type(error).__name__
                 if not isinstance(error, RequestError):
-                    logger.exception("the predictor can't be asked whether it is ready")
+                    self._log.exception("the predictor can't be asked whether it is ready")
         self._failures_in_a_row = 0
         self._generation += 1
-        logger.info("the predictor is ready again")
+        self._log.info("the predictor is ready again")

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.observability.logging import ModelLog
 from hf_transformer.observability.metrics import SharedMemoryUse
 from hf_transformer.predictor.base import (
     Destination,
@@ -104,10 +105,14 @@ class SharedMemory(Predictor):
         warns: bool = True,
         folder: Path = FOLDER,
         pauses: Pauses | None = None,
+        model_name: str = "",
     ) -> None:
         self.transport = transport
         self.streams_json = transport.streams_json
-        self.registration = Registration(transport, size, warns=warns, folder=folder, pauses=pauses or Pauses())
+        settled = pauses or Pauses()
+        self.registration = Registration(
+            transport, size, warns=warns, folder=folder, pauses=settled, model_name=model_name
+        )
         self._min_bytes = max(min_bytes, 1)
         self._folder = folder
         self._batches = {"shared": 0, "inline_full": 0, "inline_unregistered": 0, "inline_resent": 0}
@@ -213,10 +218,13 @@ class Registration:
     arguments are SharedMemory's.
     """
 
-    def __init__(self, transport: Transport, size: int, *, warns: bool, folder: Path, pauses: Pauses) -> None:
+    def __init__(
+        self, transport: Transport, size: int, *, warns: bool, folder: Path, pauses: Pauses, model_name: str = ""
+    ) -> None:
         self.region: Region | None = None
         self.retired: set[Region] = set()
         """Replaced regions with slots in use."""
+        self._log = ModelLog(logger, model_name)
         self._transport = transport
         self._size = size
         self._level = logging.WARNING if warns else logging.INFO
@@ -241,7 +249,7 @@ class Registration:
     def usable(self) -> Region | None:
         """The region for a new call. If there is none, returns None and starts a registration."""
         if self.region is not None and not self.region.is_whole:
-            logger.warning("the shared memory %s was cut by another process; it is replaced", self.region.path)
+            self._log.warning("the shared memory %s was cut by another process; it is replaced", self.region.path)
             self._retire(self.region, self._lost)
         if self.region is None:
             self.want()
@@ -259,7 +267,7 @@ class Registration:
     def unknown(self, region: Region) -> None:
         """Replaces a region that the predictor has lost in a restart."""
         if region is self.region:
-            logger.info("the predictor has lost its shared memory, as after a restart")
+            self._log.info("the predictor has lost its shared memory, as after a restart")
             self._retire(region, self._unknown)
             self.want()
 
@@ -268,7 +276,7 @@ class Registration:
         region = slot.region
         region.give_back(slot)
         if region is self.region and region.lost_bytes * 2 > region.size:
-            logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
+            self._log.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
             self._retire(region, self._lost)
         elif region in self.retired:
             self._close_if_unused(region)
@@ -302,7 +310,7 @@ class Registration:
             open_region.close()
         self.retired.clear()
         if busy:
-            logger.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
+            self._log.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
 
     async def _register(self) -> None:
         loop = asyncio.get_running_loop()
@@ -317,7 +325,7 @@ class Registration:
             self._not_before = loop.time() + pause
             if not self._failure_logged:
                 self._failure_logged = True
-                logger.log(
+                self._log.log(
                     self._level,
                     "outputs travel inline, not through shared memory, and work as well: %s",
                     _reason(error),
@@ -327,7 +335,7 @@ class Registration:
             self._pause = self._pauses.unavailable
             self._not_before = loop.time() + self._pauses.registered
             self._failure_logged = False
-            logger.info("large outputs travel through shared memory, %d bytes in %s", self._size, self.region.path)
+            self._log.info("large outputs travel through shared memory, %d bytes in %s", self._size, self.region.path)
         finally:
             self._registering = None
 
