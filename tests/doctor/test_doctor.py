@@ -117,7 +117,7 @@ def test_a_row_has_the_colour_of_its_status() -> None:
 
 
 def test_json_has_all_fields_of_a_finding() -> None:
-    assert json.loads(command.json_text("bert", [FINE], 0)) == {
+    assert command.document("bert", [FINE], 0) == {
         "version": __version__,
         "model": "bert",
         "exit_code": 0,

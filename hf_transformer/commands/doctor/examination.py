@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,7 +27,8 @@ check in ``needs`` failed."""
 class Finding:
     """A result of a check: ``found`` describes the state, and ``change`` the remedy (empty without a problem).
 
-    ``examine`` sets ``name``, the check's duration in ``seconds``, and ``blocked`` if a check in ``needs`` failed.
+    ``examine`` sets ``name``, the check's duration in ``seconds``, ``blocked`` if a check in ``needs`` failed, and
+    ``repeated`` if the finding is that of an earlier model.
     """
 
     status: Status
@@ -36,6 +37,7 @@ class Finding:
     name: str = ""
     seconds: float = 0.0
     blocked: bool = False
+    repeated: bool = False
 
 
 def ok(found: str) -> list[Finding]:
@@ -88,7 +90,8 @@ class Check:
     """A check in the doctor's table.
 
     The message of a TransformerError from ``run`` becomes the finding, with ``hint`` as the remedy. ``needs`` names the
-    checks that must pass first. ``predictive`` skips the check for models that generate text.
+    checks that must pass first. ``predictive`` skips the check for models that generate text. ``again`` marks a check of
+    the predictor, whose findings hold for all its models: it sets what ``run`` sets in the subject of a later model.
     """
 
     name: str
@@ -96,28 +99,51 @@ class Check:
     needs: tuple[str, ...] = ()
     hint: str = "see the predictor's log"
     predictive: bool = False
+    again: Callable[[Subject], Awaitable[None]] | None = None
 
 
 async def examine(
-    subject: Subject, checks: Sequence[Check], progress: Callable[[str], object] = lambda text: None
+    subject: Subject,
+    checks: Sequence[Check],
+    progress: Callable[[str], object] = lambda text: None,
+    known: MutableMapping[str, Sequence[Finding]] | None = None,
 ) -> AsyncIterator[Finding]:
-    """Runs the checks in order and yields their findings. ``progress`` receives a line of text before each check."""
+    """Runs the checks in order and yields their findings. ``progress`` receives a line of text before each check.
+
+    ``known`` has the findings about the predictor by check, from an earlier model, and gets those of this model.
+    """
+    known = {} if known is None else known
     unusable: set[str] = set()
     async with subject.stack:
         for number, check in enumerate(checks, 1):
             progress(f"checking {check.name} ({number} of {len(checks)}) ...")
             started = time.perf_counter()
             missing = [name for name in check.needs if name in unusable]
-            findings = skipped(f"not run: it needs {missing[0]}") if missing else await _findings(check, subject)
+            former = None if missing or check.again is None else known.get(check.name)
+            findings = (
+                skipped(f"not run: it needs {missing[0]}") if missing else await _findings(check, subject, former)
+            )
+            if check.again and not missing:
+                known.setdefault(check.name, findings)
             if missing or any(finding.status == "failed" for finding in findings):
                 unusable.add(check.name)
             seconds = time.perf_counter() - started
             for finding in findings:
-                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(missing))
+                yield replace(
+                    finding,
+                    name=check.name,
+                    seconds=seconds,
+                    blocked=bool(missing),
+                    repeated=former is not None,
+                )
 
 
-async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
+async def _findings(check: Check, subject: Subject, former: Sequence[Finding] | None) -> Sequence[Finding]:
     try:
+        if former is not None and check.again is not None:
+            if all(finding.status != "failed" for finding in former):
+                await check.again(subject)
+            return former
         if check.predictive and not isinstance(subject.binding, FittedBinding):
             return skipped("does not apply to generated text")
         return await check.run(subject)

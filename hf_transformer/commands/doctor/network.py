@@ -72,9 +72,19 @@ WIRES = {
 """The protocols by value of --predictor_protocol."""
 
 
+async def locate(subject: Subject) -> None:
+    """Set the predictor's address. Raises ConfigError for a malformed one."""
+    subject.address = parse_address(predictor_settings(subject.config))
+
+
+async def nothing(subject: Subject) -> None:
+    """Set nothing: the check has only findings."""
+
+
 async def address(subject: Subject) -> list[Finding]:
     """Resolve the name in --predictor_host. Raises ConfigError for a malformed address."""
-    subject.address = predictor = parse_address(predictor_settings(subject.config))
+    await locate(subject)
+    predictor = subject.address
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             infos = await asyncio.get_running_loop().getaddrinfo(
