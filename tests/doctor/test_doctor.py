@@ -348,19 +348,22 @@ async def test_checks_of_predictive_models_skip_a_generative_one() -> None:
     assert {finding.found for finding in results} == {"does not apply to generated text"}
 
 
-async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    advice, slow = StartAdvice(), replace(GOOD, dynamic_batching=False)
+async def test_each_warning_is_logged_once_for_each_model(caplog: pytest.LogCaptureFixture) -> None:
+    advice, slow, name = StartAdvice(), replace(GOOD, dynamic_batching=False), "--model_name=bert"
     with caplog.at_level(logging.WARNING):
-        advice(binding_of(slow))
+        advice(binding_of(slow, name))
         assert caplog.messages == []  # waiting requests go first
         await asyncio.sleep(0)
-        advice(binding_of(slow))
-        advice(binding_of(replace(slow, max_batch_size=2)))
+        advice(binding_of(slow, name))
+        advice(binding_of(replace(slow, max_batch_size=2), name))
+        advice(binding_of(slow, "--model_name=other", "--predictor_model=bert"))
         await asyncio.sleep(0)
     assert [message.partition(" (")[0] for message in caplog.messages] == [
         "model 'bert': dynamic batching: off: Triton does not merge requests, so batches of several workers or "
         "services run one after another",
         "model 'bert': batch size: max_batch_size is 2, which is small",
+        "model 'other': dynamic batching: off: Triton does not merge requests, so batches of several workers or "
+        "services run one after another",
     ]
 
 

@@ -7,7 +7,7 @@ import io
 import logging
 import textwrap
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -17,11 +17,10 @@ from hf_transformer import __version__
 from hf_transformer.app.wiring import FittedBinding, predictor_settings
 from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
-from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
+from hf_transformer.commands.doctor.examination import Check, Finding, Known, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.predictor.base import PredictorSettings
 
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]
@@ -115,12 +114,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 async def examine_one(subject: Subject, terminal: Terminal, *, strict: bool) -> dict[str, Any]:
     """Examines the only model, and prints the findings. Returns the document of ``document``."""
-    name = subject.config.model_name
-    terminal.say(f"hf-transformer {__version__} doctor: model {name!r}, predictor {predictor_of(subject.config)}\n")
+    terminal.say(f"hf-transformer {__version__} doctor: {title(subject.config)}\n")
     findings = await report(subject, CHECKS, terminal)
     code = exit_code(findings, strict=strict)
     terminal.say(f"{blocked_row(findings, terminal)}\n{summary(findings, code)}")
-    return document(name, findings, code)
+    return document(subject.config.model_name, findings, code)
 
 
 async def examine_several(
@@ -132,30 +130,24 @@ async def examine_several(
     terminal.say(f"hf-transformer {__version__} doctor: {len(configs)} models of {path}\n")
     findings = await report(service, [FLAGS], terminal)
     codes, documents, rows = [exit_code(findings, strict=strict)], [], []
-    known: dict[tuple[str, PredictorSettings], dict[str, Sequence[Finding]]] = {}
+    known: dict[object, Known] = {}
     for config in configs:
-        name, settings = config.model_name, predictor_settings(config)
-        settings = replace(settings, model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0)
-        title = f"model {name!r}, predictor {predictor_of(config)}"
-        terminal.say(f"\n{terminal.styled(title, 'bold')}\n")
-        subject, checks = Subject(config, ()), [check for check in CHECKS if check is not FLAGS]
-        one = await report(subject, checks, terminal, known.setdefault((config.predictor_protocol, settings), {}))
+        terminal.say(f"\n{terminal.styled(title(config), 'bold')}\n")
+        settings = replace(predictor_settings(config), model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0)
+        shared = known.setdefault((config.predictor_protocol, settings), {})
+        subject = Subject(config, ())
+        one = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal, shared)
         terminal.say(f"{blocked_row(one, terminal)}\n{counts(one)}")
         task = subject.loaded.task.name if hasattr(subject, "loaded") else config.task or "?"
         codes.append(exit_code(one, strict=strict))
-        documents.append(document(name, one, codes[-1]))
-        rows.append((name, task, one))
+        documents.append(document(config.model_name, one, codes[-1]))
+        rows.append((config.model_name, task, one))
     terminal.say(f"\n{overview(rows, terminal)}\nexit code {max(codes)}")
-    head = {"version": __version__, "exit_code": max(codes)}
-    return head | {"results": result_rows(findings), "models": documents}
+    shown = result_rows(findings)
+    return {"version": __version__, "exit_code": max(codes), "results": shown, "models": documents}
 
 
-async def report(
-    subject: Subject,
-    checks: Sequence[Check],
-    terminal: Terminal,
-    known: MutableMapping[str, Sequence[Finding]] | None = None,
-) -> list[Finding]:
+async def report(subject: Subject, checks: Sequence[Check], terminal: Terminal, known: Known = None) -> list[Finding]:
     """Runs the checks, and prints their findings: a repeated one, as of ``examine``, only if something is wrong."""
     findings = []
     async for finding in examine(subject, checks, terminal.progress, known):
@@ -163,10 +155,6 @@ async def report(
         if not finding.blocked and (finding.status in ("warning", "failed") or not finding.repeated):
             terminal.say(row(finding, terminal))
     return findings
-
-
-def predictor_of(config: Config) -> str:
-    return f"{config.predictor_host} over {config.predictor_protocol}"
 
 
 def overview(models: Sequence[tuple[str, str, Sequence[Finding]]], terminal: Terminal) -> str:
@@ -185,6 +173,10 @@ def overview(models: Sequence[tuple[str, str, Sequence[Finding]]], terminal: Ter
         wrapper.initial_indent = "".join(text.ljust(width) for text, width in zip(texts, widths, strict=True))
         lines.append(wrapper.fill(problem) or wrapper.initial_indent.rstrip())
     return "\n".join([terminal.styled(lines[0], "bold"), *lines[1:]]) + "\n" if models else ""
+
+
+def title(config: Config) -> str:
+    return f"model {config.model_name!r}, predictor {config.predictor_host} over {config.predictor_protocol}"
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:

@@ -90,8 +90,8 @@ class Check:
     """A check in the doctor's table.
 
     The message of a TransformerError from ``run`` becomes the finding, with ``hint`` as the remedy. ``needs`` names the
-    checks that must pass first. ``predictive`` skips the check for models that generate text. ``again`` marks a check of
-    the predictor, whose findings hold for all its models: it sets what ``run`` sets in the subject of a later model.
+    checks that must pass first. ``predictive`` skips the check for models that generate text. The findings of a check
+    with ``again`` hold for all models of a predictor: ``again`` sets what ``run`` sets in the subject of a later model.
     """
 
     name: str
@@ -102,16 +102,19 @@ class Check:
     again: Callable[[Subject], Awaitable[None]] | None = None
 
 
+Known = MutableMapping[str, Sequence[Finding]] | None
+"""The findings about a predictor by check."""
+
+
 async def examine(
     subject: Subject,
     checks: Sequence[Check],
     progress: Callable[[str], object] = lambda text: None,
-    known: MutableMapping[str, Sequence[Finding]] | None = None,
+    known: Known = None,
 ) -> AsyncIterator[Finding]:
     """Runs the checks in order and yields their findings. ``progress`` receives a line of text before each check.
 
-    ``known`` has the findings about the predictor by check, from an earlier model, and gets those of this model.
-    """
+    ``known`` has the findings about the predictor, from an earlier model, and gets those of this model."""
     known = {} if known is None else known
     unusable: set[str] = set()
     async with subject.stack:
@@ -119,29 +122,22 @@ async def examine(
             progress(f"checking {check.name} ({number} of {len(checks)}) ...")
             started = time.perf_counter()
             missing = [name for name in check.needs if name in unusable]
-            former = None if missing or check.again is None else known.get(check.name)
-            findings = (
-                skipped(f"not run: it needs {missing[0]}") if missing else await _findings(check, subject, former)
-            )
-            if check.again and not missing:
+            blocked = skipped(f"not run: it needs {missing[0]}") if missing else None
+            former = None if blocked or check.again is None else known.get(check.name)
+            findings = blocked or await _findings(check, subject, former)
+            if check.again and not blocked:
                 known.setdefault(check.name, findings)
-            if missing or any(finding.status == "failed" for finding in findings):
+            if blocked or any(finding.status == "failed" for finding in findings):
                 unusable.add(check.name)
-            seconds = time.perf_counter() - started
+            seconds, repeated = time.perf_counter() - started, former is not None
             for finding in findings:
-                yield replace(
-                    finding,
-                    name=check.name,
-                    seconds=seconds,
-                    blocked=bool(missing),
-                    repeated=former is not None,
-                )
+                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(blocked), repeated=repeated)
 
 
 async def _findings(check: Check, subject: Subject, former: Sequence[Finding] | None) -> Sequence[Finding]:
     try:
-        if former is not None and check.again is not None:
-            if all(finding.status != "failed" for finding in former):
+        if former is not None:
+            if check.again and all(finding.status != "failed" for finding in former):
                 await check.again(subject)
             return former
         if check.predictive and not isinstance(subject.binding, FittedBinding):
