@@ -62,8 +62,7 @@ class Setup:
         self._service = stack.enter_context(ExitStack())  # stops before Triton, which waits for open connections
         self._serving = chosen(ModelEntries(self._flags, environ), flags.model_name)
         self.model = self._serving.model_name
-        self.at_triton = self._serving.predictor_model or self.model
-        """The model's name in Triton."""
+        self.at_triton = self._serving.predictor_model or self.model  # the name in Triton
         over_rest = self._serving.predictor_protocol == "v2" and not self._serving.predictor_use_ssl
         self.triton = Target.at(self._serving.predictor_host) if over_rest else None
         """Triton's REST address, or None if the service uses gRPC or TLS."""
@@ -143,9 +142,9 @@ class Setup:
 def chosen(entries: ModelEntries, name: str | None) -> Config:
     """The model of plain flags, or the only one or that with the name of several. Raises ConfigError for no such."""
     configs, _ = entries.read()
-    several = entries.path is not None and not (name is None and len(configs) == 1)
+    any_name = entries.path is None or (name is None and len(configs) == 1)
     for config in configs:
-        if not several or name in (config.model_name, *config.aliases, *config.adapters):
+        if any_name or name in (config.model_name, *config.aliases, *config.adapters):
             return config
     names = ", ".join(config.model_name for config in configs)
     raise ConfigError(f"--model_name: expected a model of {entries.path}: {names}")

@@ -17,7 +17,7 @@ from hf_transformer import __version__
 from hf_transformer.app.wiring import FittedBinding, predictor_settings
 from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
-from hf_transformer.commands.doctor.examination import Check, Finding, Known, Status, Subject, examine
+from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, parse_config
@@ -57,12 +57,11 @@ _SAME_MODEL = (
     "predictor's log may say more"
 )
 
-FLAGS = Check("flags", model.flags)
-"""The check of the whole service."""
+FLAGS = Check("flags", model.flags)  # of the whole service
 CHECKS: Sequence[Check] = (
     FLAGS,
     Check("model files", model.model_files, hint="see --model_dir, --model_id and --task"),
-    Check("address", network.address, hint="correct --predictor_host", again=network.locate),
+    Check("address", network.address, hint="correct --predictor_host", again=network.nothing),
     Check("connection", network.connection, ("address",), again=network.nothing),
     Check("protocol", network.protocol, ("connection",), again=network.nothing),
     Check("TLS", network.tls, ("protocol",), _CERTIFICATES, again=network.nothing),
@@ -113,7 +112,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 async def examine_one(subject: Subject, terminal: Terminal, *, strict: bool) -> dict[str, Any]:
-    """Examines the only model, and prints the findings. Returns the document of ``document``."""
+    """Examines the only model, and prints the findings. Returns the JSON about it."""
     terminal.say(f"hf-transformer {__version__} doctor: {title(subject.config)}\n")
     findings = await report(subject, CHECKS, terminal)
     code = exit_code(findings, strict=strict)
@@ -125,32 +124,30 @@ async def examine_several(
     service: Subject, path: str, configs: Sequence[Config], terminal: Terminal, *, strict: bool
 ) -> dict[str, Any]:
     """Examines each model of --models or --model_repository, and each predictor once. Prints the findings under the
-    models' names, and an overview. Returns version, exit_code (the highest of all), the results of the flags, and the
-    document of each model."""
+    models' names, and an overview. Returns the JSON: the highest exit code, results of the flags, and the models."""
     terminal.say(f"hf-transformer {__version__} doctor: {len(configs)} models of {path}\n")
     findings = await report(service, [FLAGS], terminal)
     codes, documents, rows = [exit_code(findings, strict=strict)], [], []
-    known: dict[object, Known] = {}
+    known: dict[object, dict[str, Sequence[Finding]]] = {}
     for config in configs:
         terminal.say(f"\n{terminal.styled(title(config), 'bold')}\n")
         settings = replace(predictor_settings(config), model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0)
-        shared = known.setdefault((config.predictor_protocol, settings), {})
-        subject = Subject(config, ())
-        one = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal, shared)
+        subject = Subject(config, (), known.setdefault((config.predictor_protocol, settings), {}))
+        one = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal)
         terminal.say(f"{blocked_row(one, terminal)}\n{counts(one)}")
         task = subject.loaded.task.name if hasattr(subject, "loaded") else config.task or "?"
         codes.append(exit_code(one, strict=strict))
         documents.append(document(config.model_name, one, codes[-1]))
         rows.append((config.model_name, task, one))
     terminal.say(f"\n{overview(rows, terminal)}\nexit code {max(codes)}")
-    shown = result_rows(findings)
-    return {"version": __version__, "exit_code": max(codes), "results": shown, "models": documents}
+    head = {"version": __version__, "exit_code": max(codes)}
+    return head | {"results": result_rows(findings), "models": documents}
 
 
-async def report(subject: Subject, checks: Sequence[Check], terminal: Terminal, known: Known = None) -> list[Finding]:
+async def report(subject: Subject, checks: Sequence[Check], terminal: Terminal) -> list[Finding]:
     """Runs the checks, and prints their findings: a repeated one, as of ``examine``, only if something is wrong."""
     findings = []
-    async for finding in examine(subject, checks, terminal.progress, known):
+    async for finding in examine(subject, checks, terminal.progress):
         findings.append(finding)
         if not finding.blocked and (finding.status in ("warning", "failed") or not finding.repeated):
             terminal.say(row(finding, terminal))
@@ -162,13 +159,10 @@ def overview(models: Sequence[tuple[str, str, Sequence[Finding]]], terminal: Ter
     cells = [("model", "task", "result", "first problem")]
     for name, task, findings in models:
         bad = [finding for status in ("failed", "warning") for finding in findings if finding.status == status]
-        problem = f"{bad[0].name}: {' '.join(bad[0].found.split())}" if bad else ""
-        cells.append((name, task, bad[0].status if bad else "ok", problem))
+        cells.append((name, task, bad[0].status, f"{bad[0].name}: {bad[0].found}") if bad else (name, task, "ok", ""))
     widths = [max(map(len, column)) + 2 for column in list(zip(*cells, strict=True))[:3]]
-    margin = " " * sum(widths)
     wrapper = textwrap.TextWrapper(terminal.columns, break_long_words=False, break_on_hyphens=False)
-    wrapper.subsequent_indent = margin
-    lines = []
+    wrapper.subsequent_indent, lines = " " * sum(widths), []
     for *texts, problem in cells:
         wrapper.initial_indent = "".join(text.ljust(width) for text, width in zip(texts, widths, strict=True))
         lines.append(wrapper.fill(problem) or wrapper.initial_indent.rstrip())

@@ -59,9 +59,9 @@ def skipped(found: str) -> list[Finding]:
 class Subject:
     """The state of an examination: the result of ``parse_config``, and the results of earlier checks.
 
-    Each attribute below is set by one check. A check that reads the attribute depends on that check. ``admin`` reads
+    Each attribute below is set by a check. A check that reads the attribute depends on that check. ``admin`` reads
     the predictor's metadata and health. ``predictor`` shares the connections of ``admin`` and enforces a timeout.
-    ``examine`` closes ``stack`` at the end.
+    ``examine`` closes ``stack`` at the end. The models of a predictor share ``known``, its findings by check.
     """
 
     loaded: LoadedModel
@@ -72,9 +72,12 @@ class Subject:
     binding: ModelBinding
     pipeline: Pipeline
 
-    def __init__(self, config: Config, notes: Sequence[str]) -> None:
+    def __init__(
+        self, config: Config, notes: Sequence[str], known: MutableMapping[str, Sequence[Finding]] | None = None
+    ) -> None:
         self.config = config
         self.notes = notes
+        self.known = {} if known is None else known
         self.stack = AsyncExitStack()
 
     @property
@@ -102,42 +105,31 @@ class Check:
     again: Callable[[Subject], Awaitable[None]] | None = None
 
 
-Known = MutableMapping[str, Sequence[Finding]] | None
-"""The findings about a predictor by check."""
-
-
 async def examine(
-    subject: Subject,
-    checks: Sequence[Check],
-    progress: Callable[[str], object] = lambda text: None,
-    known: Known = None,
+    subject: Subject, checks: Sequence[Check], progress: Callable[[str], object] = lambda text: None
 ) -> AsyncIterator[Finding]:
-    """Runs the checks in order and yields their findings. ``progress`` receives a line of text before each check.
-
-    ``known`` has the findings about the predictor, from an earlier model, and gets those of this model."""
-    known = {} if known is None else known
+    """Runs the checks in order and yields their findings. ``progress`` receives a line of text before each check."""
     unusable: set[str] = set()
     async with subject.stack:
         for number, check in enumerate(checks, 1):
             progress(f"checking {check.name} ({number} of {len(checks)}) ...")
             started = time.perf_counter()
             missing = [name for name in check.needs if name in unusable]
-            blocked = skipped(f"not run: it needs {missing[0]}") if missing else None
-            former = None if blocked or check.again is None else known.get(check.name)
-            findings = blocked or await _findings(check, subject, former)
-            if check.again and not blocked:
-                known.setdefault(check.name, findings)
-            if blocked or any(finding.status == "failed" for finding in findings):
+            repeated = check.name in subject.known
+            findings = skipped(f"not run: it needs {missing[0]}") if missing else await _findings(check, subject)
+            if check.again and not missing:
+                subject.known.setdefault(check.name, findings)
+            if missing or any(finding.status == "failed" for finding in findings):
                 unusable.add(check.name)
-            seconds, repeated = time.perf_counter() - started, former is not None
+            seconds = time.perf_counter() - started
             for finding in findings:
-                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(blocked), repeated=repeated)
+                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(missing), repeated=repeated)
 
 
-async def _findings(check: Check, subject: Subject, former: Sequence[Finding] | None) -> Sequence[Finding]:
+async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
     try:
-        if former is not None:
-            if check.again and all(finding.status != "failed" for finding in former):
+        if check.again and (former := subject.known.get(check.name)):
+            if all(finding.status != "failed" for finding in former):
                 await check.again(subject)
             return former
         if check.predictive and not isinstance(subject.binding, FittedBinding):

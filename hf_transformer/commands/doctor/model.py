@@ -19,6 +19,7 @@ from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_transport
+from hf_transformer.predictor.base import parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types.tensors import RepositoryEntry
 
@@ -49,8 +50,9 @@ async def model_files(subject: Subject) -> list[Finding]:
 
 
 async def connect(subject: Subject) -> None:
-    """Open the connections that the later checks use. Raises ConfigError."""
+    """Open the connections that later checks use. Raises ConfigError."""
     settings = predictor_settings(subject.config)
+    subject.address = parse_address(settings)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
     subject.admin = admin = open_transport(subject.config.predictor_protocol, settings)
     bounded = Resilience(admin, str(subject.address), settings.timeout, Metrics().of(settings.model_name))
@@ -94,11 +96,8 @@ async def server_ready(subject: Subject) -> list[Finding]:
 
 async def model(subject: Subject) -> list[Finding]:
     """Check that the model is ready at the predictor. Raises RequestError."""
-    config = subject.config
-    name, flag = (
-        config.predictor_model or config.model_name,
-        "predictor_model" if config.predictor_model else "model_name",
-    )
+    flag = "predictor_model" if subject.config.predictor_model else "model_name"
+    name = getattr(subject.config, flag)
     if await subject.admin.model_ready():
         return ok(f"{name!r} is ready")
     index: Sequence[RepositoryEntry] = ()

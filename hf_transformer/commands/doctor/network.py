@@ -72,19 +72,13 @@ WIRES = {
 """The protocols by value of --predictor_protocol."""
 
 
-async def locate(subject: Subject) -> None:
-    """Set the predictor's address. Raises ConfigError for a malformed one."""
-    subject.address = parse_address(predictor_settings(subject.config))
-
-
 async def nothing(subject: Subject) -> None:
-    """Set nothing: the check has only findings."""
+    """Set nothing in the subject of a later model of the predictor."""
 
 
 async def address(subject: Subject) -> list[Finding]:
     """Resolve the name in --predictor_host. Raises ConfigError for a malformed address."""
-    await locate(subject)
-    predictor = subject.address
+    subject.address = predictor = parse_address(predictor_settings(subject.config))
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             infos = await asyncio.get_running_loop().getaddrinfo(
