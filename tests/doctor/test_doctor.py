@@ -239,6 +239,17 @@ async def test_the_remedy_depends_on_the_state_of_a_model_that_is_not_ready(
     assert state in finding.found and change in finding.change and "model_13" not in finding.found
 
 
+async def test_the_model_has_the_name_at_the_predictor(subject: Subject) -> None:
+    subject.config = replace(subject.config, predictor_model="bert_onnx")
+    assert isinstance(subject.admin, Index)
+    subject.admin.index = [entry("READY", name="bert")]
+    [finding] = await model.model(subject)
+    assert "has no model 'bert_onnx'; it has bert" in finding.found and "set --predictor_model" in finding.change
+    subject.admin.index = [entry("UNAVAILABLE", "no file", name="bert_onnx")]
+    [finding] = await model.model(subject)
+    assert finding.found == "'bert_onnx' is UNAVAILABLE: no file"
+
+
 async def test_unready_models_are_a_warning_and_a_missing_configuration_endpoint_is_ok(subject: Subject) -> None:
     [finding] = await model.server_ready(subject)
     assert finding.status == "warning" and "--strict-readiness=false" in finding.change
