@@ -55,7 +55,7 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
     names = [entry["id"] if isinstance(entry, dict) else entry for entry in models]
     name = model or only_model(server, names)
     if status == 200 and name not in names:
-        raise ConfigError(f"--model_name={name}: expected a model of the service: {', '.join(names)}")
+        raise ConfigError(f"--model_name={name}: expected a model of the service: {', '.join(names) or 'none'}")
     status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:
         raise LoadError(f"GET /v1/models/{name}/info failed with status {status}: {str(info)[:200]}")
