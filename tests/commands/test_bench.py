@@ -147,8 +147,8 @@ class ModelService:
             method, path, _ = headers[""].split()
             if method == "POST":
                 self.posted.append((path, orjson.loads(body)))
-            page = {} if method == "POST" else self.pages.get(path)
-            await connection.answer("404 Not Found" if page is None else "200 OK", orjson.dumps(page))
+            page = {} if method == "POST" else self.pages.get(path, {"error": "unknown"})
+            await connection.answer("404 Not Found" if "error" in page else "200 OK", orjson.dumps(page))
 
 
 async def planned(service: ModelService, model: str | None, api: str = "v1") -> Any:
