@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,8 +17,9 @@ from hf_transformer.commands import cli
 from hf_transformer.commands.bench import report
 from hf_transformer.commands.bench.load import Figures, Target, send
 from hf_transformer.commands.bench.report import errors, html, speeds, times, tried, warning
-from hf_transformer.commands.bench.requests import random_texts, read_lengths, read_texts
-from hf_transformer.commands.bench.sweep import Settings, Setup, settings_text, sweep, triton_means
+from hf_transformer.commands.bench.requests import make_plan, random_texts, read_lengths, read_texts
+from hf_transformer.commands.bench.sweep import Settings, Setup, chosen, settings_text, sweep, triton_means
+from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import ConfigError, LoadError
 from tests.predictor.fault_server import Connection, scripted, unused_address
 
@@ -119,6 +122,99 @@ async def test_an_error_event_fails_the_stream() -> None:
     answer = always(b'HTTP/1.1 200 OK\r\nContent-Length: 28\r\n\r\ndata: {"error": "no room"}\n\n')
     figures = await loaded(answer, connections=1, streamed=True)
     assert set(figures.errors) == {"no room"} and not figures.latencies
+
+
+class ModelService:
+    """The answers of a service with models by path; everything else is 404. Records the posted bodies."""
+
+    def __init__(self, models: dict[str, list[str]], absent: str = "") -> None:
+        own: list[Any] = [{"name": name, "aliases": others, "adapters": []} for name, others in models.items()]
+        own += [{"name": absent, "ready": False}] if absent else []
+        names = [name for model, others in models.items() for name in (model, *others)]
+        self.pages: dict[str, Any] = {
+            "/v1/models": {"models": [*names, *([absent] if absent else [])]},
+            "/info": {"models": own},
+        }
+        for model, others in models.items():
+            protocols = {"v1": f"/v1/models/{model}:predict", "openai": ["/openai/v1/embeddings"]}
+            about = {"name": model, "task": "text_embedding", "protocols": protocols}
+            self.pages |= {f"/v1/models/{name}/info": about for name in (model, *others)}
+        self.posted: list[tuple[str, Any]] = []
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            headers, body = await connection.request()
+            method, path, _ = headers[""].split()
+            if method == "POST":
+                self.posted.append((path, orjson.loads(body)))
+            page = {} if method == "POST" else self.pages.get(path, {"error": "unknown"})
+            await connection.answer("404 Not Found" if "error" in page else "200 OK", orjson.dumps(page))
+
+
+async def planned(service: ModelService, model: str | None, api: str = "v1") -> Any:
+    async with scripted(service) as address:
+        flags = Namespace(api=api, max_tokens=4)
+        return await asyncio.to_thread(make_plan, Target.at(address), ["a text"], flags, model)
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "name", "served"),
+    [
+        pytest.param({"a": []}, None, "a", "a", id="the only one"),
+        pytest.param({"a": ["b", "c"]}, None, "a", "a", id="the only one, with aliases"),
+        pytest.param({"a": ["b"], "d": []}, "d", "d", "d", id="one of several"),
+        pytest.param({"a": [], "d": ["models"]}, "models", "models", "d", id="an alias"),
+    ],
+)
+async def test_the_plan_is_for_the_named_model_or_the_only_one(
+    models: dict[str, list[str]], model: str | None, name: str, served: str
+) -> None:
+    service = ModelService(models)
+    plan = await planned(service, model)
+    assert (plan.model, plan.served_name, plan.path) == (name, served, f"/v1/models/{name}:predict")
+    plan = await planned(service, model, "openai")
+    assert service.posted == [(f"/v1/models/{name}:predict", {"instances": ["a text"]}), (plan.path, plan.bodies[0])]
+    assert plan.bodies[0]["model"] == name and plan.path == "/openai/v1/embeddings"
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        pytest.param(None, "--model_name is required: the service has the models a, d, x", id="several"),
+        pytest.param("e", "--model_name=e: expected a model of the service: a, b, d, x", id="unknown"),
+    ],
+)
+async def test_a_service_of_several_models_lists_them(model: str | None, says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        await planned(ModelService({"a": ["b"], "d": []}, absent="x"), model)
+    assert str(raised.value) == says
+
+
+async def test_a_service_that_lists_no_models_of_its_own_has_one() -> None:
+    service = ModelService({"a": ["b"]})
+    del service.pages["/info"]
+    assert (await planned(service, None)).model == "a"
+    service.pages["/v1/models"] = {"models": []}
+    with pytest.raises(ConfigError, match="expected a model of the service: none"):
+        await planned(service, None)
+    del service.pages["/v1/models"]
+    with pytest.raises(LoadError, match="failed with status 404"):
+        await planned(service, None)
+
+
+def test_the_model_of_a_service_that_bench_starts(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("[{model_name: a, aliases: [b]}, {model_name: c, predictor_model: at_triton}]")
+    several = ModelEntries([f"--models={file}", "--predictor_host=triton:8000"], {})
+    assert [chosen(several, name).model_name for name in "abc"] == ["a", "a", "c"]
+    for name in (None, "x"):
+        with pytest.raises(ConfigError) as raised:
+            chosen(several, name)
+        assert str(raised.value) == f"--model_name: expected a model of {file}: a, c"
+    file.write_text("[{model_name: a}]")
+    assert chosen(several, None).model_name == "a"
+    plain = ModelEntries(["--model_name=only", "--predictor_host=triton:8000"], {})
+    assert chosen(plain, None).model_name == chosen(plain, "x").model_name == "only"
 
 
 def test_random_texts_repeat_and_have_the_lengths() -> None:

@@ -117,7 +117,7 @@ def test_a_row_has_the_colour_of_its_status() -> None:
 
 
 def test_json_has_all_fields_of_a_finding() -> None:
-    assert json.loads(command.json_text("bert", [FINE], 0)) == {
+    assert command.document("bert", [FINE], 0) == {
         "version": __version__,
         "model": "bert",
         "exit_code": 0,
@@ -239,6 +239,17 @@ async def test_the_remedy_depends_on_the_state_of_a_model_that_is_not_ready(
     assert state in finding.found and change in finding.change and "model_13" not in finding.found
 
 
+async def test_the_model_has_the_name_at_the_predictor(subject: Subject) -> None:
+    subject.config = replace(subject.config, predictor_model="bert_onnx")
+    assert isinstance(subject.admin, Index)
+    subject.admin.index = [entry("READY", name="bert")]
+    [finding] = await model.model(subject)
+    assert "has no model 'bert_onnx'; it has bert" in finding.found and "set --predictor_model" in finding.change
+    subject.admin.index = [entry("UNAVAILABLE", "no file", name="bert_onnx")]
+    [finding] = await model.model(subject)
+    assert finding.found == "'bert_onnx' is UNAVAILABLE: no file"
+
+
 async def test_unready_models_are_a_warning_and_a_missing_configuration_endpoint_is_ok(subject: Subject) -> None:
     [finding] = await model.server_ready(subject)
     assert finding.status == "warning" and "--strict-readiness=false" in finding.change
@@ -348,19 +359,22 @@ async def test_checks_of_predictive_models_skip_a_generative_one() -> None:
     assert {finding.found for finding in results} == {"does not apply to generated text"}
 
 
-async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    advice, slow = StartAdvice(), replace(GOOD, dynamic_batching=False)
+async def test_each_warning_is_logged_once_for_each_model(caplog: pytest.LogCaptureFixture) -> None:
+    advice, slow, name = StartAdvice(), replace(GOOD, dynamic_batching=False), "--model_name=bert"
     with caplog.at_level(logging.WARNING):
-        advice(binding_of(slow))
+        advice(binding_of(slow, name))
         assert caplog.messages == []  # waiting requests go first
         await asyncio.sleep(0)
-        advice(binding_of(slow))
-        advice(binding_of(replace(slow, max_batch_size=2)))
+        advice(binding_of(slow, name))
+        advice(binding_of(replace(slow, max_batch_size=2), name))
+        advice(binding_of(slow, "--model_name=other", "--predictor_model=bert"))
         await asyncio.sleep(0)
     assert [message.partition(" (")[0] for message in caplog.messages] == [
         "model 'bert': dynamic batching: off: Triton does not merge requests, so batches of several workers or "
         "services run one after another",
         "model 'bert': batch size: max_batch_size is 2, which is small",
+        "model 'other': dynamic batching: off: Triton does not merge requests, so batches of several workers or "
+        "services run one after another",
     ]
 
 

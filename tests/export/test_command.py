@@ -13,8 +13,9 @@ import pytest
 
 from hf_transformer.commands.cli import main
 from hf_transformer.commands.export import command
-from hf_transformer.commands.export.command import parse
+from hf_transformer.commands.export.command import entry, parse
 from hf_transformer.commands.export.config_pbtxt import TOP_K
+from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.model_files import find_model_files
 
@@ -54,6 +55,23 @@ def test_flags_take_underscores_or_hyphens() -> None:
         False,
     )
     assert (settings.top_k, settings.tolerance, settings.trust_remote_code, settings.token) == (3, 0.1, True, "t")
+
+
+@pytest.mark.parametrize("name", ["minilm", "1e3", "yes", "null", "a:b", "é😀", "-"])
+@pytest.mark.parametrize("task", [None, "rerank"])
+def test_the_entry_for_several_models_is_read_back(tmp_path: Path, name: str, task: str | None) -> None:
+    flags = ["--model_id=org/bert", f"--output={tmp_path / 'a: # b'}", f"--model_name={name}"]
+    settings = parse([*flags, *([f"--task={task}"] if task else [])], {})
+    text = entry(settings.output / settings.model_name, settings, task or "fill_mask")
+    assert [line.partition(":")[0] for line in text.splitlines()] == [
+        *("- model_name", "  model_dir"),
+        *(["  task"] if task else []),
+    ]
+    file = tmp_path / "models.yaml"
+    file.write_text(text + entry(tmp_path / "other", parse(REQUIRED, {}), "fill_mask"))
+    first, second = ModelEntries([f"--models={file}", "--predictor_host=triton"], {}).read()[0]
+    assert (first.model_name, first.task, first.model_dir) == (name, task, str(tmp_path / "a: # b" / name))
+    assert second.model_name == "bert-base"
 
 
 def test_a_local_folder_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

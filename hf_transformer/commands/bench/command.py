@@ -47,12 +47,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         texts = read_texts(flags.texts) if flags.texts else random_texts(flags.words)
         plan = make_plan(server, texts, flags, setup.model if setup else flags.model_name)
         triton = Target.at(flags.triton_url) if flags.triton_url else setup.triton if setup else None
+        at_triton = setup.at_triton if setup else plan.served_name
         numbers, runs = sorted(map(int, flags.concurrency)), []
         for index, connections in enumerate(numbers, 1):
-            before = triton_statistics(triton, plan.model) if triton else {}
+            before = triton_statistics(triton, at_triton) if triton else {}
             runs.append(figures := _run(server, plan, flags, connections, f"run {index} of {len(numbers)}", terminal))
             if triton:
-                figures.triton = triton_means(before, triton_statistics(triton, plan.model))
+                figures.triton = triton_means(before, triton_statistics(triton, at_triton))
         tables, notes = [speeds(runs, streamed=plan.streamed), times(runs), errors(runs)], [warning(runs)]
         print_tables(tables, terminal)
         for note in filter(None, notes):
@@ -113,7 +114,7 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
         metavar="PATH",
         help="start Triton with --model_name of this repository [the demo's]",
     )
-    add("model_name", metavar="NAME", help="name of the model [the service's first]")
+    add("model_name", metavar="NAME", help="name of the model, if the service has several")
     add("api", choices=("v1", "v2", "openai"), help="API of the requests [v1; openai if the model generates text]")
     add("concurrency", counts, default=("1", "8", "32"), help="numbers of connections; one run for each [1,8,32]")
     add("seconds", number(0, 3600, metavar="SECONDS"), default=5.0, help="duration of each run [5]")

@@ -33,9 +33,11 @@ FORMS: Final[Mapping[str, Callable[[str], Json]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Requests to a model. If ``streamed``, the responses are server-sent events with tokens."""
+    """Requests to a model, or to its alias or adapter: ``served_name`` is the model's own name. If ``streamed``, the
+    responses are server-sent events with tokens."""
 
     model: str
+    served_name: str
     path: str
     bodies: Sequence[Json]
     streamed: bool
@@ -44,16 +46,16 @@ class Plan:
 def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: str | None) -> Plan:
     """Reads the model's task from the service, creates the requests and sends the first request as a test.
 
-    ``texts`` are texts or V1 instances of the task. ``model`` defaults to the service's first model. --api defaults to
-    OpenAI for models that generate text, otherwise to V1. Raises ConfigError for an unknown model or an unsupported
-    API, LoadError if the service is unreachable or rejects the request.
+    ``texts`` are texts or V1 instances of the task. ``model`` defaults to the service's only model. --api defaults to
+    OpenAI for models that generate text, otherwise to V1. Raises ConfigError for an unknown model, several without
+    ``model``, or an unsupported API, LoadError if the service is unreachable or rejects the request.
     """
     status, listing = server.ask("/v1/models")
     models = listing["data"] if "data" in listing else listing["models"] if "models" in listing else []
     names = [entry["id"] if isinstance(entry, dict) else entry for entry in models]
-    name = model or "".join(names[:1])
+    name = model or only_model(server, names)
     if status == 200 and name not in names:
-        raise ConfigError(f"--model_name={name}: expected a model of the service: {', '.join(names)}")
+        raise ConfigError(f"--model_name={name}: expected a model of the service: {', '.join(names) or 'none'}")
     status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:
         raise LoadError(f"GET /v1/models/{name}/info failed with status {status}: {str(info)[:200]}")
@@ -69,6 +71,7 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
             raise ConfigError(f"--api=openai: OpenAI's API has no endpoint for {info['task']}")
         path, bodies = path[0], [_openai_body(name, instance, tokens) for instance in instances]
     else:
+        path = path.replace(f"/models/{info['name']}", f"/models/{name}")  # of an alias or adapter
         parameters = {"parameters": {"max_new_tokens": tokens}} if tokens else {}
         bodies = [
             {**({"instances": [instance]} if api == "v1" else {"inputs": _tensors(instance)}), **parameters}
@@ -77,7 +80,16 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
     status, answer = server.ask(path, bodies[0])
     if status != 200:
         raise LoadError(f"POST {path} failed with status {status}: {str(answer)[:300]}; see --texts")
-    return Plan(name, path, bodies, api == "openai" and tokens is not None)
+    return Plan(name, info["name"], path, bodies, api == "openai" and tokens is not None)
+
+
+def only_model(server: Target, names: Sequence[str]) -> str:
+    """The service's model, without its aliases and adapters; "" for none. Raises ConfigError for several models."""
+    about = server.ask("/info")[1] if len(names) > 1 else {}
+    models = [str(entry["name"]) for entry in about.get("models", ())] if isinstance(about, dict) else []
+    if len(models) > 1:
+        raise ConfigError(f"--model_name is required: the service has the models {', '.join(models)}")
+    return "".join(models or names[:1])
 
 
 def _openai_body(model: str, instance: Any, tokens: int | None) -> Json:

@@ -21,7 +21,8 @@ from typing import Any, Final
 from hf_transformer.commands.bench.load import ROWS, Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, service_running
-from hf_transformer.config.options import parse_config
+from hf_transformer.config.entries import ModelEntries
+from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError, LoadError
 
 FLAGS: Final = {
@@ -59,15 +60,16 @@ class Setup:
                 "--model_repository: --service_flags set --predictor_host, so bench starts no Triton; omit one of them"
             )
         self._service = stack.enter_context(ExitStack())  # stops before Triton, which waits for open connections
-        self._serving, _ = parse_config(self._flags, environ)
+        self._serving = chosen(ModelEntries(self._flags, environ), flags.model_name)
         self.model = self._serving.model_name
+        self.at_triton = self._serving.predictor_model or self.model  # the name in Triton
         over_rest = self._serving.predictor_protocol == "v2" and not self._serving.predictor_use_ssl
         self.triton = Target.at(self._serving.predictor_host) if over_rest else None
         """Triton's REST address, or None if the service uses gRPC or TLS."""
         self._config: Settings = {}
         """The configuration of the model in a local Triton. Empty for a remote Triton, gRPC or TLS."""
         if local and self.triton:
-            self._config = self.triton.ask(f"/v2/models/{self.model}/config")[1]
+            self._config = self.triton.ask(f"/v2/models/{self.at_triton}/config")[1]
         self._loaded = self._config
 
     def _start_triton(self, stack: ExitStack, options: Namespace) -> list[str]:
@@ -107,7 +109,7 @@ class Setup:
         Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
         """
         self._loaded = {}
-        path, body = f"/v2/repository/models/{self.model}/load", {"parameters": {"config": json.dumps(config)}}
+        path, body = f"/v2/repository/models/{self.at_triton}/load", {"parameters": {"config": json.dumps(config)}}
         status, answer = self.triton.ask(path, body) if self.triton else (0, "it is not local")
         if status != 200:
             raise LoadError(f"Triton does not load {self.model}: {answer}")
@@ -135,6 +137,17 @@ class Setup:
             now = getattr(self._serving, flag.removeprefix("--"))
             candidates[flag] = [value for value in values if value != now]
         return candidates
+
+
+def chosen(entries: ModelEntries, name: str | None) -> Config:
+    """The model of plain flags, or the only one or that with the name of several. Raises ConfigError for no such."""
+    configs, _ = entries.read()
+    any_name = entries.path is None or (name is None and len(configs) == 1)
+    for config in configs:
+        if any_name or name in (config.model_name, *config.aliases, *config.adapters):
+            return config
+    names = ", ".join(config.model_name for config in configs)
+    raise ConfigError(f"--model_name: expected a model of {entries.path}: {names}")
 
 
 def settings_text(settings: Settings) -> str:

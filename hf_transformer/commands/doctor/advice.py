@@ -182,7 +182,7 @@ class StartAdvice:
     def _log(self, binding: ModelBinding) -> None:
         for name, check, kind in ADVICE:
             for finding in check(binding) if isinstance(binding, kind) else ():
-                line = f"{name}: {finding.found} ({finding.change})"
+                line = f"model {binding.config.model_name!r}: {name}: {finding.found} ({finding.change})"
                 if finding.status == "warning" and line not in self._logged:
                     self._logged.add(line)
-                    logger.warning("model %r: %s", binding.spec.name, line)
+                    logger.warning("%s", line)

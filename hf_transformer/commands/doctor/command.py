@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import textwrap
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import orjson
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import FittedBinding
+from hf_transformer.app.wiring import FittedBinding, predictor_settings
 from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
-from hf_transformer.config.options import parse_config
+from hf_transformer.config.entries import ModelEntries
+from hf_transformer.config.options import Config, parse_config
 
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]
 
 Checks that flags, model files and predictor fit together, and says what to change. It takes the flags and variables of
-hf-transformer serve (see hf-transformer --help), and serves nothing.
+hf-transformer serve (see hf-transformer --help), and serves nothing. With --models or --model_repository it examines
+each model, and ends with the worst exit code.
 
   --json      print the results as JSON
   --strict    exit with 1 if there are warnings
@@ -37,6 +41,7 @@ Checks: {checks}.
 
 COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 _ONE_ROW = 'set "max_batch_size: 1" in config.pbtxt if the model can\'t batch'
+_CERTIFICATES = "see --predictor_ca_file, --predictor_cert_file and --predictor_key_file"
 _NAME_WIDTH, _STATUS_WIDTH = 18, 9
 
 
@@ -52,15 +57,16 @@ _SAME_MODEL = (
     "predictor's log may say more"
 )
 
+FLAGS = Check("flags", model.flags)  # of the whole service
 CHECKS: Sequence[Check] = (
-    Check("flags", model.flags),
+    FLAGS,
     Check("model files", model.model_files, hint="see --model_dir, --model_id and --task"),
-    Check("address", network.address, hint="correct --predictor_host"),
-    Check("connection", network.connection, ("address",)),
-    Check("protocol", network.protocol, ("connection",)),
-    Check("TLS", network.tls, ("protocol",), "see --predictor_ca_file, --predictor_cert_file and --predictor_key_file"),
-    Check("server", model.server, ("TLS",)),
-    Check("server ready", model.server_ready, ("server",)),
+    Check("address", network.address, hint="correct --predictor_host", again=network.nothing),
+    Check("connection", network.connection, ("address",), again=network.nothing),
+    Check("protocol", network.protocol, ("connection",), again=network.nothing),
+    Check("TLS", network.tls, ("protocol",), _CERTIFICATES, again=network.nothing),
+    Check("server", model.server, ("TLS",), again=model.connect),
+    Check("server ready", model.server_ready, ("server",), again=network.nothing),
     Check("model", model.model, ("server",)),
     Check("description", model.description, ("model",)),
     Check("contract", model.contract, ("description", "model files")),
@@ -84,35 +90,87 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(HELP.format(checks=", ".join(check.name for check in CHECKS)), end="")
         return 0
     as_json, strict = (flag in argv for flag in ("--json", "--strict"))
-    config, notes = parse_config([word for word in argv if word not in ("--json", "--strict")], environ)
-    terminal = Terminal(environ)
-    if not as_json:
-        predictor = f"{config.predictor_host} over {config.predictor_protocol}"
-        terminal.say(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {predictor}\n")
-
-    async def examination() -> list[Finding]:
-        findings = []
-        progress = (lambda text: None) if as_json else terminal.progress
-        async for finding in examine(Subject(config, notes), CHECKS, progress):
-            findings.append(finding)
-            if not (as_json or finding.blocked):
-                terminal.say(row(finding, terminal))
-        return findings
-
+    flags = [word for word in argv if word not in ("--json", "--strict")]
+    entries, (config, notes) = ModelEntries(flags, environ), parse_config(flags, environ)
+    terminal = Terminal(environ, io.StringIO() if as_json else None)
     # The findings include the service's warnings. Errors indicate bugs, and go to stderr.
     log, errors = logging.getLogger("hf_transformer"), logging.StreamHandler()
     errors.setLevel(logging.ERROR)
     log.addHandler(errors)  # without any handler, logging prints warnings too
     try:
-        findings = asyncio.run(examination())
+        if entries.path is None:
+            result = asyncio.run(examine_one(Subject(config, notes), terminal, strict=strict))
+        else:
+            configs, more = entries.read()
+            service = Subject(config, [*notes, *more])
+            result = asyncio.run(examine_several(service, entries.path, configs, terminal, strict=strict))
     finally:
         log.removeHandler(errors)
-    code = exit_code(findings, strict=strict)
     if as_json:
-        print(json_text(config.model_name, findings, code))
-    else:
-        terminal.say(f"{blocked_row(findings, terminal)}\n{summary(findings, code)}")
-    return code
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
+    return int(result["exit_code"])
+
+
+async def examine_one(subject: Subject, terminal: Terminal, *, strict: bool) -> dict[str, Any]:
+    """Examines the only model, and prints the findings. Returns the JSON about it."""
+    terminal.say(f"hf-transformer {__version__} doctor: {title(subject.config)}\n")
+    findings = await report(subject, CHECKS, terminal)
+    code = exit_code(findings, strict=strict)
+    terminal.say(f"{blocked_row(findings, terminal)}\n{summary(findings, code)}")
+    return document(subject.config.model_name, findings, code)
+
+
+async def examine_several(
+    service: Subject, path: str, configs: Sequence[Config], terminal: Terminal, *, strict: bool
+) -> dict[str, Any]:
+    """Examines each model of --models or --model_repository, and each predictor once. Prints the findings under the
+    models' names, and an overview. Returns the JSON: the highest exit code, results of the flags, and the models."""
+    terminal.say(f"hf-transformer {__version__} doctor: {len(configs)} models of {path}\n")
+    findings = await report(service, [FLAGS], terminal)
+    codes, documents, rows = [exit_code(findings, strict=strict)], [], []
+    known: dict[object, dict[str, Sequence[Finding]]] = {}
+    for config in configs:
+        terminal.say(f"\n{terminal.styled(title(config), 'bold')}\n")
+        settings = replace(predictor_settings(config), model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0)
+        subject = Subject(config, (), known.setdefault((config.predictor_protocol, settings), {}))
+        one = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal)
+        terminal.say(f"{blocked_row(one, terminal)}\n{counts(one)}")
+        task = subject.loaded.task.name if hasattr(subject, "loaded") else config.task or "?"
+        codes.append(exit_code(one, strict=strict))
+        documents.append(document(config.model_name, one, codes[-1]))
+        rows.append((config.model_name, task, one))
+    terminal.say(f"\n{overview(rows, terminal)}\nexit code {max(codes)}")
+    head = {"version": __version__, "exit_code": max(codes)}
+    return head | {"results": result_rows(findings), "models": documents}
+
+
+async def report(subject: Subject, checks: Sequence[Check], terminal: Terminal) -> list[Finding]:
+    """Runs the checks, and prints their findings: a repeated one, as of ``examine``, only if something is wrong."""
+    findings = []
+    async for finding in examine(subject, checks, terminal.progress):
+        findings.append(finding)
+        if not finding.blocked and (finding.status in ("warning", "failed") or not finding.repeated):
+            terminal.say(row(finding, terminal))
+    return findings
+
+
+def overview(models: Sequence[tuple[str, str, Sequence[Finding]]], terminal: Terminal) -> str:
+    """A table with the name, task, result and first problem of each model: a failure, or else a warning."""
+    cells = [("model", "task", "result", "first problem")]
+    for name, task, findings in models:
+        bad = [finding for status in ("failed", "warning") for finding in findings if finding.status == status]
+        cells.append((name, task, bad[0].status, f"{bad[0].name}: {bad[0].found}") if bad else (name, task, "ok", ""))
+    widths = [max(map(len, column)) + 2 for column in list(zip(*cells, strict=True))[:3]]
+    wrapper = textwrap.TextWrapper(terminal.columns, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent, lines = " " * sum(widths), []
+    for *texts, problem in cells:
+        wrapper.initial_indent = "".join(text.ljust(width) for text, width in zip(texts, widths, strict=True))
+        lines.append(wrapper.fill(problem) or wrapper.initial_indent.rstrip())
+    return "\n".join([terminal.styled(lines[0], "bold"), *lines[1:]]) + "\n" if models else ""
+
+
+def title(config: Config) -> str:
+    return f"model {config.model_name!r}, predictor {config.predictor_host} over {config.predictor_protocol}"
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:
@@ -147,15 +205,22 @@ def blocked_row(results: Sequence[Finding], terminal: Terminal) -> str:
 
 def summary(results: Sequence[Finding], code: int) -> str:
     """The number of findings by status, and the exit code."""
-    counts = Counter(finding.status for finding in results)
-    names = {"warning": "warnings"} if counts["warning"] > 1 else {}
-    parts = (f"{counts[status]} {names.get(status, status)}" for status in get_args(Status) if counts[status])
-    return f"{', '.join(parts)}; exit code {code}"
+    return f"{counts(results)}; exit code {code}"
 
 
-def json_text(model_name: str, results: Sequence[Finding], code: int) -> str:
-    """Indented JSON with version, model, exit_code, and results (name, status, found, change, seconds)."""
+def counts(results: Sequence[Finding]) -> str:
+    """The number of findings by status."""
+    numbers = Counter(finding.status for finding in results)
+    names = {"warning": "warnings"} if numbers["warning"] > 1 else {}
+    return ", ".join(f"{numbers[status]} {names.get(status, status)}" for status in get_args(Status) if numbers[status])
+
+
+def document(model_name: str, results: Sequence[Finding], code: int) -> dict[str, Any]:
+    """The JSON about a model: version, model, exit_code and results."""
+    return {"version": __version__, "model": model_name, "exit_code": code, "results": result_rows(results)}
+
+
+def result_rows(results: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Name, status, found, change and seconds of each finding."""
     names = ("name", "status", "found", "change")
-    rows = [{name: getattr(row, name) for name in names} | {"seconds": round(row.seconds, 4)} for row in results]
-    document = {"version": __version__, "model": model_name, "exit_code": code, "results": rows}
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+    return [{name: getattr(row, name) for name in names} | {"seconds": round(row.seconds, 4)} for row in results]

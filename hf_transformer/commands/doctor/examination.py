@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,7 +27,8 @@ check in ``needs`` failed."""
 class Finding:
     """A result of a check: ``found`` describes the state, and ``change`` the remedy (empty without a problem).
 
-    ``examine`` sets ``name``, the check's duration in ``seconds``, and ``blocked`` if a check in ``needs`` failed.
+    ``examine`` sets ``name``, the check's duration in ``seconds``, ``blocked`` if a check in ``needs`` failed, and
+    ``repeated`` if the finding is that of an earlier model.
     """
 
     status: Status
@@ -36,6 +37,7 @@ class Finding:
     name: str = ""
     seconds: float = 0.0
     blocked: bool = False
+    repeated: bool = False
 
 
 def ok(found: str) -> list[Finding]:
@@ -57,9 +59,9 @@ def skipped(found: str) -> list[Finding]:
 class Subject:
     """The state of an examination: the result of ``parse_config``, and the results of earlier checks.
 
-    Each attribute below is set by one check. A check that reads the attribute depends on that check. ``admin`` reads
+    Each attribute below is set by a check. A check that reads the attribute depends on that check. ``admin`` reads
     the predictor's metadata and health. ``predictor`` shares the connections of ``admin`` and enforces a timeout.
-    ``examine`` closes ``stack`` at the end.
+    ``examine`` closes ``stack`` at the end. The models of a predictor share ``known``, its findings by check.
     """
 
     loaded: LoadedModel
@@ -70,9 +72,12 @@ class Subject:
     binding: ModelBinding
     pipeline: Pipeline
 
-    def __init__(self, config: Config, notes: Sequence[str]) -> None:
+    def __init__(
+        self, config: Config, notes: Sequence[str], known: MutableMapping[str, Sequence[Finding]] | None = None
+    ) -> None:
         self.config = config
         self.notes = notes
+        self.known = {} if known is None else known
         self.stack = AsyncExitStack()
 
     @property
@@ -88,7 +93,8 @@ class Check:
     """A check in the doctor's table.
 
     The message of a TransformerError from ``run`` becomes the finding, with ``hint`` as the remedy. ``needs`` names the
-    checks that must pass first. ``predictive`` skips the check for models that generate text.
+    checks that must pass first. ``predictive`` skips the check for models that generate text. The findings of a check
+    with ``again`` hold for all models of a predictor: ``again`` sets what ``run`` sets in the subject of a later model.
     """
 
     name: str
@@ -96,6 +102,7 @@ class Check:
     needs: tuple[str, ...] = ()
     hint: str = "see the predictor's log"
     predictive: bool = False
+    again: Callable[[Subject], Awaitable[None]] | None = None
 
 
 async def examine(
@@ -108,16 +115,23 @@ async def examine(
             progress(f"checking {check.name} ({number} of {len(checks)}) ...")
             started = time.perf_counter()
             missing = [name for name in check.needs if name in unusable]
+            repeated = check.name in subject.known
             findings = skipped(f"not run: it needs {missing[0]}") if missing else await _findings(check, subject)
+            if check.again and not missing:
+                subject.known.setdefault(check.name, findings)
             if missing or any(finding.status == "failed" for finding in findings):
                 unusable.add(check.name)
             seconds = time.perf_counter() - started
             for finding in findings:
-                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(missing))
+                yield replace(finding, name=check.name, seconds=seconds, blocked=bool(missing), repeated=repeated)
 
 
 async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
     try:
+        if check.again and (former := subject.known.get(check.name)):
+            if all(finding.status != "failed" for finding in former):
+                await check.again(subject)
+            return former
         if check.predictive and not isinstance(subject.binding, FittedBinding):
             return skipped("does not apply to generated text")
         return await check.run(subject)

@@ -19,6 +19,7 @@ from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_transport
+from hf_transformer.predictor.base import parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types.tensors import RepositoryEntry
 
@@ -48,13 +49,20 @@ async def model_files(subject: Subject) -> list[Finding]:
     return [*finding, *(Finding("warning", record.getMessage(), change) for record in handler.buffer)]
 
 
-async def server(subject: Subject) -> list[Finding]:
-    """Check that the predictor is a live server of the V2 protocol. Raises RequestError."""
+async def connect(subject: Subject) -> None:
+    """Open the connections that later checks use. Raises ConfigError."""
     settings = predictor_settings(subject.config)
+    subject.address = parse_address(settings)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
     subject.admin = admin = open_transport(subject.config.predictor_protocol, settings)
     bounded = Resilience(admin, str(subject.address), settings.timeout, Metrics().of(settings.model_name))
     subject.predictor = await subject.stack.enter_async_context(bounded)
+
+
+async def server(subject: Subject) -> list[Finding]:
+    """Check that the predictor is a live server of the V2 protocol. Raises RequestError."""
+    await connect(subject)
+    admin = subject.admin
     try:
         metadata = await admin.describe_server()
     except RequestError as error:
@@ -88,7 +96,8 @@ async def server_ready(subject: Subject) -> list[Finding]:
 
 async def model(subject: Subject) -> list[Finding]:
     """Check that the model is ready at the predictor. Raises RequestError."""
-    name = subject.config.model_name
+    flag = "predictor_model" if subject.config.predictor_model else "model_name"
+    name = getattr(subject.config, flag)
     if await subject.admin.model_ready():
         return ok(f"{name!r} is ready")
     index: Sequence[RepositoryEntry] = ()
@@ -100,7 +109,7 @@ async def model(subject: Subject) -> list[Finding]:
     listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return failed(
         f"the predictor has no model {name!r}" + (f"; it has {listed}" if names else ""),
-        "set --model_name to the name of the model's folder in Triton's repository, or put the model there",
+        f"set --{flag} to the name of the model's folder in Triton's repository, or put the model there",
     )
 
 

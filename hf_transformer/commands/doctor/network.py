@@ -72,6 +72,10 @@ WIRES = {
 """The protocols by value of --predictor_protocol."""
 
 
+async def nothing(subject: Subject) -> None:
+    """Set nothing in the subject of a later model of the predictor."""
+
+
 async def address(subject: Subject) -> list[Finding]:
     """Resolve the name in --predictor_host. Raises ConfigError for a malformed address."""
     subject.address = predictor = parse_address(predictor_settings(subject.config))

@@ -134,6 +134,7 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
     terminal.say(f"{view.replace(folder.name, target.name, 1)}.")
     terminal.say(f"\n{target} is ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
     terminal.say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
+    terminal.say(f"As one of several models, in the file of --models:\n\n{entry(target, settings, checkpoint.task)}")
 
 
 @contextmanager
@@ -178,6 +179,15 @@ def commands(folder: Path, settings: Namespace, task: str) -> str:
     note += f"  # With Triton 26.04 and newer add {ALLOW_FLAG}, for large outputs. Older ones reject this flag.\n"
     service = shlex.join(["hf-transformer", *_flags(settings, task), *locations])
     return f"{note}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {service}\n"
+
+
+def entry(folder: Path, settings: Namespace, task: str) -> str:
+    """The model's entry in the file of --models, in YAML."""
+    values = {"model_name": settings.model_name, "model_dir": str(folder.parent.resolve() / folder.name)}
+    values |= {} if settings.task is None else {"task": task}
+    # A string of JSON is one of YAML. Without quotes, YAML reads some names as numbers or booleans.
+    lines = "\n  ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+    return f"- {lines}\n"
 
 
 def manifest(settings: Namespace, task: str) -> str:

@@ -40,6 +40,37 @@ def folder_with(tmp_path: Path) -> Callable[..., Path]:
     return copied
 
 
+def test_one_of_three_models_is_broken(
+    triton: LocalTriton,
+    load: Callable[[str], None],
+    folder_with: FolderWith,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("bert_masked", "sentiment", "gpt2_logits"):
+        load(name)
+    wrong = folder_with("sentiment", {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}})
+    file = tmp_path / "models.json"
+    entries = [
+        {"model_name": "first", "predictor_model": "bert_masked", "model_dir": str(DEMO)},
+        {"model_name": "sentiment", "model_dir": str(wrong)},
+        {"model_name": "gpt2_logits", "model_dir": str(task_model_folder("gpt2_logits"))},
+    ]
+    file.write_text(json.dumps(entries))
+    flags = [f"--models={file}", f"--predictor_host={triton.http_address}"]
+    assert command.run([*flags, "--json"], {}) == 2
+    result = json.loads(capsys.readouterr().out)
+    codes = {one["model"]: one["exit_code"] for one in result["models"]}
+    assert codes == {"first": 0, "sentiment": 2, "gpt2_logits": 0}
+    assert command.run(flags, {}) == 2
+    table = capsys.readouterr().out.partition("\nmodel ")[2].partition("\nmodel  ")[2]
+    rows = [line.split()[:3] for line in table.splitlines() if line.split()[:1] in ([name] for name in codes)]
+    assert [row[1] for row in rows] == ["fill_mask", "sequence_classification", "text_generation"]
+    assert rows[1][2] == "failed" and "failed" not in (rows[0][2], rows[2][2])
+    file.write_text(json.dumps([entries[0], entries[2]]))
+    assert command.run(flags, {}) == 0
+
+
 @pytest.fixture(scope="session")
 def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
     """Puts a copy of a model with a changed config.pbtxt into Triton's repository and loads it."""
