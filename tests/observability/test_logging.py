@@ -240,7 +240,7 @@ async def test_latency_lines_are_written_together_and_look_like_records(capsys: 
     log = LatencyLog()
     add(log, 'r"1"')
     log.flush()
-    stages = {"preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
+    stages = {"model": "", "preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
     expected = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
     assert objects(capsys.readouterr().err) == [expected | stages]
 

@@ -185,7 +185,10 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
         async with tracer:
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
             assert trace is not None
-            tracer.end_http(trace, request(), 200, measured(tokenize=0.001, queue=0.001, predict=0.002))
+            context = measured(served_name="bert", tokenize=0.001, queue=0.001, predict=0.002)
+            tracer.end_http(trace, request(), 200, context)
+                trace, request(), 200, measured(served_name="bert", tokenize=0.001, queue=0.001, predict=0.002)
+            )
     [call] = [attributes(span.attributes) for span in collector.spans if span.name == "predict"]
     assert call.items() >= {"server.address": "triton", "server.port": 8000, **expected}.items()
 
