@@ -14,6 +14,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.generation.text import PromptRemover, TextGenerator, TokenCounter, leading_token
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import ModelSpec, Tensor
 from tests.generation.scripted_models import ScriptedLLM, model, settings, spec, steps, tensor, text
 from tests.generation.tokenizers import ALL, load, without_unknown
@@ -93,6 +94,15 @@ def cut(text_: str, size: int) -> list[Any]:
 
 
 # Inputs
+
+
+async def test_vllm_gets_the_adapter_that_the_client_chose(harness: TextModelHarness) -> None:
+    generator, context = harness.generator(VLLM, text("a", finish_reason="stop")), Context("r", {})
+    context.adapter = "doll"
+    assert [step async for step in generator.generate(PROMPT, GREEDY, context)]
+    sent = orjson.loads(harness.predictor.calls[-1].sent["sampling_parameters"][0])
+    assert sent == {"max_tokens": 5, "temperature": 0.0, "lora_name": "doll"}
+    assert generator.takes_adapters and not harness.generator(PLAIN).takes_adapters
 
 
 async def test_vllm_gets_sampling_parameters_as_json(harness: TextModelHarness) -> None:

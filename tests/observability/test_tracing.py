@@ -187,8 +187,6 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
             assert trace is not None
             context = measured(served_name="bert", tokenize=0.001, queue=0.001, predict=0.002)
             tracer.end_http(trace, request(), 200, context)
-                trace, request(), 200, measured(served_name="bert", tokenize=0.001, queue=0.001, predict=0.002)
-            )
     [call] = [attributes(span.attributes) for span in collector.spans if span.name == "predict"]
     assert call.items() >= {"server.address": "triton", "server.port": 8000, **expected}.items()
 

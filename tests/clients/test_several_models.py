@@ -1,0 +1,37 @@
+"""Clients that others wrote list the models of a service, choose among them, load and unload them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hf_transformer.commands.demo import default_model_repository, entry
+from hf_transformer.commands.local_triton import LocalTriton
+from tests.clients.conftest import Run
+from tests.integration.conftest import Serve
+from tests.support.service import Service
+
+TASKS = ("fill_mask", "sequence_classification", "text_embedding", "text_generation")
+
+
+def test_clients_list_and_choose_models(client: Run, serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    entries = [entry(task, default_model_repository()) for task in TASKS]
+    names = [each["model_name"] for each in entries]
+    for name in names:
+        serve.load(name)
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps(entries))
+    flags = (f"--models={path}", f"--predictor_host={triton.http_address}", "--enable_model_control")
+    texts = {"bert": "The capital of france is [MASK].", "sentiment": "The hotel was wonderful."}
+    with Service(*flags) as service:
+        service.wait_until("/v2/health/ready")
+        task = {"texts": texts, "unload": "sentiment", "embedder": "minibert_mean", "generator": "gpt2"}
+        programs = ("http", "grpc", "openai", "kserve")
+        found = {program: client("several_models", program, service=service, **task) for program in programs}
+    for protocol in ("http", "grpc"):
+        assert found[protocol]["names"] == names
+        assert found[protocol]["answers"]["bert"] == "paris"
+        assert found[protocol]["answers"].keys() == texts.keys()
+        assert found[protocol]["ready"] == [False, True]
+    assert found["openai"] == {"names": names, "models": ["minibert_mean", "gpt2"], "text": " paris."}
+    assert found["kserve"]["answers"]["bert"] == "paris"
