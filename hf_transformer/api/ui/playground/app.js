@@ -7,8 +7,8 @@ import { snippets } from "./snippets.js";
 const TOKENS_SHOWN = 400;
 const STAGES = ["parse", "tokenize", "queue", "predict", "decode"];
 
-let info, widget, form, page, running, tokenTimer, retry, tokenTurn = 0, startTurn = 0;
-/** The form of each model that was shown: what was typed is there again when its model is. */
+let info, widget, form, page, running, tokenTimer, startTimer, offerTimer, tokenTurn = 0, startTurn = 0;
+/** Name -> the form of a model shown before, to show its values again. */
 const forms = new Map();
 const emptyOut = $("out").cloneNode(true);
 const words = (task) => task.replaceAll("_", " ");
@@ -17,12 +17,12 @@ const ask = async (path) => (await request(path)).json();
 /** Shows the model that the address names, or the first one. Tries again until it is ready. */
 async function start() {
   const turn = ++startTurn;
-  clearTimeout(retry);
+  clearTimeout(startTimer);
   let chosen, found, module;
   try {
     const { models } = await ask("/v1/models");
-    chosen = models.length === 1 ? { name: models[0] } : offer((await ask("/info")).models);
-    if (chosen.reason && turn === startTurn) throw new Failure(chosen.reason);
+    chosen = models.length === 1 ? { name: models[0] } : await offer();
+    if (chosen.reason) throw new Failure(chosen.reason);
     found = await ask(`/v1/models/${chosen.of ?? chosen.name}/info`);
     module = await import(`./${found.generation ? "generation" : found.task}.js`);
   } catch (failure) {
@@ -35,7 +35,6 @@ async function start() {
     found.protocols.v1 = `/v1/models/${chosen.name}:predict`;
   }
   show(found, module.default);
-  watch();
 }
 
 function show(model, itsWidget) {
@@ -58,7 +57,7 @@ function show(model, itsWidget) {
   changed();
 }
 
-/** Ends all that goes on for the model that was shown. What comes late goes into elements that are not shown. */
+/** Ends what goes on for the model before. What it still writes goes into elements that are not shown. */
 function leave() {
   running?.abort();
   info = running = null;
@@ -76,42 +75,30 @@ function showProblem(failure, chosen) {
   // The same text again would be read aloud again.
   if ($("about").textContent !== failure.message) $("about").textContent = failure.message;
   if (failure.status === 401) askForKey();
-  else retry = setTimeout(start, 2000);
+  else startTimer = setTimeout(start, 2000);
 }
 
 // Several models: the query of the address names the one that is shown.
 
 const linkTo = (model) => `?${new URLSearchParams({ model })}`;
 
-/** Fills the chooser with models and adapters. Returns the chosen one, which has a reason if it can't be shown. */
-function offer(models) {
+/** Fills the chooser. Returns the chosen model or adapter, with a reason if it can't be shown. */
+async function offer() {
+  clearTimeout(offerTimer);
+  offerTimer = setTimeout(() => offer().catch(() => {}), 5000);
+  const { models } = await ask("/info");
   const all = models.flatMap((model) => [model, ...(model.adapters ?? []).map((name) => ({ ...model, name, of: model.name }))]);
-  const wanted = new URLSearchParams(location.search).get("model");
-  const named = all.find(({ name }) => name === wanted) ?? all.find(({ aliases }) => aliases?.includes(wanted));
-  const absent = { name: wanted ?? "Playground", reason: `There is no model${wanted ? ` ${wanted}` : " yet"}.` };
-  const chosen = named ?? (wanted === null || all.length === 1 ? all[0] : null) ?? absent;
   const labels = all.map(({ name, task, of, ready }) =>
-    [name, task && words(task), of && `adapter of ${of}`, ready ? null : "not ready"].filter(Boolean).join(" · "));
-  const options = [...$("model").options];
-  if (labels.join("\n") !== options.map(({ text }) => text).join("\n")) {
+    [name, task && words(task), of && `adapter of ${of}`, ready ? "" : "not ready"].filter(Boolean).join(" · "));
+  if (all.every(({ ready }) => ready)) clearTimeout(offerTimer);
+  if (labels.join() !== Array.from($("model").options, ({ text }) => text).join()) {
     $("model").replaceChildren(...all.map(({ name }, at) => el("option", { value: name }, labels[at])));
   }
-  $("model").value = chosen.name;
-  $("chooser").hidden = all.length === 1;
-  return chosen;
-}
-
-/** Looks again while any model of the chooser is not ready. */
-function watch() {
-  if (!$("model").textContent.includes("· not ready")) return;
-  retry = setTimeout(async () => {
-    const turn = startTurn;
-    try {
-      const { models } = await ask("/info");
-      if (turn === startTurn) offer(models);
-    } catch { /* a run will say it */ }
-    if (turn === startTurn) watch();
-  }, 5000);
+  $("chooser").hidden = all.length < 2;
+  const wanted = all.length === 1 ? all[0].name : new URLSearchParams(location.search).get("model");
+  const chosen = wanted === null ? all[0] : all.find(({ name, aliases }) => [name, ...(aliases ?? [])].includes(wanted));
+  $("model").value = chosen?.name;
+  return chosen ?? { name: wanted ?? "Playground", reason: `There is no model ${wanted ?? "yet"}.` };
 }
 
 /** What a widget may use of the page. */
