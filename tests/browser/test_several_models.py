@@ -29,6 +29,7 @@ ENTRIES = [
     entry("fill_mask", "bert", aliases=["capitals"]),
     entry("sequence_classification", "sentiment"),
     entry("text_generation", "gpt2"),
+    entry("text_generation", "gpt2_vllm", predictor_protocol="grpc-v2", adapters=["tuned"]),
     entry("feature_extraction", "minibert_mean"),
     entry("fill_mask", LATE),
     {**entry("fill_mask", "bert"), "model_name": ABSENT},
@@ -37,6 +38,8 @@ OPTIONS = [
     "bert · fill mask",
     "sentiment · sequence classification",
     "gpt2 · text generation",
+    "gpt2_vllm · text generation",
+    "tuned · text generation · adapter of gpt2_vllm",
     "minibert_mean · feature extraction",
     f"{LATE} · fill mask · not ready",
     f"{ABSENT} · fill mask · not ready",
@@ -51,10 +54,11 @@ def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFa
     running: list[Service] = []
 
     def make(entries: list[dict[str, Any]]) -> Service:
-        for model in ("bert", "sentiment", "gpt2", "minibert_mean"):
+        for model in ("bert", "sentiment", "gpt2", "gpt2_vllm", "minibert_mean"):
             serve.load(model)
         file = tmp_path_factory.mktemp("models") / "models.json"
-        file.write_text(json.dumps(entries))
+        over_grpc = {"predictor_host": triton.grpc_address}
+        file.write_text(json.dumps([one | (over_grpc if "predictor_protocol" in one else {}) for one in entries]))
         flags = (f"--models={file}", f"--predictor_host={triton.http_address}", "--enable_playground")
         service = Service(*flags)
         running.append(service)
@@ -179,18 +183,32 @@ def test_one_model_with_an_alias_has_no_chooser(start: Start, page_of: Open) -> 
     assert "#" in page.page.url
 
 
+def test_an_adapter_is_chosen_like_a_model(page: Playground) -> None:
+    page.open("/playground?model=tuned")
+    assert page.field("Model").input_value() == "tuned"
+    assert page.page.title() == "tuned · text generation"
+    assert '"model": "tuned"' in page.code("curl")
+    assert page.run() == ""
+    assert "lora_name" in page.error()  # the model of this test has no adapters, and says so
+    page.page.wait_for_load_state("networkidle")
+    page.console.clear()  # the browser's own note
+
+
 def test_a_generation_ends_when_another_model_is_chosen(page: Playground) -> None:
-    page.open("/playground?model=gpt2")
-    page.field("New tokens at most").fill("100")
+    page.open("/playground?model=gpt2_vllm")
+    page.page.get_by_text("Completion", exact=True).click()
+    page.field("Prompt").fill("Slowly: The capital of france is")  # the model takes its time for this
+    page.field("New tokens at most").fill("200")
     page.page.get_by_text("More sampling").click()
     page.field("Go on after its end").check()
     page.page.locator("#run").click()
     page.page.locator("#out .answer:not(:empty)").wait_for()
     choose(page, "bert")
     assert page.page.locator("#stop").is_hidden()
-    assert page.page.locator("#out .chat").count() == 0
     assert page.run() == "paris, 99.8 %"
-    assert page.page.locator("#out .chat").count() == 0
+    assert page.page.locator("#out .answer").count() == 0
+    page.page.wait_for_timeout(500)
+    assert page.page.locator("#status").inner_text() == "paris, 99.8 %"
 
 
 def test_a_model_that_is_not_ready_says_why(page: Playground) -> None:
