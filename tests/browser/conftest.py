@@ -126,14 +126,11 @@ Open = Callable[..., Playground]
 
 
 @pytest.fixture
-def playground(browser: Browser, serve: Serve) -> Iterator[Open]:
-    """Opens the playground of a task; at the end of the test no page may have put anything on the console."""
+def page_of(browser: Browser) -> Iterator[Open]:
+    """Makes a page for a service; at the end of the test no page may have put anything on the console."""
     opened: list[Playground] = []
 
-    def make(task: str, *flags: str, view: str = "desktop", model: str = "", protocol: str = "v2") -> Playground:
-        model = model or MODELS[task]
-        folder = f"--model_dir={task_model_folder(model)}"
-        service = serve(model, protocol, folder, f"--task={task}", "--enable_playground", *flags, ready=False)
+    def make(service: Service, view: str = "desktop") -> Playground:
         context = browser.new_context(**VIEWS[view], reduced_motion="reduce")
         context.set_default_timeout(SECONDS * 1000)
         made = Playground(context.new_page(), context, service)
@@ -146,3 +143,16 @@ def playground(browser: Browser, serve: Serve) -> Iterator[Open]:
     for one in opened:
         one.context.close()
     assert [line for one in opened for line in one.console] == []
+
+
+@pytest.fixture
+def playground(page_of: Open, serve: Serve) -> Open:
+    """Opens the playground of a task."""
+
+    def make(task: str, *flags: str, view: str = "desktop", model: str = "", protocol: str = "v2") -> Playground:
+        model = model or MODELS[task]
+        folder = f"--model_dir={task_model_folder(model)}"
+        service = serve(model, protocol, folder, f"--task={task}", "--enable_playground", *flags, ready=False)
+        return page_of(service, view)
+
+    return make

@@ -7,36 +7,103 @@ import { snippets } from "./snippets.js";
 const TOKENS_SHOWN = 400;
 const STAGES = ["parse", "tokenize", "queue", "predict", "decode"];
 
-let info, widget, form, running, tokenTimer, tokenTurn = 0;
+let info, widget, form, page, running, tokenTimer, startTimer, offerTimer, tokenTurn = 0, startTurn = 0;
+/** Name -> the form of a model shown before, to show its values again. */
+const forms = new Map();
+const emptyOut = $("out").cloneNode(true);
+const words = (task) => task.replaceAll("_", " ");
+const ask = async (path) => (await request(path)).json();
 
+/** Shows the model that the address names, or the first one. Tries again until it is ready. */
 async function start() {
+  const turn = ++startTurn;
+  clearTimeout(startTimer);
+  let chosen, found, module;
   try {
-    const { models } = await (await request("/v1/models")).json();
-    info = await (await request(`/v1/models/${models[0]}/info`)).json();
+    const { models } = await ask("/v1/models");
+    chosen = models.length === 1 ? { name: models[0] } : await offer();
+    if (chosen.reason) throw new Failure(chosen.reason);
+    found = await ask(`/v1/models/${chosen.of ?? chosen.name}/info`);
+    module = await import(`./${found.generation ? "generation" : found.task}.js`);
   } catch (failure) {
-    $("about").textContent = failure.message;
-    if (failure.status === 401) askForKey();
-    else setTimeout(start, 2000);
+    if (turn === startTurn) showProblem(failure, chosen);
     return;
   }
-  const file = info.generation ? "generation" : info.task;
-  widget = (await import(`./${file}.js`)).default;
-  document.title = `${info.name} · ${info.task.replaceAll("_", " ")}`;
+  if (turn !== startTurn) return; // another model was chosen meanwhile
+  if (chosen.of) {
+    found.name = chosen.name;
+    found.protocols.v1 = `/v1/models/${chosen.name}:predict`;
+  }
+  show(found, module.default);
+}
+
+function show(model, itsWidget) {
+  leave();
+  [info, widget] = [model, itsWidget];
+  document.title = `${info.name} · ${words(info.task)}`;
   $("title").textContent = info.name;
   const version = info.version ? `version ${info.version}` : null;
-  const facts = [info.task.replaceAll("_", " "), version, `up to ${plural(info.max_length, "token")}`];
+  const facts = [words(info.task), version, `up to ${plural(info.max_length, "token")}`];
   $("about").replaceChildren(...facts.filter(Boolean).map((fact) => el("span", {}, fact)));
   form = new Form($("fields"), changed);
+  page = pageOf(info, form);
+  page.runs("Run");
   widget.form(form, info, page);
   fillExamples();
+  form.set(forms.get(info.name)?.values);
+  forms.set(info.name, form);
   restore();
   document.querySelector("main").hidden = $("link").hidden = false;
   changed();
 }
 
+/** Ends what goes on for the model before. What it still writes goes into elements that are not shown. */
+function leave() {
+  running?.abort();
+  info = running = null;
+  clearTimeout(tokenTimer);
+  tokenTurn++;
+  for (const id of ["fields", "status", "error", "times", "token-list"]) $(id).replaceChildren();
+  $("out").replaceWith(emptyOut.cloneNode(true));
+  $("stop").hidden = true;
+}
+
+function showProblem(failure, chosen) {
+  leave();
+  document.querySelector("main").hidden = $("link").hidden = true;
+  if (chosen?.reason) document.title = $("title").textContent = chosen.name;
+  // The same text again would be read aloud again.
+  if ($("about").textContent !== failure.message) $("about").textContent = failure.message;
+  if (failure.status === 401) askForKey();
+  else startTimer = setTimeout(start, 2000);
+}
+
+// Several models: the query of the address names the one that is shown.
+
+const linkTo = (model) => `?${new URLSearchParams({ model })}`;
+
+/** Fills the chooser. Returns the chosen model or adapter, with a reason if it can't be shown. */
+async function offer() {
+  clearTimeout(offerTimer);
+  offerTimer = setTimeout(() => offer().catch(() => {}), 5000);
+  const { models } = await ask("/info");
+  const all = models.flatMap((model) => [model, ...(model.adapters ?? []).map((name) => ({ ...model, name, of: model.name }))]);
+  const labels = all.map(({ name, task, of, ready }) =>
+    [name, task && words(task), of && `adapter of ${of}`, ready ? "" : "not ready"].filter(Boolean).join(" · "));
+  if (all.every(({ ready }) => ready)) clearTimeout(offerTimer);
+  if (labels.join() !== Array.from($("model").options, ({ text }) => text).join()) {
+    $("model").replaceChildren(...all.map(({ name }, at) => el("option", { value: name }, labels[at])));
+  }
+  $("chooser").hidden = all.length < 2;
+  const wanted = all.length === 1 ? all[0].name : new URLSearchParams(location.search).get("model");
+  const chosen = wanted === null ? all[0] : all.find(({ name, aliases }) => [name, ...(aliases ?? [])].includes(wanted));
+  $("model").value = chosen?.name;
+  return chosen ?? { name: wanted ?? "Playground", reason: `There is no model ${wanted ?? "yet"}.` };
+}
+
 /** What a widget may use of the page. */
-const page = {
-  get info() { return info; },
+const pageOf = (info, form) => ({
+  info,
   out: $("out"),
   run: () => run(),
   changed: () => changed(),
@@ -48,7 +115,7 @@ const page = {
   say: (text, spoken = "") => $("status").replaceChildren(text, el("span", { className: "unseen" }, spoken)),
   times: showTimes,
   runs: (label) => { $("run").textContent = label; },
-};
+});
 
 function fillExamples() {
   const known = new Map();
@@ -113,11 +180,12 @@ async function run() {
   page.say("Running …");
   if ($("result").getBoundingClientRect().top > innerHeight - 150) $("result").scrollIntoView();
   try {
-    page.say(...[await (widget.run ?? predict)(values, page, own.signal)].flat());
+    const said = await (widget.run ?? predict)(values, page, own.signal);
+    if (own === running) page.say(...[said].flat());
   } catch (failure) {
-    if (failure.name === "AbortError") {
-      if (own === running) page.say("Stopped.");
-    } else {
+    if (own !== running) return;
+    if (failure.name === "AbortError") page.say("Stopped.");
+    else {
       page.say("");
       showError(failure);
     }
@@ -133,6 +201,7 @@ async function predict(values, page, signal) {
   page.out.replaceChildren();
   const response = await request(info.protocols.v1, widget.body(values, info), signal);
   const { predictions } = await response.json();
+  signal.throwIfAborted();
   page.times(response, performance.now() - began);
   return widget.show(page.out, predictions, values, page);
 }
@@ -161,6 +230,7 @@ function showTimes(response, total, what = "total") {
 // What goes with the input: its tokens and the request.
 
 function changed() {
+  if (!info) return;
   showRequest();
   clearTimeout(tokenTimer);
   tokenTimer = setTimeout(showTokens, 300);
@@ -265,9 +335,14 @@ $("stop").onclick = () => {
   running?.abort();
   $("run").focus();
 };
+$("model").onchange = () => {
+  history.pushState(null, "", linkTo($("model").value));
+  start();
+};
+window.onpopstate = start;
 $("copy").onclick = () => copy($("copy"), $("code").textContent);
 $("link").onclick = () => {
-  history.replaceState(null, "", `#${fragment()}`);
+  history.replaceState(null, "", `${$("chooser").hidden ? "" : linkTo(info.name)}#${fragment()}`);
   copy($("link"), location.href);
 };
 start();

@@ -1,0 +1,256 @@
+"""The playground of a service with several models: the chooser, links to a model, models that are not ready."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_transformer.commands.local_triton import LocalTriton
+from tests.browser.conftest import VIEWS, Open, Playground
+from tests.integration.conftest import Serve
+from tests.support.service import Service
+from tests.support.triton_repository import task_model_folder
+
+LATE = "bert_masked"
+"""A model that only one test loads into Triton."""
+ABSENT = "absent"
+"""A model that Triton never has."""
+
+
+def entry(task: str, model: str, **more: Any) -> dict[str, Any]:
+    return {"model_name": model, "model_dir": str(task_model_folder(model)), "task": task, **more}
+
+
+ENTRIES = [
+    entry("fill_mask", "bert", aliases=["capitals"]),
+    entry("sequence_classification", "sentiment"),
+    entry("text_generation", "gpt2"),
+    entry("text_generation", "gpt2_vllm", predictor_protocol="grpc-v2", adapters=["tuned"]),
+    entry("feature_extraction", "minibert_mean"),
+    entry("fill_mask", LATE),
+    {**entry("fill_mask", "bert"), "model_name": ABSENT},
+]
+OPTIONS = [
+    "bert · fill mask",
+    "sentiment · sequence classification",
+    "gpt2 · text generation",
+    "gpt2_vllm · text generation",
+    "tuned · text generation · adapter of gpt2_vllm",
+    "minibert_mean · feature extraction",
+    f"{LATE} · fill mask · not ready",
+    f"{ABSENT} · fill mask · not ready",
+]
+
+Start = Callable[[list[dict[str, Any]]], Service]
+
+
+@pytest.fixture(scope="module")
+def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts a service of these entries of --models, ended with the module."""
+    running: list[Service] = []
+
+    def make(entries: list[dict[str, Any]]) -> Service:
+        for model in ("bert", "sentiment", "gpt2", "gpt2_vllm", "minibert_mean"):
+            serve.load(model)
+        file = tmp_path_factory.mktemp("models") / "models.json"
+        over_grpc = {"predictor_host": triton.grpc_address}
+        file.write_text(json.dumps([one | (over_grpc if "predictor_protocol" in one else {}) for one in entries]))
+        flags = (f"--models={file}", f"--predictor_host={triton.http_address}", "--enable_playground")
+        service = Service(*flags)
+        running.append(service)
+        for one in entries:
+            if one["model_name"] not in (LATE, ABSENT):
+                service.wait_until(f"/v1/models/{one['model_name']}")
+        return service
+
+    yield make
+    for service in running:
+        service.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def service(start: Start) -> Service:
+    return start(ENTRIES)
+
+
+@pytest.fixture
+def page(page_of: Open, service: Service) -> Playground:
+    return page_of(service)
+
+
+def choose(page: Playground, model: str) -> None:
+    """Chooses a model, and waits until its widget is shown."""
+    page.field("Model").select_option(model)
+    page.page.get_by_role("heading", name=model, exact=True).wait_for()
+
+
+def query(page: Playground) -> str:
+    return str(page.page.evaluate("location.search"))
+
+
+def test_the_chooser_lists_models_with_tasks_and_readiness(page: Playground) -> None:
+    page.open()
+    assert page.page.locator("#model option").all_text_contents() == OPTIONS
+    assert page.field("Model").input_value() == "bert"
+    assert query(page) == ""
+
+
+def test_the_chosen_model_answers(page: Playground) -> None:
+    page.open()
+    assert page.run() == "paris, 99.8 %"
+    choose(page, "sentiment")
+    assert query(page) == "?model=sentiment"
+    assert page.page.title() == "sentiment · sequence classification"
+    assert page.out("li") == [] and page.page.locator("#times").inner_text() == ""
+    assert page.run() == "POSITIVE, 97.3 %"
+    assert "/v1/models/sentiment:predict" in page.code("curl")
+    choose(page, "gpt2")
+    page.field("Temperature").fill("0")
+    assert page.page.locator("#run").inner_text() == "Send"
+    assert page.run() == "DoneThe capital of france is paris."
+    choose(page, "bert")
+    assert page.page.locator("#run").inner_text() == "Run"
+    assert page.page.locator(".field").count() == 3
+    assert page.run() == "paris, 99.8 %"
+
+
+def test_a_reload_keeps_the_model(page: Playground) -> None:
+    page.open()
+    choose(page, "sentiment")
+    page.page.reload()
+    page.page.locator("#run").wait_for()
+    assert page.field("Model").input_value() == "sentiment"
+    assert page.run() == "POSITIVE, 97.3 %"
+
+
+def test_back_shows_the_model_before_with_its_input(page: Playground) -> None:
+    page.open()
+    page.field("Text").fill("The capital of italy is [MASK].")
+    choose(page, "sentiment")
+    page.page.go_back()
+    page.page.get_by_role("heading", name="bert", exact=True).wait_for()
+    assert page.field("Model").input_value() == "bert"
+    assert page.run().startswith("rome")
+
+
+def test_a_link_holds_the_model_and_the_input(page: Playground, page_of: Open) -> None:
+    page.open("/playground?model=sentiment")
+    page.field("Text").fill("The hotel was awful.")
+    page.page.get_by_role("button", name="Copy link").click()
+    link = page.page.url.removeprefix(page.service.url)
+    assert link.startswith("/playground?model=sentiment#")
+    other = page_of(page.service).open(link)
+    assert other.field("Model").input_value() == "sentiment"
+    assert other.field("Text").input_value() == "The hotel was awful."
+    assert other.run().startswith("NEGATIVE")
+
+
+def test_a_link_of_a_single_model_is_valid(page: Playground, playground: Open) -> None:
+    """To the first model; and the link to one of several is valid where there is no choice."""
+    single = playground("fill_mask").open("/playground?model=sentiment")
+    assert single.page.locator("#chooser").is_hidden()
+    single.field("Text").fill("The capital of italy is [MASK].")
+    single.page.get_by_role("button", name="Copy link").click()
+    fragment = single.page.evaluate("location.hash")
+    page.open(f"/playground{fragment}")
+    assert page.field("Model").input_value() == "bert"
+    assert page.run().startswith("rome")
+
+
+def test_an_alias_leads_to_its_model(page: Playground) -> None:
+    page.open("/playground?model=capitals")
+    assert page.field("Model").input_value() == "bert"
+
+
+def test_an_unknown_model_is_named(page: Playground) -> None:
+    page.page.goto(f"{page.service.url}/playground?model=nosuch")
+    page.page.get_by_text("There is no model nosuch.").wait_for()
+    assert page.page.locator("main").is_hidden()
+    assert page.field("Model").input_value() == ""
+    choose(page, "sentiment")
+    assert page.run() == "POSITIVE, 97.3 %"
+
+
+def test_one_model_with_an_alias_has_no_chooser(start: Start, page_of: Open) -> None:
+    page = page_of(start(ENTRIES[:1])).open("/playground?model=nosuch")
+    assert page.page.locator("#chooser").is_hidden()
+    assert page.run() == "paris, 99.8 %"
+    page.page.get_by_role("button", name="Copy link").click()
+    assert "#" in page.page.url
+
+
+def test_an_adapter_is_chosen_like_a_model(page: Playground) -> None:
+    page.open("/playground?model=tuned")
+    assert page.field("Model").input_value() == "tuned"
+    assert page.page.title() == "tuned · text generation"
+    assert '"model": "tuned"' in page.code("curl")
+    assert page.run() == ""
+    assert "lora_name" in page.error()  # the model of this test has no adapters, and says so
+    page.page.wait_for_load_state("networkidle")
+    page.console.clear()  # the browser's own note
+
+
+def test_a_generation_ends_when_another_model_is_chosen(page: Playground) -> None:
+    page.open("/playground?model=gpt2_vllm")
+    page.page.get_by_text("Completion", exact=True).click()
+    page.field("Prompt").fill("Slowly: The capital of france is")  # the model takes its time for this
+    page.field("New tokens at most").fill("200")
+    page.page.get_by_text("More sampling").click()
+    page.field("Go on after its end").check()
+    page.page.locator("#run").click()
+    page.page.locator("#out .answer:not(:empty)").wait_for()
+    choose(page, "bert")
+    assert page.page.locator("#stop").is_hidden()
+    assert page.run() == "paris, 99.8 %"
+    assert page.page.locator("#out .answer").count() == 0
+    page.page.wait_for_timeout(500)
+    assert page.page.locator("#status").inner_text() == "paris, 99.8 %"
+
+
+def test_a_model_that_is_not_ready_says_why(page: Playground) -> None:
+    page.open()
+    choose(page, ABSENT)
+    about = page.page.locator("#about")
+    about.get_by_text("is not ready").wait_for()
+    assert ABSENT in about.inner_text()
+    assert page.page.locator("main").is_hidden() and page.page.locator("#link").is_hidden()
+    assert page.serious_findings() == []
+    choose(page, "sentiment")
+    assert page.run() == "POSITIVE, 97.3 %"
+
+
+def test_a_model_is_tried_again_until_it_is_ready(
+    page: Playground, page_of: Open, serve: Serve, service: Service
+) -> None:
+    other = page_of(service).open()
+    page.page.goto(f"{service.url}/playground?model={LATE}")
+    page.page.get_by_text("is not ready").wait_for()
+    serve.load(LATE)
+    page.page.locator("#run").wait_for()
+    assert page.run().startswith("paris")
+    other.page.locator("#model option", has_text=LATE).filter(has_not_text="not ready").wait_for(state="attached")
+    assert other.page.locator("h1").inner_text() == "bert"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_chooser_is_for_everybody(
+    page_of: Open, service: Service, view: str, request: pytest.FixtureRequest
+) -> None:
+    page = page_of(service, view).open()
+    chooser = page.field("Model")
+    page.page.keyboard.press("Tab")
+    assert page.page.evaluate("document.activeElement.id") == "model"
+    page.page.keyboard.press("s")
+    page.page.keyboard.press("Enter")
+    page.page.get_by_role("heading", name="sentiment", exact=True).wait_for()
+    assert page.page.evaluate("document.activeElement.id") == "model"
+    assert chooser.input_value() == "sentiment"
+    page.page.locator("#token-list li").first.wait_for()
+    assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
+    if folder := request.config.getoption("--pictures"):
+        page.picture(Path(folder) / f"playground-several_models-{view}.webp")
+    assert page.serious_findings() == []
