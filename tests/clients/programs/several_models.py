@@ -28,7 +28,8 @@ def with_tritonclient(module: Any, address: str, task: dict[str, Any]) -> dict[s
         response = result.get_response()
         assert (response["model_name"] if isinstance(response, dict) else response.model_name) == name
         output = response["outputs"][0]["name"] if isinstance(response, dict) else response.outputs[0].name
-        answers[name] = result.as_numpy(output).ravel()[0].decode()
+        answer = result.as_numpy(output).ravel()[0]
+        answers[name] = answer.decode() if isinstance(answer, bytes) else int(answer)
     client.unload_model(task["unload"])
     unloaded = client.is_model_ready(task["unload"])
     client.load_model(task["unload"])
@@ -41,7 +42,7 @@ def with_openai(address: str, task: dict[str, Any]) -> dict[str, Any]:
     client = openai.OpenAI(base_url=f"http://{address}/openai/v1", api_key="none")
     names = [model.id for model in client.models.list()]
     vector = client.embeddings.create(model=task["embedder"], input="a")
-    text = client.completions.create(model=task["generator"], prompt="The capital of france is", max_tokens=3)
+    text = client.completions.create(model=task["generator"], prompt="The capital of france is", max_tokens=3, temperature=0)
     return {"names": names, "models": [vector.model, text.model], "text": text.choices[0].text}
 
 
