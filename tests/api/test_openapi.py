@@ -134,8 +134,8 @@ async def test_the_document_of_several_models_has_all_their_names_and_tasks(tmp_
     flags = [f"--models={file}", "--predictor_host=127.0.0.1:1", "--enable_grpc=false"]
     app = build_app(config(*flags), entries=ModelEntries(flags, {}))
     assert isinstance(app.inner, Starlette)
-    async with app.inner.router.lifespan_context(app.inner):
-        while (document := await document_of(app))["info"]["title"] != "hf_transformer: bert, gpt2":
+    async with asyncio.timeout(60), app.inner.router.lifespan_context(app.inner):
+        while (document := await document_of(app))["info"]["title"] != "hf_transformer: bert, gpt2":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         info = await get(app, "/info")
     assert {"/v1/models/{model}:predict", "/v2/repository/models/{model}/load"} <= document["paths"].keys()
@@ -150,7 +150,6 @@ async def test_the_document_of_several_models_has_all_their_names_and_tasks(tmp_
     shown = document["paths"]["/info"]["get"]["responses"]["200"]["content"]["application/json"]
     validator(document, shown["schema"]).validate(info.json())
     assert [model["name"] for model in info.json()["models"]] == ["bert", "gpt2"]
-    Draft202012Validator.check_schema(schemas["V2Request"])
 
 
 def test_python_s_yaml_parser_agrees_with_libyaml() -> None:
