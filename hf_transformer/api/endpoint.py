@@ -56,7 +56,8 @@ class Endpoint:
                 error = RequestError(f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST")
                 answer = error_response(self._render_error, error, 405, (b"allow", b"POST"))
             else:
-                # Admission follows the upload, so that slow uploads don't occupy a slot.
+                # read_body has checked for room, but the request takes its slot only after the upload, so that slow
+                # uploads don't occupy one.
                 body = await read_body(request, service.max_bytes, ticket)
                 context.arrived = perf_counter()
                 ticket.enter()

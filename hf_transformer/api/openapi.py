@@ -79,11 +79,12 @@ class Documents:
 
     def _build(self, models: Sequence[Model]) -> dict[str, Json]:
         names = [model.name for model in models]
+        every_name = [name for model in models for name in model.names]
         masks = [model.task.settings.vocabulary.mask_token for model in models]
         words = {"[MASK]": next(filter(None, masks), "[MASK]"), **({MODEL: names[0]} if len(names) == 1 else {})}
         title = f"hf_transformer: {', '.join(names)}" if names else "hf_transformer"
         document: dict[str, Json] = _tailor(
-            self._template, self._settings | {model.task.name for model in models}, words, names
+            self._template, self._settings | {model.task.name for model in models}, words, every_name
         )
         document["info"] |= {"title": title, "version": __version__}
         document["paths"] = {
@@ -91,7 +92,7 @@ class Documents:
             for path, item in document["paths"].items()
         }
         if len(names) != 1:
-            schema = {"type": "string", **({"enum": names} if names else {})}
+            schema = {"type": "string", **({"enum": every_name} if names else {})}
             parameter = {"name": "model", "in": "path", "required": True, "schema": schema}
             for path, item in document["paths"].items():
                 if MODEL in path:
@@ -100,8 +101,10 @@ class Documents:
 
 
 def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: Sequence[str]) -> Any:
-    """Replaces words in a template value, and omits the objects of other tasks and settings. In a list, the word for
-    the model becomes all ``names``."""
+    """Replaces words in a template value, and omits the objects of other tasks and settings. The word for the model
+    becomes all ``names`` in a list, and the first one as a value by itself."""
+    if value == MODEL and names:
+        return names[0]
     if isinstance(value, str):
         for word, replacement in words.items():
             value = value.replace(word, replacement)

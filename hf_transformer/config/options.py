@@ -316,7 +316,7 @@ class Config:
     max_request_bytes: int = option(LIMITS, "Maximum bytes of a request's body.", integer(1, 2**40), 16 * 2**20)
     max_bytes_in_flight: int = option(
         LIMITS, "Maximum bytes of all request bodies in one worker, incomplete ones included; further requests "
-        "get 429. At least --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
+        "get 429. A value below --max_request_bytes counts as --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_json_depth: int = option(
         LIMITS, "Maximum nesting of JSON that a chat template renders: tools, arguments of tool calls, "
         "chat_template_kwargs.", integer(1, 900), 64)
@@ -332,12 +332,13 @@ class Config:
         LIMITS, "Maximum numbers and words in all answers of a request, such as the probabilities of a "
         "vocabulary.",
         integer(1), 1_000_000)
-    max_concurrent_requests: int = option(LIMITS, "Maximum requests in flight; further ones get 429.", integer(1), 1024)
+    max_concurrent_requests: int = option(
+        LIMITS, "Maximum requests in flight per worker; further ones get 429.", integer(1), 1024)
     max_predictor_response_bytes: int = option(
         LIMITS, "Maximum bytes of a response of the predictor.", integer(1), 2**30)
     max_queued_tokens: int = option(
-        LIMITS, "Maximum tokens of all requests in flight; once they are reached, further requests get 429.",
-        integer(1), 262_144)
+        LIMITS, "Maximum tokens of all requests in flight per worker; once they are reached, further requests "
+        "get 429.", integer(1), 262_144)
     max_batches_in_flight: int | None = option(
         LIMITS, "Maximum concurrent batches at the predictor; texts that arrive meanwhile form the next batch.",
         integer(1), default_text="the model's instances + 1")

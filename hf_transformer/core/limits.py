@@ -84,8 +84,8 @@ class Admission:
         if self.bytes + size > self.max_bytes and size > 0:
             self._refused.add(1, "bytes")
             raise TooManyRequests(
-                f"the requests in flight have {self.bytes} bytes, --max_bytes_in_flight allows {self.max_bytes}; "
-                "try again"
+                f"the bodies in flight have {self.bytes} bytes, {size} more would exceed "
+                f"--max_bytes_in_flight={self.max_bytes}; try again"
             )
 
     def release_bytes(self, size: int) -> None:
@@ -132,7 +132,7 @@ class AdmissionTicket:
         self.tokens = tokens
 
     def expect(self, characters: int) -> None:
-        """Raises the estimate to at least that of ``characters``, since the model may read a text several times."""
+        """Increases the estimate to at least that of ``characters``, since the model may read a text several times."""
         tokens = characters // BYTES_PER_TOKEN
         if tokens > self.tokens:
             self.charge(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
+from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import RequestError
 from hf_transformer.generation import task as generation_task
 from hf_transformer.generation.task import ALL_TASKS
@@ -124,6 +126,32 @@ def test_every_route_is_described_and_nothing_else(task: str, prefix: str) -> No
     assert {(path, method) for path, method, _ in operations(document)} == named
 
 
+async def test_the_document_of_several_models_has_all_their_names_and_tasks(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    entry = {"model_name": "bert", "model_dir": str(DEMO_MODEL), "task": "fill_mask", "aliases": ["text"]}
+    other = {"model_name": "gpt2", "model_dir": str(task_model_folder(MODELS["text_generation"]))}
+    file.write_text(json.dumps([entry, other]))
+    flags = [f"--models={file}", "--predictor_host=127.0.0.1:1", "--enable_grpc=false"]
+    app = build_app(config(*flags), entries=ModelEntries(flags, {}))
+    assert isinstance(app.inner, Starlette)
+    async with asyncio.timeout(60), app.inner.router.lifespan_context(app.inner):
+        while (document := await document_of(app))["info"]["title"] != "hf_transformer: bert, gpt2":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        info = await get(app, "/info")
+    assert {"/v1/models/{model}:predict", "/v2/repository/models/{model}/load"} <= document["paths"].keys()
+    [parameter] = document["paths"]["/v2/models/{model}/infer"]["parameters"]
+    assert (parameter["name"], parameter["schema"]["enum"]) == ("model", ["bert", "text", "gpt2"])
+    schemas = document["components"]["schemas"]
+    assert schemas["V2Request"]["properties"]["model_name"]["enum"] == ["bert", "text", "gpt2", "", None]
+    for path, method, operation in operations(document):
+        for body in [operation["requestBody"]["content"]["application/json"]] if method == "post" else []:
+            for example in body["examples"].values():
+                assert validator(document, body["schema"]).is_valid(example["value"]), path
+    shown = document["paths"]["/info"]["get"]["responses"]["200"]["content"]["application/json"]
+    validator(document, shown["schema"]).validate(info.json())
+    assert [model["name"] for model in info.json()["models"]] == ["bert", "gpt2"]
+
+
 def test_python_s_yaml_parser_agrees_with_libyaml() -> None:
     text = openapi.FILE.read_text("utf-8")
     assert yaml.load(text, yaml.SafeLoader) == yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -162,7 +190,7 @@ def test_every_status_is_described_and_examples_fit_their_schemas(task: str) -> 
     for path, method, operation in operations(document):
         bodies = operation["responses"]["200"].get("content", {}).values()  # there may be none, as of /health
         if method == "post":
-            asks = re.search("tokenize|repository", path) is None
+            asks = re.search("tokenize|repository/index", path) is None
             assert operation["responses"].keys() == {"200", TOO_SLOW, *statuses} - (set() if asks else PREDICTOR_S)
             bodies = [operation["requestBody"]["content"]["application/json"]]
         for body in bodies:

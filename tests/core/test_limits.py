@@ -68,7 +68,7 @@ def test_requests_and_bytes_are_counted_too() -> None:
         assert not admission.has_room
         second = AdmissionTicket(admission)
         second.hold(10)
-        with pytest.raises(TooManyRequests, match="have 100 bytes, --max_bytes_in_flight allows 100"):
+        with pytest.raises(TooManyRequests, match="have 100 bytes, 1 more would exceed --max_bytes_in_flight=100;"):
             second.hold(1)
         second.enter()
     for limit in ("requests", "bytes"):
