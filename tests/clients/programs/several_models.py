@@ -42,7 +42,9 @@ def with_openai(address: str, task: dict[str, Any]) -> dict[str, Any]:
     client = openai.OpenAI(base_url=f"http://{address}/openai/v1", api_key="none")
     names = [model.id for model in client.models.list()]
     vector = client.embeddings.create(model=task["embedder"], input="a")
-    text = client.completions.create(model=task["generator"], prompt="The capital of france is", max_tokens=3, temperature=0)
+    text = client.completions.create(
+        model=task["generator"], prompt="The capital of france is", max_tokens=3, temperature=0
+    )
     return {"names": names, "models": [vector.model, text.model], "text": text.choices[0].text}
 
 
