@@ -56,6 +56,8 @@ class Models:
         self.errors: dict[str, str] = {}
         """The errors of changes that could not be applied, by model, or by the file for all of them."""
         self._order: dict[str, int] = {}
+        self._owners: dict[str, str] = {}
+        """The declared models by their aliases and adapters."""
         self._served: dict[str, Model] = {}
         self._by_name: dict[str, Model] = {}
         """The served models by name, alias and adapter."""
@@ -76,8 +78,9 @@ class Models:
         model.on_change = self.publish_ready
         self.publish_ready()
 
-    def declare(self, names: Iterable[str], unloaded: Collection[str]) -> None:
-        """Declares the names of all models, in order. Those that are not served are absent."""
+    def declare(self, names: Mapping[str, Collection[str]], unloaded: Collection[str]) -> None:
+        """Declares all models in order, each with its aliases and adapters. Those that are not served are absent."""
+        self._owners = {further: name for name, others in names.items() for further in others}
         before, self._order = self._order, {name: number for number, name in enumerate(names)}
         self.unloaded = frozenset(unloaded)
         reasons = {name: self.absent.get(name, LOADING) for name in self._order if name not in self._served}
@@ -86,9 +89,11 @@ class Models:
             self.errors.pop(name, None)
         self.publish_ready()
 
-    def remove(self, name: str) -> None:
-        """Ends the choice of a model. Requests in flight keep it."""
+    def remove(self, name: str, reason: str = "") -> None:
+        """Ends the choice of a model, which is absent if there is a reason. Requests in flight keep it."""
         model = self._served.pop(name, None)
+        if reason:
+            self.absent[name] = reason
         self._by_name = {known: other for known, other in self._by_name.items() if other is not model}
         self.publish_ready()
 
@@ -138,8 +143,9 @@ class Models:
         """Returns the model with this name, alias or adapter. Raises UnknownModel, and NotReady as ``choose`` does."""
         model = self._by_name.get(name)
         if model is None:
-            if name in self.absent:
-                raise NotReady(f"model {name!r} is not ready: {self.absent[name]}")
+            owner = self._owners.get(name, name)
+            if owner in self.absent:
+                raise NotReady(f"model {owner!r} is not ready: {self.absent[owner]}")
             known = ", ".join(self.names)
             expected = f"a served model ({known})" if known else "a served model, and there is none"
             raise UnknownModel(path, expected, repr(name[:MAX_SHOWN_NAME]))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from hf_transformer.api.service import Model, Models
+from hf_transformer.api.service import UNLOADED, Model, Models
 from hf_transformer.app.wiring import (
     Diagnose,
     LoadedGenerativeModel,
@@ -32,7 +32,7 @@ from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
 from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile, identity
-from hf_transformer.errors import NotReady, TransformerError, UnknownModel
+from hf_transformer.errors import NotReady, PredictorTimeout, TransformerError, UnknownModel
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -173,15 +173,14 @@ class ModelSet:
             await deployment.start()
         if self._file is not None:
             self._apply(self._file.value)
-            self._watching = asyncio.create_task(self._watch(self._file))
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        tasks = [*self._changing.values(), *self._retiring, *([self._watching] if self._file is not None else ())]
+        tasks = [*self._changing.values(), *self._retiring, self._watching]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.wait(tasks)
         for deployment in self._deployed.values():
             await deployment.stop()
 
@@ -207,8 +206,12 @@ class ModelSet:
             await transport.load_model(config.predictor_model or name, parameters)
         self._set_unloaded(self._unloaded - {name})
         if (task := self._changing.get(name)) is not None:
-            async with asyncio.timeout(config.predictor_request_timeout_seconds):
-                await asyncio.shield(self._settled(name, task))
+            seconds = config.predictor_request_timeout_seconds
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._settled(name, task)
+            except TimeoutError as error:
+                raise PredictorTimeout(f"model {name!r} was not loaded in {seconds:g} s") from error
         model = self._models.find(name)
         if problem := await model.check_replaced():
             raise NotReady(f"model {name!r} is not ready: {problem}")
@@ -216,16 +219,18 @@ class ModelSet:
     async def unload(self, name: str, parameters: Mapping[str, Json]) -> None:
         """Ends the service of a model, and makes the predictor unload it. Raises as ``load`` does."""
         config, deployment = self._config(name), self._deployed.get(name)
-        before = self._unloaded
-        self._set_unloaded(before | {name})
         if deployment is not None:
-            await deployment.drain()
+            self._models.remove(name, UNLOADED)
         try:
+            if deployment is not None:
+                await deployment.drain()
             async with self._transport(config) as transport:
                 await transport.unload_model(config.predictor_model or name, parameters)
         except BaseException:
-            self._set_unloaded(before)
+            if deployment is not None and self._deployed.get(name) is deployment:
+                self._serve(deployment)
             raise
+        self._set_unloaded(self._unloaded | {name})
 
     def _config(self, name: str) -> Config:
         if name not in self._declared:
@@ -251,32 +256,47 @@ class ModelSet:
 
     # Changes of the entries
 
-    async def _watch(self, file: ReloadableFile[list[Wanted]]) -> None:
+    async def _watch(self) -> None:
         """Applies each change of the entries, and the unloaded models of other workers."""
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             try:
-                renewed = await asyncio.to_thread(file.renew)
-                if file.error:
-                    self._models.errors[self._source] = file.error
-                else:
-                    self._models.errors.pop(self._source, None)
-                self._factory.metrics.entries_valid.set(not file.error)
+                wanted = list(self._declared.values())
+                if self._file is not None and await asyncio.to_thread(self._file.renew):
+                    wanted = self._file.value
+                if self._file is not None:
+                    self._report_file(self._file.error)
                 unloaded = self._unloaded if self._board is None else frozenset(self._board.unloaded)
-                if renewed or unloaded != self._unloaded:
+                if unloaded != self._unloaded or wanted != list(self._declared.values()):
                     self._unloaded = unloaded
-                    self._apply(file.value)
+                    self._apply(wanted)
             except Exception:  # without this, no later change would be applied
                 logger.exception("%s: the changes could not be applied", self._source)
+
+    def _report_file(self, error: str) -> None:
+        self._factory.metrics.entries_valid.set(not error)
+        self._models.errors.pop(self._source, None)
+        if error:
+            self._models.errors[self._source] = error
 
     def _apply(self, wanted: Sequence[Wanted]) -> None:
         """Declares the models, and starts a task for each model that differs from what is served."""
         self._declared = {entry.config.model_name: entry for entry in wanted}
-        self._models.declare(self._declared, self._unloaded & self._declared.keys())
+        names = {name: (*entry.config.aliases, *entry.config.adapters) for name, entry in self._declared.items()}
+        self._models.declare(names, self._unloaded & self._declared.keys())
         for name in {*self._declared, *self._deployed}:
-            if name not in self._changing and self._target(name) != self._current(name):
-                self._changing[name] = task = asyncio.create_task(self._change(name))
-                task.add_done_callback(lambda _, name=name: self._changing.pop(name))  # type: ignore[misc]
+            self._begin_change(name)
+
+    def _begin_change(self, name: str) -> None:
+        """Starts the task of a name if what is served differs from what is wanted, unless the task runs already."""
+        if name not in self._changing and self._target(name) != self._current(name):
+            self._changing[name] = task = asyncio.create_task(self._change(name))
+            task.add_done_callback(partial(self._end_change, name))
+
+    def _end_change(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._changing[name]
+        if not task.cancelled() and task.exception() is None:
+            self._begin_change(name)  # the entry may have changed after the task's last look
 
     def _target(self, name: str) -> Wanted | None:
         return None if name in self._unloaded else self._declared.get(name)
@@ -296,7 +316,6 @@ class ModelSet:
             try:
                 deployment = await self._start(target)
                 if name in self._deployed and not await self._becomes_ready(deployment, target):
-                    await deployment.stop()
                     continue
             except Exception as error:
                 await self._report(name, error)
@@ -322,14 +341,18 @@ class ModelSet:
         return deployment
 
     async def _becomes_ready(self, deployment: Deployment, target: Wanted) -> bool:
-        """Waits until the successor of a served model is ready. Returns False if it is no longer wanted."""
-        name = deployment.model.name
-        while not deployment.model.is_ready:
-            if self._target(name) is not target:
-                return False
-            self._models.errors[name] = f"the changed entry is not served yet: {deployment.model.problem}"
-            await asyncio.sleep(READY_POLL_SECONDS)
-        return self._target(name) is target
+        """Waits until the successor of a served model is ready. Stops it, and returns False, if it is no longer
+        wanted."""
+        name, is_ready = deployment.model.name, False
+        try:
+            while self._target(name) is target and not is_ready:
+                self._models.errors[name] = f"the changed entry is not served yet: {deployment.model.problem}"
+                await asyncio.sleep(READY_POLL_SECONDS)
+                is_ready = deployment.model.is_ready
+        finally:
+            if not is_ready:
+                await deployment.stop()
+        return is_ready
 
     async def _report(self, name: str, error: Exception) -> None:
         """Reports a model that can't be loaded. What is served stays."""
