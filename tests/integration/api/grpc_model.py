@@ -77,7 +77,7 @@ class ScriptedModel:
     """A fill-mask model with scripted predictions. It is ready unless ``reason`` is set."""
 
     name = "bert"
-    names = ("bert",)
+    names: tuple[str, ...] = ("bert",)
     identity = ModelIdentity()
     task: Any = FillMask
     chat_template = None
