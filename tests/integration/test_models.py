@@ -165,5 +165,5 @@ def test_a_misfit_is_reported_once_and_keeps_the_service_unready(
     refused(service, SIMPLE, {}, says, 503)
     assert service.client.get(f"/v1/models/{model}").status_code == 503
     assert poll(lambda: service.log.count("is still not ready") >= 3, START_SECONDS)
-    assert service.log.count("WARNING hf_transformer.core.model: not ready") == 1
+    assert service.log.count(f"WARNING hf_transformer.core.model: model {model!r} is not ready") == 1
     assert service.client.get("/").status_code == 200

@@ -224,8 +224,8 @@ async def read(stream: Any) -> Any:
     return await asyncio.wait_for(stream.read(), SECONDS)
 
 
-def count(status: int) -> str:
-    return f'hf_transformer_requests_total{{api="grpc",model_name="",status="{status}"}}'
+def count(status: int, model: str = "") -> str:
+    return f'hf_transformer_requests_total{{api="grpc",model_name="{model}",status="{status}"}}'
 
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:

@@ -100,7 +100,7 @@ async def test_pieces_end_with_the_final_response(empty: bool) -> None:
         assert all("triton_final_response" in piece.parameters for piece in pieces)
         assert pieces[-1].parameters["finish_reason"].string_param == "stop"
         assert await read(stream) is grpc.aio.EOF  # type: ignore[attr-defined]
-        assert server.metric(count(200)) == 1
+        assert server.metric(count(200, "gpt2")) == 1
 
 
 async def test_pieces_have_the_index_of_their_prompt_and_choice() -> None:
@@ -131,7 +131,7 @@ async def test_other_requests_of_a_stream_are_answered_meanwhile() -> None:
         for _ in range(20):
             gate.release()
         assert {piece.id for piece in await pieces_of(stream)} == {"slow"}
-        assert made.metric(count(400)) == 1
+        assert made.metric(count(400, "gpt2")) == 1
 
 
 async def test_an_error_in_the_middle_ends_its_request_alone() -> None:
@@ -145,7 +145,7 @@ async def test_an_error_in_the_middle_ends_its_request_alone() -> None:
         await stream.write(generate_request(id="2", stream=True))
         assert (await read(stream)).infer_response.id == "2"
         assert (await read(stream)).error_message == "it broke"
-        await server.until(count(502), 2)
+        await server.until(count(502, "gpt2"), 2)
 
 
 async def test_cancelling_a_call_ends_the_generation() -> None:
@@ -156,7 +156,7 @@ async def test_cancelling_a_call_ends_the_generation() -> None:
         gate.release()
         await read(stream)
         stream.cancel()
-        await server.until(count(499), 1)
+        await server.until(count(499, "gpt2"), 1)
         assert made.generator.running == 0 and made.in_flight == 0
 
 

@@ -155,6 +155,7 @@ async def test_reflection_describes_every_service_and_the_served_methods() -> No
     assert services == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", SERVICE]
     metadata = "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata".split()
     inference = "ModelInfer ModelStreamInfer ModelConfig ModelStatistics RepositoryIndex".split()
+    inference += ["RepositoryModelLoad", "RepositoryModelUnload"]
     assert methods == [*metadata, *inference] and health == ["Check", "Watch"]
 
 
