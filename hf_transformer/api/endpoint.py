@@ -122,7 +122,7 @@ class Endpoint:
 
 def with_query(request: Request) -> Mapping[str, str]:
     """The path parameters, and ``model`` from the query (?model=NAME) for a route without a model in its path."""
-    names = parse_qs(request.query.decode("latin-1")).get("model")
+    names = parse_qs(request.query.decode("latin-1"), keep_blank_values=True).get("model")
     return request.params if names is None else {"model": names[-1], **request.params}
 
 

@@ -60,7 +60,8 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
         name, about = request.query_params.get("model"), await describe_models(models)
         if name is None and len(models.names) != 1:
             return JsonResponse({"version": __version__, **about})
-        return JsonResponse({**describe_as_tei(models.find(name or models.names[0]), settings), **about})
+        model = models.find(models.names[0] if name is None else name)
+        return JsonResponse({**describe_as_tei(model, settings), **about})
 
     return [
         json_route("/v1/models/{model}/info", lambda model: describe_model(models.find(model), settings)),

@@ -107,6 +107,10 @@ def test_a_request_without_a_name_goes_to_the_only_model_that_fits(
         chosen = post("/openai/v1/embeddings?model=again", json={"input": "a"}).json()
         assert chosen["model"] == "again"
         assert post("/openai/v1/embeddings", json={"input": "a", "model": "again"}).json() == chosen
+        differs = post("/openai/v1/embeddings?model=again", json={"input": "a", "model": "minibert_mean"})
+        assert differs.json()["error"]["message"] == "model: expected 'again', as in the query, got 'minibert_mean'"
+        assert service.client.get("/info?model=").status_code == 404
+        assert post("/openai/v1/rerank?model=", json=rerank).status_code == 404
         wrong = post("/openai/v1/embeddings", json={"input": "a", "model": "cross"})
         assert wrong.status_code == 400 and "'cross' for rerank" in wrong.json()["error"]["message"]
         assert service.client.get("/info?model=cross").json()["model_type"].keys() == {"reranker"}

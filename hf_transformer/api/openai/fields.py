@@ -136,7 +136,10 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
         if name in ignored:
             _check_ignored(ignored[name], value)
     models, parameters = service.models, Parameters(payload, known)
-    name = parameters.string("model") or call.path.get("model")
+    name, query = parameters.string("model"), call.path.get("model")
+    if query is not None and name not in (None, query):
+        raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
+    name = query if name is None else name
     model = models.choose(name, call.context, tasks=TASKS[endpoint], path="model")
     if model.task.name not in TASKS[endpoint]:
         expected = f"a model for {' or '.join(TASKS[endpoint])}, which {endpoint} needs"
