@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,14 +150,16 @@ def test_a_model_that_fails_leaves_the_others_alone(serve: Serve, triton: LocalT
     missing = {"model_name": "missing", "model_dir": str(REPOSITORY / "bert")}
     nowhere = {"model_name": "nowhere", "model_dir": str(tmp_path / "nowhere")}
     down = {**missing, "model_name": "down", "predictor_host": "127.0.0.1:9"}
-    entries = [*entries_of("fill_mask"), missing, nowhere, down]
-    with several(serve, triton, tmp_path / "models.json", entries) as service:
+    silent = socket.create_server(("127.0.0.1", 0))  # the kernel accepts connections, and nobody answers
+    hung = {**missing, "model_name": "hung", "predictor_host": f"127.0.0.1:{silent.getsockname()[1]}"}
+    entries = [*entries_of("fill_mask"), missing, nowhere, down, hung]
+    with silent, several(serve, triton, tmp_path / "models.json", entries) as service:
         service.wait_until("/v2/models/bert/ready")
         assert service.predict([FILL], model="bert") == ["paris"]
         ready = service.client.get("/v2/health/ready")
         assert ready.status_code == 503
         reasons = ready.json()["error"].split("; ")
-        assert [reason.split("'")[1] for reason in reasons] == ["missing", "down", "nowhere"]
+        assert [reason.split("'")[1] for reason in reasons] == ["missing", "down", "hung", "nowhere"]
         assert poll(lambda: "can't be loaded" in state(service, "nowhere")["reason"], CHANGE_SECONDS)
         assert "does not have 'missing'" in state(service, "missing")["reason"]
         assert message_of(service.post({"instances": [FILL]}, "nowhere"), 503).startswith(
