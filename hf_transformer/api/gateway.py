@@ -39,9 +39,11 @@ class Router:
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
         self._known: dict[str, tuple[Handler, str, Mapping[str, str]]] = {}
         self._templates: list[tuple[re.Pattern[str], str, Handler]] = []
-        self._endpoints = [(template, handler, list(compile_path(template)[2])) for template, handler in endpoints]
-        for template, handler, _ in self._endpoints:
-            self._templates.append((compile_path(template)[0], template, handler))
+        self._endpoints: list[tuple[str, Handler, list[str]]] = []
+        for template, handler in endpoints:
+            pattern, _, parameters = compile_path(template)
+            self._templates.append((pattern, template, handler))
+            self._endpoints.append((template, handler, list(parameters)))
         self.use_models(models)
 
     def use_models(self, models: Sequence[str]) -> None:

@@ -72,8 +72,7 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 async def describe_models(models: Models) -> dict[str, Json]:
     """The state of each model, and the errors of changes that could not be applied (--models, --model_repository)."""
     entries: list[Json] = []
-    for model in models.served:
-        error = await models.find_not_ready(model)
+    for model, error in await models.states():
         names = {"aliases": model.identity.aliases, "adapters": model.identity.adapters}
         entry = {"name": model.name, "task": model.task.name, "ready": error is None, **names}
         entries.append(entry if error is None else {**entry, "reason": str(error)})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 import yaml
@@ -28,6 +28,7 @@ MODEL = "{model}"
 OPENAI = "/openai/"
 """The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
+Key: TypeAlias = tuple[tuple[tuple[str, ...], str, str | None], ...]
 
 
 class Documents:
@@ -47,8 +48,8 @@ class Documents:
         # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self._template = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
-        self._built: dict[tuple[Model, ...], dict[str, Json]] = {}
-        self._body: tuple[tuple[Model, ...], bytes] = (), b""
+        self._bodies: dict[Key, bytes] = {}
+        self._examples: dict[Key, list[Json]] = {}
         self.body()
 
     @property
@@ -60,22 +61,19 @@ class Documents:
 
     def body(self) -> bytes:
         """The serialized document of all served models."""
-        models = tuple(self._models.served)
-        if self._body[0] != models or not models:
-            self._built.clear()
-            self._body = models, orjson.dumps(self.of(models))
-        return self._body[1]
-
-    def of(self, models: tuple[Model, ...]) -> dict[str, Json]:
-        """The document of these models."""
-        if models not in self._built:
-            self._built[models] = self._build(models)
-        return self._built[models]
+        models = self._models.served
+        if (key := key_of(models)) not in self._bodies:
+            self._bodies = {key: orjson.dumps(self._build(models))}
+        return self._bodies[key]
 
     def examples(self, model: Model) -> list[Json]:
         """The examples of V1's predict route for a model, as {"summary", "value"} with a request body as the value."""
-        operation = self.of((model,))["paths"][f"/v1/models/{model.name}:predict"]["post"]
-        return list(operation["requestBody"]["content"]["application/json"]["examples"].values())
+        if (key := key_of([model])) not in self._examples:
+            served = {key_of([other]) for other in self._models.served}
+            self._examples = {known: examples for known, examples in self._examples.items() if known in served}
+            operation = self._build([model])["paths"][f"/v1/models/{model.name}:predict"]["post"]
+            self._examples[key] = list(operation["requestBody"]["content"]["application/json"]["examples"].values())
+        return self._examples[key]
 
     def _build(self, models: Sequence[Model]) -> dict[str, Json]:
         names = [model.name for model in models]
@@ -98,6 +96,12 @@ class Documents:
                 if MODEL in path:
                     item["parameters"] = [parameter, *item.get("parameters", ())]
         return document
+
+
+def key_of(models: Sequence[Model]) -> Key:
+    """The names, task and mask token of each model, on which a document depends. A reference to the model would keep
+    its tokenizer in memory after its removal."""
+    return tuple((model.names, model.task.name, model.task.settings.vocabulary.mask_token) for model in models)
 
 
 def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: Sequence[str]) -> Any:

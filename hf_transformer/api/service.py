@@ -192,6 +192,11 @@ class Models:
                 return NotReady(f"{name} is not ready: {missing} of the --workers are not yet")
         return None
 
+    async def states(self) -> list[tuple[Model, NotReady | None]]:
+        """Each served model, with its error if it is not ready."""
+        models = self.served
+        return list(zip(models, await asyncio.gather(*map(self.find_not_ready, models)), strict=True))
+
     def publish_ready(self) -> None:
         """Reports the readiness of this worker to the other workers."""
         if self._board is not None:

@@ -213,8 +213,7 @@ async def control_model(service: Service, action: str, name: str, parameters: Ma
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:
     """The state of each model under each of its names, with a reason if the model is not ready."""
     entries: list[dict[str, Json]] = []
-    for model in models.served:
-        error = await models.find_not_ready(model)
+    for model, error in await models.states():
         if error is None:
             state = {"version": model.describe().version, "state": "READY", "reason": ""}
         else:

@@ -19,7 +19,7 @@ from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, R
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
-from hf_transformer.app.models import ModelFactory, ModelSet
+from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
 from hf_transformer.app.wiring import (
     Diagnose,
     LoadedModel,
@@ -77,7 +77,7 @@ def build_app(
     models = Models(ready_when=config.ready_when, board=board)
     if entries is None or entries.path is None:
         entries = None
-        deployed = [factory.make(config, loaded or load_model(config))]
+        deployed = [factory.make(DeclaredModel(config), loaded or load_model(config))]
     else:
         deployed = []
 

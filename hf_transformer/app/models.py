@@ -2,9 +2,9 @@
 
     entries --load_model, in a thread--> Deployment --once it can be served--> api.service.Models
 
-The entries come from the flags, --models or --model_repository. Each name has one task that brings what is served to
-what is wanted: it loads a new model, replaces a changed one once its successor is ready, and lets the requests of a
-removed one finish. A model that can't be loaded is absent with the reason, and is tried again.
+The flags, --models or --model_repository declare the models. After a change, one task per name loads a new model,
+replaces a changed model once its successor is ready, or closes a removed model after its last request. A model that
+can't be loaded is absent with the reason, and is tried again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class ModelFactory:
     diagnose: Diagnose | None = None
     warns: bool = True
 
-    def make(self, config: Config, loaded: LoadedModel) -> Deployment:
+    def make(self, declared: DeclaredModel, loaded: LoadedModel) -> Deployment:
         """Makes a model and its predictor, which are not running yet. Raises ConfigError for invalid settings."""
+        config = declared.config
         metrics = self.metrics.of(config.model_name)
         predictor = open_predictor(
             config.predictor_protocol,
@@ -89,17 +90,24 @@ class ModelFactory:
             )
         else:
             model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, metrics, **shared)
-        return Deployment(config, model, predictor)
+        return Deployment(declared, model, predictor)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredModel:
+    """The configuration of a model, and the identities of its files in a model repository."""
+
+    config: Config
+    files: tuple[FileIdentity | None, ...] = ()
 
 
 @dataclass(slots=True)
 class Deployment:
     """A model with its predictor and the task of its checks."""
 
-    config: Config
+    declared: DeclaredModel
     model: Model
     predictor: Predictor
-    files: tuple[FileIdentity | None, ...] = ()
     _checks: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -119,14 +127,6 @@ class Deployment:
             with suppress(asyncio.CancelledError):
                 await self._checks
         await self.predictor.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A model as the entries declare it, with the identities of its files in a repository."""
-
-    config: Config
-    files: tuple[FileIdentity | None, ...] = ()
 
 
 class ModelSet:
@@ -154,18 +154,18 @@ class ModelSet:
         self._board = board
         self._on_change = on_change or (lambda name, config: None)
         self._deployed = {deployment.model.name: deployment for deployment in deployed}
-        self._declared: dict[str, Wanted] = {}
+        self._declared: dict[str, DeclaredModel] = {}
         self._unloaded: frozenset[str] = frozenset()
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
-        self._file: ReloadableFile[list[Wanted]] | None = None
+        self._file: ReloadableFile[list[DeclaredModel]] | None = None
         self._source = ""
         if entries is not None:
             self._source = path = str(entries.path)
             self._file = ReloadableFile(path, partial(watched_files, path), partial(read_entries, entries, set()))
         for deployment in deployed:
-            self._declared[deployment.model.name] = Wanted(deployment.config)
+            self._declared[deployment.model.name] = deployment.declared
             self._serve(deployment)
 
     async def __aenter__(self) -> Self:
@@ -261,34 +261,34 @@ class ModelSet:
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             try:
-                wanted = list(self._declared.values())
+                declared = list(self._declared.values())
                 if self._file is not None and await asyncio.to_thread(self._file.renew):
-                    wanted = self._file.value
+                    declared = self._file.value
                 if self._file is not None:
                     self._report_file(self._file.error)
+                self._factory.metrics.entries_valid.set(not self._models.errors)
                 unloaded = self._unloaded if self._board is None else frozenset(self._board.unloaded)
-                if unloaded != self._unloaded or wanted != list(self._declared.values()):
+                if unloaded != self._unloaded or declared != list(self._declared.values()):
                     self._unloaded = unloaded
-                    self._apply(wanted)
+                    self._apply(declared)
             except Exception:  # without this, no later change would be applied
                 logger.exception("%s: the changes could not be applied", self._source)
 
     def _report_file(self, error: str) -> None:
-        self._factory.metrics.entries_valid.set(not error)
         self._models.errors.pop(self._source, None)
         if error:
             self._models.errors[self._source] = error
 
-    def _apply(self, wanted: Sequence[Wanted]) -> None:
-        """Declares the models, and starts a task for each model that differs from what is served."""
-        self._declared = {entry.config.model_name: entry for entry in wanted}
+    def _apply(self, declared: Sequence[DeclaredModel]) -> None:
+        """Declares the models, and starts a task for each added, changed and removed model."""
+        self._declared = {entry.config.model_name: entry for entry in declared}
         names = {name: (*entry.config.aliases, *entry.config.adapters) for name, entry in self._declared.items()}
         self._models.declare(names, self._unloaded & self._declared.keys())
         for name in {*self._declared, *self._deployed}:
             self._begin_change(name)
 
     def _begin_change(self, name: str) -> None:
-        """Starts the task of a name if what is served differs from what is wanted, unless the task runs already."""
+        """Starts the task of a name if its declaration differs from its deployment, unless the task runs already."""
         if name not in self._changing and self._target(name) != self._current(name):
             self._changing[name] = task = asyncio.create_task(self._change(name))
             task.add_done_callback(partial(self._end_change, name))
@@ -298,15 +298,15 @@ class ModelSet:
         if not task.cancelled() and task.exception() is None:
             self._begin_change(name)  # the entry may have changed after the task's last look
 
-    def _target(self, name: str) -> Wanted | None:
+    def _target(self, name: str) -> DeclaredModel | None:
         return None if name in self._unloaded else self._declared.get(name)
 
-    def _current(self, name: str) -> Wanted | None:
+    def _current(self, name: str) -> DeclaredModel | None:
         deployment = self._deployed.get(name)
-        return None if deployment is None else Wanted(deployment.config, deployment.files)
+        return None if deployment is None else deployment.declared
 
     async def _change(self, name: str) -> None:
-        """Brings what is served under a name to what is wanted."""
+        """Deploys, replaces or removes the model of a name until its deployment equals its declaration."""
         retry = MIN_RETRY_SECONDS
         while (target := self._target(name)) != self._current(name):
             if target is None:
@@ -333,16 +333,15 @@ class ModelSet:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _start(self, target: Wanted) -> Deployment:
+    async def _start(self, target: DeclaredModel) -> Deployment:
         loaded = await asyncio.to_thread(load_model, target.config)
-        deployment = self._factory.make(target.config, loaded)
-        deployment.files = target.files
+        deployment = self._factory.make(target, loaded)
         await deployment.start()
         return deployment
 
-    async def _becomes_ready(self, deployment: Deployment, target: Wanted) -> bool:
-        """Waits until the successor of a served model is ready. Stops it, and returns False, if it is no longer
-        wanted."""
+    async def _becomes_ready(self, deployment: Deployment, target: DeclaredModel) -> bool:
+        """Waits until the successor of a served model is ready. Stops it, and returns False, if its
+        declaration has changed."""
         name, is_ready = deployment.model.name, False
         try:
             while self._target(name) is target and not is_ready:
@@ -355,7 +354,7 @@ class ModelSet:
         return is_ready
 
     async def _report(self, name: str, error: Exception) -> None:
-        """Reports a model that can't be loaded. What is served stays."""
+        """Reports a model that can't be loaded. A deployed model of this name stays."""
         if isinstance(error, TransformerError):
             reason = str(error)
         else:
@@ -369,8 +368,8 @@ class ModelSet:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _pause(self, name: str, target: Wanted, seconds: float) -> None:
-        """Waits before the next attempt, or until another model is wanted under this name."""
+    async def _pause(self, name: str, target: DeclaredModel, seconds: float) -> None:
+        """Waits before the next attempt, or until the declaration of this name changes."""
         for _ in range(int(seconds / READY_POLL_SECONDS)):
             if self._target(name) is not target:
                 return
@@ -378,7 +377,7 @@ class ModelSet:
 
     def _serve(self, deployment: Deployment) -> None:
         self._models.add(deployment.model)
-        self._on_change(deployment.model.name, deployment.config)
+        self._on_change(deployment.model.name, deployment.declared.config)
 
     def _retire(self, deployment: Deployment) -> None:
         """Closes a model once its requests have ended."""
@@ -409,7 +408,7 @@ def _visible(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def read_entries(entries: ModelEntries, logged: set[str]) -> list[Wanted]:
+def read_entries(entries: ModelEntries, logged: set[str]) -> list[DeclaredModel]:
     """Reads the declared models, and logs the warnings that are not in ``logged`` yet. Raises ConfigError."""
     configs, notes = entries.read()
     for note in notes:
@@ -417,5 +416,5 @@ def read_entries(entries: ModelEntries, logged: set[str]) -> list[Wanted]:
             logged.add(note)
             logger.warning("%s", note)
     if not os.path.isdir(str(entries.path)):
-        return [Wanted(config) for config in configs]
-    return [Wanted(config, tuple(map(identity, watched_files(config.model_dir)[1:]))) for config in configs]
+        return [DeclaredModel(config) for config in configs]
+    return [DeclaredModel(config, tuple(map(identity, watched_files(config.model_dir)[1:]))) for config in configs]

@@ -26,8 +26,14 @@ ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\.")
 """A character as JSON may escape it, but not YAML; or any other escape, to skip it."""
 
 
-class Entry(NamedTuple):
-    """What is told about one model: the place for messages, settings (None: no default either) and warnings."""
+class EntrySettings(NamedTuple):
+    """The settings of one model.
+
+    Attributes:
+        label: the file and the entry, for messages.
+        settings: the settings by option name; None also removes a default.
+        notes: warnings.
+    """
 
     label: str
     settings: dict[str, Setting | None]
@@ -40,7 +46,7 @@ class Entry(NamedTuple):
 class ModelEntries:
     """The models of a command line and environment. Worker processes get a pickled copy.
 
-    ``path`` is the file or folder whose changes change the models; None for the one model of plain flags. Raises
+    ``path`` is the file or folder to watch for changes of the models; None for the one model of plain flags. Raises
     ConfigError as ``parse_config`` does.
     """
 
@@ -74,7 +80,7 @@ class ModelEntries:
         return configs, notes
 
 
-def read_repository(folder: str) -> tuple[list[Entry], list[str]]:
+def read_repository(folder: str) -> tuple[list[EntrySettings], list[str]]:
     """Returns an entry for each folder with config.json and a tokenizer, and warnings about the other folders."""
     entries, notes = [], []
     try:
@@ -94,11 +100,11 @@ def read_repository(folder: str) -> tuple[list[Entry], list[str]]:
         else:
             texts = {"model_name": path.name, "model_dir": str(path)}
             settings = {name: Setting(KNOWN[name], text, str(path)) for name, text in texts.items()}
-            entries.append(Entry(str(path), {**settings, "model_id": None}, []))
+            entries.append(EntrySettings(str(path), {**settings, "model_id": None}, []))
     return entries, notes
 
 
-def read_file(path: str) -> tuple[list[Entry], list[str]]:
+def read_file(path: str) -> tuple[list[EntrySettings], list[str]]:
     """Returns the entries of a file, and no warnings. Raises ConfigError with the file, and the entry and key."""
     import yaml  # imported late: few services have such a file
 
@@ -123,7 +129,7 @@ def read_file(path: str) -> tuple[list[Entry], list[str]]:
         raise ConfigError(f"{path} is not YAML: {getattr(exc, 'reason', 'unreadable')}") from None
 
 
-def entries_of(loader: Any, path: str) -> Iterator[Entry]:
+def entries_of(loader: Any, path: str) -> Iterator[EntrySettings]:
     """Yields the entries of a document: a list, or a mapping with the only key ``models`` that holds a list."""
     node = loader.get_single_node()
     if kind(node) == "a mapping" and [key.value for key, _ in node.value] == ["models"]:
@@ -144,13 +150,13 @@ def entries_of(loader: Any, path: str) -> Iterator[Entry]:
         yield entry_of(item.value, f"{path}: models[{index}]")
 
 
-def entry_of(pairs: Sequence[tuple[Any, Any]], label: str) -> Entry:
+def entry_of(pairs: Sequence[tuple[Any, Any]], label: str) -> EntrySettings:
     """Converts keys and values. Raises ConfigError for a wrong key or value, and without model_name."""
     for key, value in pairs:
         if key.value in ("model_name", "model-name") and kind(value) == "a text" and value.value.isprintable():
             label = f"{label} ({value.value[:MAX_QUOTED]})"
             break
-    entry = Entry(label, {}, [])
+    entry = EntrySettings(label, {}, [])
     for key, value in pairs:
         option = KNOWN.get(str(key.value).replace("-", "_"))
         if option is None:

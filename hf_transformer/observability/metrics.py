@@ -82,7 +82,7 @@ class Metrics(_Group):
         self.tokens_in_flight = self._gauge("tokens_in_flight", text)
         text = "Predict requests refused by a limit on concurrent work, by limit."
         self.refused = self._counter("refused_requests", text, "limit")
-        text = "1 while --models or --model_repository can be read and its changes are applied, else 0."
+        text = "1 if all changes of --models or --model_repository are applied, 0 while one has an error."
         self.entries_valid = self._gauge("model_entries_valid", text)
         self.entries_valid.set(1)
         text = "Memory limit of the container in bytes; 2**63 without a limit."

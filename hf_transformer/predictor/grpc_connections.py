@@ -186,7 +186,9 @@ class GrpcConnections(SharedConnections):
     def closed(self) -> PredictorUnavailable:
         return PredictorUnavailable(f"the connections to the predictor at {self.address} are closed", failures.LOST)
 
-    def failed(self, error: grpc.aio.AioRpcError, channel: Channel, connection: Connection, lost: str) -> RequestError:
+    def failed(
+        self, error: grpc.aio.AioRpcError, channel: Channel, connection: ChannelConnection, lost: str
+    ) -> RequestError:
         """The service's error for gRPC's; ``lost`` is the failure code for a lost connection."""
         status, details, tls = error.code(), _reason(error), self._credentials is not None
         if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
@@ -211,11 +213,11 @@ class GrpcConnections(SharedConnections):
             if kind in (failures.LOST, failures.NO_ANSWER):
                 failure.connection = connection
                 if channel.connection is connection:
-                    channel.connection = Connection()
+                    channel.connection = ChannelConnection()
         return failure
 
 
-class Connection:
+class ChannelConnection:
     """An identifier of a channel's present connection, which gRPC does not expose. A new one follows each lost
     connection."""
 
@@ -228,7 +230,7 @@ class Channel:
             self.grpc_channel = grpc.aio.insecure_channel(target, options)
         else:
             self.grpc_channel = grpc.aio.secure_channel(target, credentials.value, options)
-        self.connection = Connection()
+        self.connection = ChannelConnection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.unanswered = 0  # calls started since the last response to any call
         self.streams = 0  # open calls with a streamed response

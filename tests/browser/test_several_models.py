@@ -29,7 +29,7 @@ ENTRIES = [
     entry("fill_mask", "bert", aliases=["capitals"]),
     entry("sequence_classification", "sentiment"),
     entry("text_generation", "gpt2"),
-    entry("text_generation", "gpt2_vllm", predictor_protocol="grpc-v2", adapters=["tuned"]),
+    entry("text_generation", "gpt2_vllm", predictor_protocol="grpc-v2", adapters=["shouting"]),
     entry("feature_extraction", "minibert_mean"),
     entry("fill_mask", LATE),
     {**entry("fill_mask", "bert"), "model_name": ABSENT},
@@ -39,7 +39,7 @@ OPTIONS = [
     "sentiment · sequence classification",
     "gpt2 · text generation",
     "gpt2_vllm · text generation",
-    "tuned · text generation · adapter of gpt2_vllm",
+    "shouting · text generation · adapter of gpt2_vllm",
     "minibert_mean · feature extraction",
     f"{LATE} · fill mask · not ready",
     f"{ABSENT} · fill mask · not ready",
@@ -184,14 +184,12 @@ def test_one_model_with_an_alias_has_no_chooser(start: Start, page_of: Open) -> 
 
 
 def test_an_adapter_is_chosen_like_a_model(page: Playground) -> None:
-    page.open("/playground?model=tuned")
-    assert page.field("Model").input_value() == "tuned"
-    assert page.page.title() == "tuned · text generation"
-    assert '"model": "tuned"' in page.code("curl")
-    assert page.run() == ""
-    assert "lora_name" in page.error()  # the model of this test has no adapters, and says so
-    page.page.wait_for_load_state("networkidle")
-    page.console.clear()  # the browser's own note
+    page.open("/playground?model=shouting")
+    assert page.field("Model").input_value() == "shouting"
+    assert page.page.title() == "shouting · text generation"
+    assert '"model": "shouting"' in page.code("curl")
+    answer = page.run()
+    assert "PARIS" in answer, page.error()
 
 
 def test_a_generation_ends_when_another_model_is_chosen(page: Playground) -> None:

@@ -146,6 +146,42 @@ def test_aliases_answer_under_the_name_that_was_asked(serve: Serve, triton: Loca
             assert call(request).model_name == "older"
 
 
+def test_an_adapter_is_chosen_like_a_model(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    vllm = {"model_name": "gpt2_vllm", "model_dir": str(REPOSITORY / "gpt2"), "adapters": ["shouting", "unknown"]}
+    serve.load("gpt2_vllm")
+    with several(serve, triton, tmp_path / "models.json", [vllm]) as service:
+        service.wait_until("/v2/health/ready")
+        post, prompt = service.client.post, "The capital of france is"
+        body = {"prompt": prompt, "max_tokens": 3, "temperature": 0}
+
+        def completion(**fields: Any) -> tuple[str, str]:
+            answer = post("/openai/v1/completions", json=body | fields).json()
+            return answer["model"], answer["choices"][0]["text"]
+
+        assert completion() == ("gpt2_vllm", " paris.")
+        assert completion(model="shouting") == ("shouting", " PARIS.")
+        streamed = post("/openai/v1/completions", json=body | {"model": "shouting", "stream": True}).text
+        chunks = [
+            json.loads(line.removeprefix("data: ")) for line in streamed.split("\n\n") if line.startswith("data: {")
+        ]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " PARIS."
+        assert {chunk["model"] for chunk in chunks} == {"shouting"}
+        assert service.predict([prompt], model="shouting") == [[{"generated_text": f"{prompt} PARIS."}]]
+        generated = post("/v2/models/shouting/generate", json={"text_input": prompt, "max_tokens": 3}).json()
+        assert generated["model_name"] == "shouting" and generated["text_output"].endswith(" PARIS.")
+        refused = post("/openai/v1/completions", json=body | {"model": "unknown"})
+        assert refused.status_code == 502 and "LoRA unknown is not supported" in refused.text
+        cards = service.client.get("/openai/v1/models").json()["data"]
+        assert [(card["id"], card.get("parent")) for card in cards[1:]] == [
+            ("shouting", "gpt2_vllm"),
+            ("unknown", "gpt2_vllm"),
+        ]
+    bert = entry("fill_mask", REPOSITORY) | {"adapters": ["shouting"]}
+    with several(serve, triton, tmp_path / "models.json", [bert]) as service:
+        assert poll(lambda: "can't be loaded" in state(service, "bert")["reason"], CHANGE_SECONDS)
+        assert "expected a model for text_generation, got fill_mask" in state(service, "bert")["reason"]
+
+
 def test_a_model_that_fails_leaves_the_others_alone(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
     missing = {"model_name": "missing", "model_dir": str(REPOSITORY / "bert")}
     nowhere = {"model_name": "nowhere", "model_dir": str(tmp_path / "nowhere")}
@@ -160,6 +196,20 @@ def test_a_model_that_fails_leaves_the_others_alone(serve: Serve, triton: LocalT
         assert ready.status_code == 503
         reasons = ready.json()["error"].split("; ")
         assert [reason.split("'")[1] for reason in reasons] == ["missing", "down", "hung", "nowhere"]
+        wrong: list[Any] = []
+
+        def ask(name: str, expected: Any) -> None:
+            for _ in range(100):
+                if (got := answers(service, name, FILL)) != expected:
+                    wrong.append((name, got))
+
+        expected = {"bert": ["paris"], "hung": 503, "missing": 503, "down": 503, "nowhere": 503}
+        asking = [threading.Thread(target=ask, args=pair) for pair in expected.items()]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        assert wrong == []
         assert poll(lambda: "can't be loaded" in state(service, "nowhere")["reason"], CHANGE_SECONDS)
         assert "does not have 'missing'" in state(service, "missing")["reason"]
         assert message_of(service.post({"instances": [FILL]}, "nowhere"), 503).startswith(
@@ -215,7 +265,8 @@ def test_changes_of_the_file_are_applied_without_a_wrong_answer(
 
             write(path, [bert, sentiment, ner | {"model_dir": str(tmp_path / "nowhere")}])
             assert poll(lambda: "ner" in service.client.get("/info").json().get("errors", {}), CHANGE_SECONDS)
-            assert has_changed(), "what is served stays"
+            assert has_changed(), "the served model stays"
+            assert poll(lambda: service.metric("hf_transformer_model_entries_valid") == 0, CHANGE_SECONDS)
 
             write(path, [bert, sentiment])
             assert poll(lambda: answers(service, "ner", TEXT) == 404, CHANGE_SECONDS)

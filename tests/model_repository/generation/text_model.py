@@ -25,6 +25,8 @@ OTHERS = {
     **{"logprobs": None, "logit_bias": None, "n": 1},
 }
 """vLLM's defaults."""
+ADAPTER = "shouting"
+"""The only LoRA adapter, which writes in capitals."""
 
 
 class TritonPythonModel:
@@ -69,6 +71,9 @@ class Answer:
         self.told = {name for name in told if value(request, f"return_{name}", False)}
         given = value(request, "sampling_parameters", None)
         asked = json.loads(request.parameters() if given is None else given)
+        self.adapter = asked.pop("lora_name", None)
+        if self.adapter not in (None, ADAPTER):
+            raise ValueError(f"LoRA {self.adapter} is not supported, we currently support [{ADAPTER!r}]")
         if unknown := asked.keys() - SAMPLING.keys() - OTHERS.keys():
             raise ValueError(f"unexpected sampling parameters {sorted(unknown)}")
         asked = {**SAMPLING, **OTHERS, **{name: item for name, item in asked.items() if item is not None}}
@@ -98,6 +103,7 @@ class Answer:
             return False
         ended = job.finish == "stop" and job.new[-1] in job.ends  # which is no part of the text
         text = self.tokenizer.decode(job.new[:-1] if ended else job.new)
+        text = text if self.adapter is None else text.upper()
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
             text, job.finish = text[: min(found)], "stop"
