@@ -53,12 +53,12 @@ def only_one(draft: Draft, pair: tuple[str, str]) -> None:
 
 def distinct_names(draft: Draft) -> None:
     """Refuses an alias or adapter with another name of the model."""
-    others = {draft.values.get("model_name", DEFAULT_NAME): "model_name"}
+    options = {draft.values.get("model_name", DEFAULT_NAME): "model_name"}
     for option in ("aliases", "adapters"):
         for name in draft.values.get(option, ()):
-            if name in others:
-                raise draft.settings[option].error(f"names that differ from --{others[name]}")
-        others |= dict.fromkeys(draft.values.get(option, ()), option)
+            if name in options:
+                raise draft.settings[option].error(f"names that differ from --{options[name]}")
+        options |= dict.fromkeys(draft.values.get(option, ()), option)
 
 
 def one_model(draft: Draft) -> None:

@@ -168,15 +168,15 @@ class Metrics(_Group):
 
     def _model_families(self) -> Iterable[Family]:
         """The metrics of all models, with the model's name as the first label."""
-        found: dict[str, tuple[Family, dict[tuple[str, ...], list[float]]]] = {}
+        merged: dict[str, tuple[Family, dict[tuple[str, ...], list[float]]]] = {}
         for model_name, group in chain([("", self._no_model)], self._models.items()):
             for family in group.families():
-                if family.name not in found:
+                if family.name not in merged:
                     series: dict[tuple[str, ...], list[float]] = {}
-                    found[family.name] = replace(family, labels=("model_name", *family.labels), series=series), series
+                    merged[family.name] = replace(family, labels=("model_name", *family.labels), series=series), series
                 for values, numbers in family.series.items():
-                    found[family.name][1][model_name, *values] = numbers
-        return [family for family, _ in found.values()]
+                    merged[family.name][1][model_name, *values] = numbers
+        return [family for family, _ in merged.values()]
 
 
 class _RequestMetrics(_Group):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -30,9 +29,7 @@ class Connections:
 
     def transport(self, protocol: str, settings: PredictorSettings) -> Transport:
         """The transport of one model for a --predictor_protocol, an async context manager. Raises ConfigError."""
-        key = replace(
-            settings, model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0, shared_memory_warns=True
-        )
+        key = settings.connection
         # Only the transport in use is imported: gRPC's import costs 3 MB and 18 ms.
         if protocol == "v2":
             from hf_transformer.predictor.rest import RestConnections, RestPredictor

@@ -6,7 +6,7 @@ import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -273,6 +273,11 @@ class PredictorSettings:
     shared_memory_bytes: int = 0
     shared_memory_min_bytes: int = 0
     shared_memory_warns: bool = True
+
+    @property
+    def connection(self) -> PredictorSettings:
+        """The settings of the connections, equal for all models that can share them."""
+        return replace(self, model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0, shared_memory_warns=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The V2 protocol over gRPC (grpc.aio), with raw tensor contents. grpc_connections.py has the channel of its calls, and
-what becomes of cancelled calls."""
+"""The V2 protocol over gRPC (grpc.aio), with raw tensor contents. grpc_connections.py has the channel, and
+the handling of cancelled calls."""
 
 from __future__ import annotations
 

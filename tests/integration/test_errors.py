@@ -58,7 +58,7 @@ BAD: list[tuple[Any, str]] = [
     ({**BODY, "parameters": {"top_k": 2}}, "no value in the kserve format"),
     ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "got both"),
 ]
-"""What the task refuses; tests/api/test_refusals.py has what is refused before."""
+"""Refusals by the task. tests/api/test_refusals.py has the earlier refusals by the API."""
 
 
 def test_what_the_task_refuses_is_400_and_shows_no_text(serve: Serve) -> None:

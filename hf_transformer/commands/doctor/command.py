@@ -8,7 +8,6 @@ import logging
 import textwrap
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, get_args
 
 import orjson
@@ -131,14 +130,14 @@ async def examine_several(
     known: dict[object, dict[str, Sequence[Finding]]] = {}
     for config in configs:
         terminal.say(f"\n{terminal.styled(title(config), 'bold')}\n")
-        settings = replace(predictor_settings(config), model_name="", shared_memory_bytes=0, shared_memory_min_bytes=0)
-        subject = Subject(config, (), known.setdefault((config.predictor_protocol, settings), {}))
-        one = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal)
-        terminal.say(f"{blocked_row(one, terminal)}\n{counts(one)}")
+        connection = config.predictor_protocol, predictor_settings(config).connection
+        subject = Subject(config, (), known.setdefault(connection, {}))
+        results = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal)
+        terminal.say(f"{blocked_row(results, terminal)}\n{counts(results)}")
         task = subject.loaded.task.name if hasattr(subject, "loaded") else config.task or "?"
-        codes.append(exit_code(one, strict=strict))
-        documents.append(document(config.model_name, one, codes[-1]))
-        rows.append((config.model_name, task, one))
+        codes.append(exit_code(results, strict=strict))
+        documents.append(document(config.model_name, results, codes[-1]))
+        rows.append((config.model_name, task, results))
     terminal.say(f"\n{overview(rows, terminal)}\nexit code {max(codes)}")
     head = {"version": __version__, "exit_code": max(codes)}
     return head | {"results": result_rows(findings), "models": documents}

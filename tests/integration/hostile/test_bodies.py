@@ -1,4 +1,4 @@
-"""Bodies of JSON that no client of good will sends; tests/protocol/test_json_text.py has what is no JSON."""
+"""JSON bodies of hostile clients. tests/protocol/test_json_text.py has bodies that are not JSON."""
 
 from __future__ import annotations
 
