@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
 
-FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
-"""Fields of TaskSettings for tasks with a parameter of the same name."""
+TASK_FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
+"""Flags with a warning if the task has no parameter of the same name."""
 GENERATIVE = ("text_generation", "text2text_generation")
 """The tasks that use GenerationSettings."""
 SPECIAL_TOKENS, PAIR_SPECIAL_TOKENS = 2, 3
@@ -246,7 +246,7 @@ def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[s
     default = {field.name: field.default for field in fields(TaskSettings)}
     flags = [
         f"--{name}" if (value := getattr(settings, name)) is True else f"--{name}={value}"
-        for name in FLAGS
+        for name in TASK_FLAGS
         if getattr(settings, name) != default[name] and name not in task.parameters
     ]
     if task.name not in GENERATIVE:
