@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cases import CLASSIFIER, SHORT_TEXTS, TEXT_COUNT, Case, Cell, requests_of, texts_of
+from benchmarks.checkouts import chosen_cells
+from benchmarks.goals import Goal
+from benchmarks.measuring import Result, Sample
 from benchmarks.options import parse
 from benchmarks.pairs import paired
-from benchmarks.report import command_of
+from benchmarks.report import command_of, spread
 from hf_transformer.config.options import all_options
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +55,50 @@ def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, caps
         with pytest.raises(SystemExit):
             parse(["--checkout", wrong])
         assert "is not NAME=PATH" in capsys.readouterr().err
+
+
+def test_a_comparison_has_the_cells_that_only_selects() -> None:
+    options = parse(["--checkout", f"this={ROOT}", "--only", "service, gRPC; fill_mask", "--only", "270 words, 1 at"])
+    plan = chosen_cells(options, options.services())
+    assert {form: [cell.name for cell in cells] for form, cells in plan.items()} == {
+        "service, REST": [
+            "classifier, 270 words, 1 at a time",
+            "classifier, short, 1 at a time, beside 270 words, 1 at a time",
+            "minilm, 270 words, 1 at a time",
+        ],
+        "service, gRPC": ["fill_mask, 9 tokens, 16 at a time", "fill_mask, 9 tokens, 1 at a time"],
+    }
+    with pytest.raises(SystemExit, match="selects nothing"):
+        chosen_cells(parse(["--only", "no such cell"]), options.services())
+
+
+def test_the_texts_of_a_case_vary_and_repeat_between_runs(tmp_path: Path) -> None:
+    letters = [a + b + c for a in "abcdefghijklmnopqrstu" for b in "aeiou" for c in "lmnrst"] * 10
+    words = ["[CLS]", "the", *(f"{word}{number}" for number, word in enumerate(letters))]
+    vocabulary = [re.sub(r"\d", lambda found: "bcdfghjklm"[int(found[0])], word) for word in words]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    short, long = (texts_of(Case(CLASSIFIER, lengths), tmp_path) for lengths in ("short", "400 words"))
+    assert short == texts_of.__wrapped__(Case(CLASSIFIER, "short"), tmp_path)
+    assert len(set(short)) > TEXT_COUNT / 2 and len({len(text.split()) for text in short}) > 8
+    assert len(set(long)) == TEXT_COUNT and {len(text.split()) for text in long} == {400}
+    together = requests_of(Case(CLASSIFIER, "short", texts=16), tmp_path)
+    assert {len(texts) for texts in together} == {16} and together[0] != together[1]
+
+
+def test_a_goal_takes_the_best_peer_without_errors() -> None:
+    cell = Cell(SHORT_TEXTS, 1)
+
+    def result(system: str, rates: list[float], errors: int = 0) -> Result:
+        samples = (Sample(rate, 1.0, 1.0, None, None, errors, 0.1, None, None) for rate in rates)
+        return Result(cell, system, tuple(samples))
+
+    goal = Goal("twice as many", cell, "ours", "per_second", 2, ("slow", "fast", "broken"), at_least=True)
+    measured = [result("ours", [6.0] * 6), result("slow", [1.0] * 6), result("fast", [2.0] * 6)]
+    ratio = goal.value([*measured, result("broken", [9.0] * 6, errors=1)])
+    assert ratio is not None and (ratio.median, ratio.interval) == (3.0, (3.0, 3.0))
+    assert goal.row(ratio) == "| twice as many | at least 2 | 3.000 | 3.000 to 3.000 | yes |"
+    assert goal.value(measured[1:]) is None
+    assert spread(measured[0], "per_second") == "6 (6 to 6)" and spread(measured[0], "own_cpu_ms") == "-"
 
 
 def test_the_flags_of_the_services_are_declared() -> None:
