@@ -98,7 +98,7 @@ def measure(
                 say(f"the time is over: {number} of {rounds} rounds are done")
                 break
             for cell in cells:
-                say(f"round {number + 1} of {rounds}: {cell.case.name}, {cell.connections} connections")
+                say(f"round {number + 1} of {rounds}: {cell.name}")
                 # Every second round is reversed, so that no system always follows the same one.
                 for system in reversed(running) if number % 2 else running:
                     samples = samples_by_cell.setdefault((cell, system), [])
