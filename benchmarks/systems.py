@@ -152,6 +152,8 @@ class WrkSystem(System):
     def bodies(self, case: Case) -> list[Body]: ...
 
     def measure(self, cell: Cell, seconds: int) -> Load:
+        """Runs a real model longer, because it takes seconds to answer all connections once."""
+        seconds = max(seconds, MIN_SLOW_SECONDS) if self.model is MINILM else seconds
         return run_wrk(f"http://{HOST}:{self.port}{self.path}", self.bodies(cell.case), cell.connections, seconds)
 
 
@@ -215,8 +217,7 @@ class Service(V1Server):
         return (sums[f"{ROWS}_sum"], sums[f"{ROWS}_count"]) if f"{ROWS}_sum" in sums else None
 
     def measure(self, cell: Cell, seconds: int) -> Load:
-        """Runs a real model longer, because it takes seconds to answer all connections once."""
-        seconds = max(seconds, MIN_SLOW_SECONDS) if self.model is MINILM else seconds
+        """Runs other clients of the cell at the same time; they begin earlier and end later."""
         if cell.beside is None:
             return self._load(cell, seconds)
         with ThreadPoolExecutor(1) as pool:
@@ -293,8 +294,8 @@ class KServeTransformer(V1Server):
 
     @property
     def _slow(self) -> bool:
-        """Whether runs are longer: it takes a microsecond for each logit as JSON, and a real model takes its time."""
-        return self.model is MINILM or (self.model.per_token and self._protocol == "v2")
+        """Whether runs are longer, because it takes a microsecond for each logit as JSON."""
+        return self.model.per_token and self._protocol == "v2"
 
 
 class Ensemble(WrkSystem):
@@ -338,7 +339,7 @@ class TritonWithWrk(WrkSystem):
 
     def check(self, case: Case) -> None:
         """Registers its region again, because perf_analyzer unregisters all regions, and touches all of it."""
-        bodies = self.bodies(case)
+        bodies = self.bodies(case) if self._shared else self.bodies(case)[:1]
         if region := self._regions.get(case):
             self._unregister(region)
             content = json.dumps({"key": f"/{region.name}", "offset": 0, "byte_size": region.size}).encode()
