@@ -5,20 +5,29 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import grpc
 import pytest
 
 from benchmarks.cases import CLASSIFIER, SHORT_TEXTS, TEXT_COUNT, Case, Cell, requests_of, texts_of
 from benchmarks.checkouts import chosen_cells
 from benchmarks.goals import Goal
+from benchmarks.grpc_load import infer_bodies, run_grpc
+from benchmarks.load import run_wrk, v1_bodies
 from benchmarks.measuring import Result, Sample
 from benchmarks.options import parse
 from benchmarks.pairs import paired
 from benchmarks.report import command_of, spread
 from hf_transformer.config.options import all_options
+from hf_transformer.protocol.grpc import SERVICE
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,6 +92,61 @@ def test_the_texts_of_a_case_vary_and_repeat_between_runs(tmp_path: Path) -> Non
     assert len(set(long)) == TEXT_COUNT and {len(text.split()) for text in long} == {400}
     together = requests_of(Case(CLASSIFIER, "short", texts=16), tmp_path)
     assert {len(texts) for texts in together} == {16} and together[0] != together[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_requests_of_wrk_have_texts_in_rotation_and_a_trace_of_their_own() -> None:
+    seen: list[tuple[bytes, str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((body, self.headers["traceparent"], self.headers["x-request-id"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Stays silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        bodies = v1_bodies([["one"], ["two"], ["three"]])
+        load = run_wrk(f"http://127.0.0.1:{server.server_port}/v1/models/m:predict", bodies, 1, 1)
+        server.shutdown()
+        thread.join()
+    assert load.requests and not load.errors
+    assert {body for body, _, _ in seen[:3]} == {body.content for body in bodies}
+    assert [body for body, _, _ in seen[3:]] == [body for body, _, _ in seen[:-3]]
+    assert all(re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", trace) for _, trace, _ in seen)
+    assert len({trace for _, trace, _ in seen}) == len({name for _, _, name in seen}) == len(seen)
+
+
+def test_grpc_calls_have_texts_in_rotation_and_a_trace_of_their_own() -> None:
+    seen: list[tuple[bytes, str, str]] = []
+
+    def infer(body: bytes, context: grpc.ServicerContext) -> bytes:
+        metadata = {key: str(value) for key, value in context.invocation_metadata()}
+        seen.append((body, metadata["traceparent"], metadata["x-request-id"]))
+        return b"" if len(seen) == 3 else b"answer"
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    bodies = infer_bodies("m", [["one"], ["two", "three"]])
+    load = run_grpc(port, bodies, 2, 0.2)
+    server.stop(None).wait()
+    assert (load.requests, load.errors) == (len(seen), 1)
+    assert {body for body, _, _ in seen} == set(bodies)
+    assert pb.ModelInferRequest.FromString(bodies[1]).inputs[0].shape == [2]
+    assert len({trace for _, trace, _ in seen}) == len({name for _, _, name in seen}) == len(seen)
 
 
 def test_a_goal_takes_the_best_peer_without_errors() -> None:
