@@ -11,7 +11,7 @@ help:
 	@echo "make test-browser  the playground in Chromium, in front of a real Triton"
 	@echo "make check    style, types, generated code"
 	@echo "make docs     the site of the documentation, in build/site  (at 127.0.0.1:8000 while you write: scripts/docs serve)"
-	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
+	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick; goals: ARGS=--goals)"
 	@echo "              (streams of generated tokens: .venv/bin/python -m benchmarks.generation; more in benchmarks/README.md)"
 	@echo "make install  the environments that these need   (they do it themselves)"
 	@echo "make clean    remove what these have made"

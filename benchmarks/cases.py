@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,23 +11,26 @@ from typing import Final, Literal
 
 from tokenizers import Tokenizer
 
-Lengths = Literal["4", "9", "128", "mixed"]
-"""Tokens per text, special tokens included; ``mixed`` is MIN_TOKENS to MAX_TOKENS."""
+from benchmarks.texts import Words
+
+Lengths = Literal["4 tokens", "9 tokens", "mixed", "short", "270 words", "400 words"]
+"""The size of the texts. Special tokens are included; ``mixed`` is MIN_TOKENS to MAX_TOKENS tokens. ``short`` is one
+sentence of SHORT words; texts of a number of words are prose."""
+Api = Literal["V1", "V2, REST", "V2, gRPC"]
 
 VOCABULARY: Final = 30_522
 LABELS: Final = 2
 DIMENSIONS: Final = 384
 MIN_TOKENS: Final = 8
 MAX_TOKENS: Final = 256
-TEXT_COUNT: Final = 64
+SHORT: Final = (3, 14)
+"""Minimum and maximum words of a short text."""
+TEXT_COUNT: Final = 256
 """Different texts per case."""
+MANY_TEXTS: Final = 4096
+"""Texts in all different requests of several texts."""
 NON_WORDS: Final = 3
 """Tokens of a text besides words: [CLS], the full stop or [MASK], and [SEP]."""
-WORDS: Final = (
-    "the a this that our food place room people music story river city garden winter summer book game train house was "
-    "is very good bad new old small large quiet long short and but or with for from near under over great fine warm"
-).split()
-"""Words that are one token in BERT's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Model:
     Attributes:
         output: name of the FP32 output.
         width: values per token, or without ``per_token`` per text.
+        inputs: the INT64 inputs.
+        most_tokens: the limit of a text.
     """
 
     name: str
@@ -44,6 +50,8 @@ class Model:
     output: str
     width: int
     per_token: bool
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
+    most_tokens: int = 512
 
     def output_bytes(self, tokens: int) -> int:
         """Bytes of the output for one text."""
@@ -55,7 +63,10 @@ CLASSIFIER: Final = Model(
     "classifier", "sequence_classification", "BertForSequenceClassification", "logits", LABELS, False
 )
 EMBEDDING: Final = Model("embedding", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
-MINILM: Final = Model("minilm", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
+MINILM: Final = Model(
+    "minilm", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True,
+    ("input_ids", "attention_mask", "token_type_ids"), 256,
+)  # fmt: skip
 """The real all-MiniLM-L6-v2 in ONNX Runtime, written by scripts/export_minilm."""
 REDUCED: Final = Model("fill_mask_reduced", "fill_mask", "BertForMaskedLM", "topk_ids", 10, False)
 """FILL_MASK as ``export --reduce`` writes it."""
@@ -64,45 +75,59 @@ SYNTHETIC: Final = (FILL_MASK, CLASSIFIER, EMBEDDING)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model with one kind of texts."""
+    """One model with one kind of texts, and ``texts`` of them in a request."""
 
     model: Model
     lengths: Lengths
+    texts: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.model.name}, {self.lengths}{'' if self.lengths == 'mixed' else ' tokens'}"
-
-    @property
-    def tokens(self) -> int:
-        """The length of the longest text."""
-        return MAX_TOKENS if self.lengths == "mixed" else int(self.lengths)
+        together = "" if self.texts == 1 else f", {self.texts} in a request"
+        return f"{self.model.name}, {self.lengths}{together}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One case with a number of connections, each with one request in flight."""
+    """One case with a number of connections, each with one request in flight.
+
+    ``beside`` is the load of further clients during the run, which the figures leave out.
+    """
 
     case: Case
     connections: int
+    api: Api = "V1"
+    beside: Cell | None = None
+
+    @property
+    def name(self) -> str:
+        api = "" if self.api == "V1" else f", {self.api}"
+        other = "" if self.beside is None else f", beside {self.beside.name.partition(', ')[2]}"
+        return f"{self.case.name}, {self.connections} at a time{api}{other}"
 
 
 def cells_of(model: Model, lengths: Lengths, *connections: int) -> tuple[Cell, ...]:
     return tuple(Cell(Case(model, lengths), count) for count in connections)
 
 
-QUICK: Final = (*cells_of(CLASSIFIER, "9", 1, 32), *cells_of(FILL_MASK, "9", 1, 16))
+SHORT_TEXTS: Final = Case(CLASSIFIER, "short")
+PASSAGES: Final = Case(EMBEDDING, "270 words")
+LONG_PASSAGES: Final = Case(EMBEDDING, "400 words")
+MASKS: Final = Case(FILL_MASK, "9 tokens")
+"""Each answer of a model without ``export --reduce`` has 1.1 MB."""
+REAL_PASSAGES: Final = Case(MINILM, "270 words")
 USUAL: Final = (
-    *cells_of(CLASSIFIER, "9", 1, 8, 32, 128),
-    *cells_of(CLASSIFIER, "128", 32),
-    *cells_of(CLASSIFIER, "mixed", 32),
-    *cells_of(FILL_MASK, "9", 1, 8, 16, 32, 128),
-    *cells_of(FILL_MASK, "128", 8),
-    *cells_of(FILL_MASK, "mixed", 8),
-    *cells_of(EMBEDDING, "9", 1, 32),
-    *cells_of(EMBEDDING, "mixed", 32),
+    *(Cell(SHORT_TEXTS, connections) for connections in (1, 8, 32)),
+    *(Cell(PASSAGES, 1), Cell(LONG_PASSAGES, 16)),
+    *(Cell(MASKS, 1), Cell(MASKS, 16)),
+    Cell(REAL_PASSAGES, 16),
 )
-REAL: Final = cells_of(MINILM, "mixed", 64)
+"""The cells of the users' table."""
+FOR_GOALS: Final = (
+    *(Cell(SHORT_TEXTS, connections) for connections in (1, 32)),
+    *(Cell(MASKS, 1), Cell(MASKS, 16)),
+    Cell(Case(MINILM, "mixed"), 64),
+)
 
 
 @lru_cache
@@ -111,18 +136,30 @@ def texts_of(case: Case, tokenizer_folder: Path) -> list[str]:
 
     Raises ValueError if a text has a wrong number of tokens.
     """
-    chosen = random.Random(case.lengths)
+    words = Words((tokenizer_folder / "vocab.txt").read_text().splitlines(), case.lengths)
+    if case.lengths == "short":
+        return [words.between(*SHORT) for _ in range(TEXT_COUNT)]
+    if case.lengths.endswith("words"):
+        return [words.prose(int(case.lengths.split()[0])) for _ in range(TEXT_COUNT)]
+    chosen, encode = random.Random(case.lengths), load_tokenizer(tokenizer_folder).encode
     end = "[MASK]" if case.model.task == "fill_mask" else "."
-    tokenizer = load_tokenizer(tokenizer_folder)
     texts = []
     for _ in range(TEXT_COUNT):
-        tokens = chosen.randint(MIN_TOKENS, MAX_TOKENS) if case.lengths == "mixed" else int(case.lengths)
-        text = " ".join([*chosen.choices(WORDS, k=tokens - NON_WORDS), end])
-        found = len(tokenizer.encode(text).ids)
+        fixed = case.lengths.endswith("tokens")
+        tokens = int(case.lengths.split()[0]) if fixed else chosen.randint(MIN_TOKENS, MAX_TOKENS)
+        text = f"{words.whole(tokens - NON_WORDS)} {end}"
+        found = len(encode(text).ids)
         if found != tokens:
             raise ValueError(f"{text!r} has {found} tokens, not {tokens}")
         texts.append(text)
     return texts
+
+
+def requests_of(case: Case, tokenizer_folder: Path) -> list[list[str]]:
+    """The texts of each request, in rotation."""
+    texts = itertools.cycle(texts_of(case, tokenizer_folder))
+    count = TEXT_COUNT if case.texts == 1 else MANY_TEXTS // case.texts + 1
+    return [list(itertools.islice(texts, case.texts)) for _ in range(count)]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

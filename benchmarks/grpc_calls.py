@@ -2,7 +2,7 @@
 
     .venv-bench/bin/python -m benchmarks.grpc_calls [--checkout NAME=PATH] [--rounds 6] [--seconds 2] [--in_flight 32]
 
-A real Triton serves the classifier of benchmarks.speed, one text of 9 tokens a call. This service, those of other
+A real Triton serves the classifier of benchmarks.speed, one short text a call. This service, those of other
 checkouts and the bare server take turns in alternating order, under calls of grpc.aio over one connection. Prints one
 Markdown table: medians of the rounds, and ratios of CPU time per call to the bare server's, by round. Calls per second
 mean little if the client is the slower side; give it a processor of its own. All servers run in the service's
@@ -17,7 +17,6 @@ import signal
 import socket
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,7 +27,9 @@ import grpc
 import grpc.aio
 import uvloop
 
-from benchmarks.cases import CLASSIFIER, Case, texts_of
+from benchmarks.cases import CLASSIFIER, Case, requests_of
+from benchmarks.grpc_load import infer_bodies, run_grpc
+from benchmarks.load import LoadFailed
 from benchmarks.pairs import Checkout, add_flags, environment, paired
 from benchmarks.processes import ROOT, ServiceProcess, cpu_seconds, variables
 from benchmarks.repository import lay_out
@@ -52,39 +53,12 @@ class Server:
 
     def measure(self, bodies: Sequence[bytes], in_flight: int, seconds: float) -> None:
         """Adds the figures of a round."""
-        before, began = cpu_seconds(self.child), time.perf_counter()
-        calls = uvloop.run(load(self.port, bodies, in_flight, seconds))
-        self.rates.append(calls / (time.perf_counter() - began))
-        self.cpu.append(1e3 * (cpu_seconds(self.child) - before) / calls)
-
-
-async def load(port: int, bodies: Sequence[bytes], in_flight: int, seconds: float) -> int:
-    """Call over one connection, ``in_flight`` at a time; returns the number of answers."""
-    end, calls = time.perf_counter() + seconds, 0
-    async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
-        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-
-        async def client(number: int) -> None:
-            nonlocal calls
-            while time.perf_counter() < end:
-                if not await infer(bodies[number % len(bodies)]):
-                    raise ValueError("an empty answer")
-                number += in_flight
-                calls += 1
-
-        await asyncio.gather(*map(client, range(in_flight)))
-    return calls
-
-
-def bodies_of(texts: Sequence[str]) -> list[bytes]:
-    """A serialized request for each text, in tritonclient's form."""
-    bodies = []
-    for text in texts:
-        message = pb.ModelInferRequest(model_name=CLASSIFIER.name)
-        message.inputs.add(name="text", datatype="BYTES", shape=[1])
-        message.raw_input_contents.append(len(text.encode()).to_bytes(4, "little") + text.encode())
-        bodies.append(message.SerializeToString())
-    return bodies
+        before = cpu_seconds(self.child)
+        load = run_grpc(self.port, bodies, in_flight, seconds)
+        if load.errors:
+            raise LoadFailed(f"{self.name}: {load.errors} calls failed")
+        self.rates.append(load.requests / load.seconds)
+        self.cpu.append(1e3 * (cpu_seconds(self.child) - before) / load.requests)
 
 
 async def serve_bare(port: int) -> None:
@@ -154,7 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         lay_out(folder, folder, None)
-        bodies = bodies_of(texts_of(Case(CLASSIFIER, "9"), folder / CLASSIFIER.name))
+        bodies = infer_bodies(CLASSIFIER.name, requests_of(Case(CLASSIFIER, "short"), folder / CLASSIFIER.name))
         at, models = options.triton_environment, [CLASSIFIER.name]
         triton = LocalTriton(folder / "triton", environment=at, environ=variables(), models=models)
         stack.enter_context(triton)

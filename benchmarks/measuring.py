@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections import Counter
@@ -27,14 +28,24 @@ MAX_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures of one run. CPU time is in ms per request, for the system's own processes and for Triton."""
+    """The figures of one run. CPU time is in ms per request, for the system's own processes and for Triton.
+
+    Attributes:
+        own_cpu_ms: None without processes of its own, and beside other clients, whose requests cost CPU, too.
+        generator: share of a CPU that the load generators took.
+        rows: texts per batch of the service; None if it does not say.
+        beside: requests/s of other clients.
+    """
 
     per_second: float
     p50_ms: float
     p99_ms: float
     own_cpu_ms: float | None
-    triton_cpu_ms: float
+    triton_cpu_ms: float | None
     errors: int
+    generator: float
+    rows: float | None
+    beside: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +56,15 @@ class Result:
     system: str
     samples: tuple[Sample, ...]
 
+    def values(self, name: str) -> list[float]:
+        """A field of each sample; empty if one has none."""
+        values = [getattr(sample, name) for sample in self.samples]
+        return [] if None in values else values
+
     def median(self, name: str) -> float:
         """The median of a field of Sample; NaN without values."""
-        values = [getattr(sample, name) for sample in self.samples]
-        return float("nan") if None in values else float(statistics.median(values))
+        values = self.values(name)
+        return float(statistics.median(values)) if values else math.nan
 
     @property
     def errors(self) -> int:
@@ -82,7 +98,7 @@ def measure(
                 say(f"the time is over: {number} of {rounds} rounds are done")
                 break
             for cell in cells:
-                say(f"round {number + 1} of {rounds}: {cell.case.name}, {cell.connections} connections")
+                say(f"round {number + 1} of {rounds}: {cell.name}")
                 # Every second round is reversed, so that no system always follows the same one.
                 for system in reversed(running) if number % 2 else running:
                     samples = samples_by_cell.setdefault((cell, system), [])
@@ -141,19 +157,33 @@ def _sample(system: System, cell: Cell, seconds: int, triton: ChildProcess, say:
         settle(processes)
         system.prepare(cell.case)
         settle(processes)
-        triton_before, own_before = cpu_seconds(triton), cpu_seconds(child) if child else 0.0
+        batches = system.batches()
+        before = [cpu_seconds(triton), cpu_seconds(child) if child else 0.0, _generator_seconds(), time.monotonic()]
         load = system.measure(cell, seconds)
-        own_cpu = cpu_seconds(child) - own_before if child else None
-        triton_cpu = cpu_seconds(triton) - triton_before
+        after = [cpu_seconds(triton), cpu_seconds(child) if child else 0.0, _generator_seconds(), time.monotonic()]
+        batches_after = system.batches()
     except FAILURES as exc:
         say(f"a run failed: {system.name}: {exc}")
         return None
+    triton_cpu, own_cpu, generator, wall = (later - earlier for earlier, later in zip(before, after, strict=True))
+    rows = None
+    if batches is not None and batches_after is not None and cell.beside is None and batches_after[1] > batches[1]:
+        rows = (batches_after[0] - batches[0]) / (batches_after[1] - batches[1])
     per_request = 1000 / max(1, load.served or load.requests)
     return Sample(
         per_second=load.requests / load.seconds,
         p50_ms=load.p50_ms,
         p99_ms=load.p99_ms,
-        own_cpu_ms=None if own_cpu is None else own_cpu * per_request,
-        triton_cpu_ms=triton_cpu * per_request,
+        own_cpu_ms=own_cpu * per_request if child and cell.beside is None else None,
+        triton_cpu_ms=triton_cpu * per_request if cell.beside is None else None,
         errors=load.errors,
+        generator=generator / wall,
+        rows=rows,
+        beside=load.beside,
     )
+
+
+def _generator_seconds() -> float:
+    """CPU time of this process and of the load generators that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -19,14 +19,14 @@ IN_FLIGHT: Final = (1, 2, 3, 4)
 OUTPUT_MIB: Final[Mapping[Model, Sequence[int]]] = {FILL_MASK: (4, 8, 16), CLASSIFIER: (0,)}
 """--max_batch_output_bytes in MiB. The output of a fill_mask text of nine tokens has 1.05 MiB."""
 CELLS: Final = (
-    *cells_of(FILL_MASK, "9", 8, 16, 64),
-    *cells_of(CLASSIFIER, "9", 32, 128),
+    *cells_of(FILL_MASK, "9 tokens", 8, 16, 64),
+    *cells_of(CLASSIFIER, "short", 32, 128),
     *cells_of(CLASSIFIER, "mixed", 32),
 )
 
 CONNECTIONS: Final = 32
 SECONDS: Final = 5
-GROWING: Final = (Case(CLASSIFIER, "9"), Case(FILL_MASK, "4"))
+GROWING: Final = (Case(CLASSIFIER, "short"), Case(FILL_MASK, "4 tokens"))
 """Cases of the memory measurement. fill_mask has its shortest texts, because its large logits take minutes."""
 MAX_GROWTH_PERCENT: Final = 2.0
 

@@ -13,16 +13,16 @@ from typing import Final, TypeVar
 
 from benchmarks.pairs import Checkout, add_flags, environment
 from benchmarks.processes import RESULTS, ROOT
-from benchmarks.systems import DEFAULT, UNBATCHED
+from benchmarks.systems import IN_ONE_POD, UNBATCHED
 
 SHARED: Final = "--predictor_shared_memory"
 SERVICES: Final[Mapping[str, tuple[str, ...]]] = {
     "service, REST": (f"{SHARED}=off",),
     "service, gRPC": ("--predictor_protocol=grpc-v2", f"{SHARED}=off"),
-    DEFAULT: (f"{SHARED}=auto",),
+    IN_ONE_POD: (f"{SHARED}=auto",),
     "service, gRPC, shared memory": ("--predictor_protocol=grpc-v2", f"{SHARED}=auto"),
     # A batch of one token holds one text.
-    f"{DEFAULT}, {UNBATCHED}": (f"{SHARED}=auto", "--max_batch_tokens=1"),
+    f"{IN_ONE_POD}, {UNBATCHED}": (f"{SHARED}=auto", "--max_batch_tokens=1"),
 }
 """Flags of each configuration of the service."""
 USUAL_SECONDS: Final = 1
@@ -34,7 +34,7 @@ class Options:
     """The parsed flags."""
 
     quick: bool
-    headline: bool
+    goals: bool
     rounds: int
     seconds: int
     only: list[str]
@@ -77,6 +77,10 @@ class Options:
         added = (text.partition(":") for text in self.service)
         return {**SERVICES, **{name.strip(): tuple(flags.split()) for name, _, flags in added}}
 
+    def forms(self) -> dict[str, tuple[str, ...]]:
+        """The same without those with batching off."""
+        return {name: flags for name, flags in self.services().items() if UNBATCHED not in name}
+
     def pick(self, items: Iterable[Named], name: Callable[[Named], str]) -> list[Named]:
         """The items whose names contain a part in --only; all items if none does."""
         items = list(items)
@@ -84,21 +88,21 @@ class Options:
 
 
 def usual_rounds(quick: bool, checkouts: Sequence[Checkout]) -> int:
-    """The default of --rounds."""
-    if checkouts:
-        return 9
-    return 1 if quick else 3
+    """The default of --rounds. Fewer than six have no interval."""
+    if quick:
+        return 1
+    return 9 if checkouts else 6
 
 
 def parse(argv: Sequence[str]) -> Options:
     """Reads the flags. Exits with code 2 for a bad flag."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description="See benchmarks/README.md.")
     add = parser.add_argument
-    add("--quick", action="store_true", help="a few cells, one round; takes some minutes")
-    add("--headline", action="store_true", help="only the README's table; takes ten minutes")
-    add("--rounds", type=int, default=0, help="number of rounds [3, with --quick 1, with --checkout 9]")
+    add("--quick", action="store_true", help="one round, without intervals; takes some minutes")
+    add("--goals", action="store_true", help="instead the contributors' goals, with further peers")
+    add("--rounds", type=int, default=0, help="number of rounds [6, with --checkout 9, with --quick 1]")
     add("--seconds", type=int, default=USUAL_SECONDS, help="duration of each run, whole seconds [1]")
-    add("--minutes", type=float, default=40.0, help="no round begins later than this [40]")
+    add("--minutes", type=float, default=22.0, help="no round begins later than this [22]")
     add("--only", action="append", default=[], help="only systems, or cases, whose names contain this; repeatable")
     add(
         "--service",

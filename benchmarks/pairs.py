@@ -84,19 +84,24 @@ class Ratio:
 
 
 def paired(new: Sequence[float], old: Sequence[float]) -> Ratio:
-    """The ratios of new to old, by round.
+    """The ratios of new to old, by round."""
+    ratios = [after / before for after, before in zip(new, old, strict=False)]
+    return Ratio(statistics.median(ratios), interval(ratios))
 
-    The interval of the median follows from order statistics: from the k-th smallest to the k-th largest ratio. k is the
-    largest rank for which the interval contains the true median with a probability of 95 percent, for any
-    distribution. For nine pairs it is the second, with 96.1 percent.
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 percent interval of the median; None with fewer than six values.
+
+    It follows from order statistics: from the k-th smallest to the k-th largest value. k is the largest rank for which
+    the interval contains the true median with a probability of 95 percent, for any distribution. For nine values it is
+    the second, with 96.1 percent.
     """
-    ratios = sorted(after / before for after, before in zip(new, old, strict=False))
-    rank = _rank(len(ratios))
-    return Ratio(statistics.median(ratios), (ratios[rank - 1], ratios[-rank]) if rank else None)
+    ordered, rank = sorted(values), _rank(len(values))
+    return (ordered[rank - 1], ordered[-rank]) if rank else None
 
 
 def _rank(count: int) -> int:
-    """The rank k of ``paired``; 0 for too few pairs."""
+    """The rank k of ``interval``; 0 for too few values."""
     rank, outside = 0, 0.0
     while (outside := outside + 2 * comb(count, rank) / 2**count) <= 1 - COVERAGE:
         rank += 1

@@ -1,4 +1,4 @@
-"""The results page of the speed benchmark: goals, a plot, the machine and all figures."""
+"""The results page of the speed benchmark: a table for users, a plot, the machine and all figures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import platform
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cases import CLASSIFIER, FILL_MASK, MINILM, Case, Cell
+from benchmarks.cases import LONG_PASSAGES, MASKS, PASSAGES, REAL_PASSAGES, SHORT_TEXTS, Cell
 from benchmarks.measuring import Result
 from benchmarks.options import Options
-from benchmarks.systems import DEFAULT, ENSEMBLE, IN_MEMORY, KSERVE, MAX_IN_FLIGHT, PERF_ANALYZER, UNBATCHED, WRK
+from benchmarks.pairs import interval
+from benchmarks.systems import IN_MEMORY, IN_ONE_POD, KSERVE, MAX_IN_FLIGHT, WRK
 
 PACKAGES = ("hf-transformer", "transformers", "tokenizers", "numpy", "uvicorn", "uvloop", "orjson", "grpcio")
 TRITON_PACKAGES = ("nvidia-pytriton", "numpy")
@@ -30,77 +30,26 @@ print(json.dumps({"Python": platform.python_version()} | {name: version(name) fo
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A goal for a figure of the service with default flags, relative to a peer in the same cell and run.
-
-    Attributes:
-        text: the goal on the page.
-        figure: a field of Sample.
-        bound: the largest value, with ``at_least`` the smallest.
-        peer: the start of the peer's name. The best peer without errors counts; empty compares the figure itself.
-        holding: a part of the peer's name.
-        inverse: divide the peer's figure by the service's.
-    """
-
-    text: str
-    cell: Cell
-    figure: str
-    bound: float
-    peer: str = ""
-    holding: str = ""
-    at_least: bool = False
-    inverse: bool = False
-
-    def value(self, results: Sequence[Result]) -> float:
-        """The ratio; NaN if a figure is missing."""
-        here = [result for result in results if result.cell == self.cell]
-        service = next((result.median(self.figure) for result in here if result.system == DEFAULT), math.nan)
-        if not self.peer:
-            return service
-        peers = [result for result in here if result.system.startswith(self.peer) and self.holding in result.system]
-        figures = [result.median(self.figure) for result in peers if not result.errors]
-        if not figures:
-            return math.nan
-        best = max(figures) if self.figure == "per_second" else min(figures)
-        return best / service if self.inverse else service / best
-
-    def row(self, value: float) -> str:
-        """A row of the table."""
-        shown = f"{value:.0f}" if value >= 100 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
-        reached = value >= self.bound if self.at_least else value <= self.bound
-        bound = f"{'at least' if self.at_least else 'at most'} {self.bound:,g}"
-        return f"| {self.text} | {bound} | {shown} | {'yes' if reached else 'no'} |"
-
-
-ONE_MASK, MASKS = Cell(Case(FILL_MASK, "9"), 1), Cell(Case(FILL_MASK, "9"), 16)
-ONE_TEXT, TEXTS = Cell(Case(CLASSIFIER, "9"), 1), Cell(Case(CLASSIFIER, "9"), 32)
-REAL: Final = Cell(Case(MINILM, "mixed"), 64)
-GOALS: Final = (
-    Goal("fill_mask, 1 connection: p50, times that of wrk straight to Triton", ONE_MASK, "p50_ms", 1.6, WRK, IN_MEMORY),
-    Goal("... times that of perf_analyzer", ONE_MASK, "p50_ms", 1.6, PERF_ANALYZER, IN_MEMORY),
-    Goal("... the KServe SDK's over it", ONE_MASK, "p50_ms", 500, KSERVE, at_least=True, inverse=True),
-    Goal("fill_mask, 16 connections: texts/s, times perf_analyzer's", MASKS, "per_second", 1, PERF_ANALYZER, IN_MEMORY,
-         at_least=True),
-    Goal("... times the KServe SDK's", MASKS, "per_second", 2000, KSERVE, at_least=True),
-    Goal("classifier, 32 connections: texts/s, times perf_analyzer's", TEXTS, "per_second", 2, PERF_ANALYZER,
-         at_least=True),
-    Goal("... times the KServe SDK's", TEXTS, "per_second", 50, KSERVE, at_least=True),
-    Goal("... CPU of the service, ms per request", TEXTS, "own_cpu_ms", 0.06),
-    Goal("classifier, 1 connection: p50, times that of wrk straight to Triton", ONE_TEXT, "p50_ms", 1.8, WRK),
-    Goal("real MiniLM, 64 connections: texts/s, times those with batching off", REAL, "per_second", 1.5,
-         f"{DEFAULT}, {UNBATCHED}", at_least=True),
-)  # fmt: skip
-
 LINES: Final = {
-    DEFAULT: "this service",
-    "service, gRPC, shared memory": "this service, gRPC to Triton",
-    f"{PERF_ANALYZER}, REST": "Triton alone, perf_analyzer",
-    WRK: "Triton alone, wrk",
-    ENSEMBLE: "ensemble in Triton",
-    KSERVE: "KServe SDK",
+    IN_ONE_POD: "this service, shared memory",
+    "service, REST": "this service, REST",
+    "service, gRPC": "this service, gRPC",
+    WRK: "Triton alone",
+    f"{KSERVE}, gRPC": "KServe's SDK, gRPC",
+    f"{KSERVE}, REST (JSON)": "KServe's SDK, REST",
 }
 """System -> label in the plot, which has room for six lines without a legend."""
+COLUMNS: Final[Sequence[tuple[Cell, str, str]]] = (
+    (Cell(SHORT_TEXTS, 1), "p50_ms", "short classification, p50 ms"),
+    (Cell(SHORT_TEXTS, 32), "per_second", "32 clients, requests/s"),
+    (Cell(PASSAGES, 1), "p50_ms", "embedding of 270 words, p50 ms"),
+    (Cell(LONG_PASSAGES, 16), "per_second", "of 400 words, 16 clients, requests/s"),
+    (Cell(MASKS, 1), "p50_ms", "fill_mask, p50 ms"),
+    (Cell(MASKS, 16), "per_second", "16 clients, requests/s"),
+    (Cell(REAL_PASSAGES, 16), "per_second", "MiniLM on a CPU, 16 clients, requests/s"),
+)
+"""The columns of the users' table: cell, field of Sample, title."""
+INTERVALS: Final = "In brackets: 95 percent interval of the median, by order statistics of the rounds."
 
 
 def write_results(results: Sequence[Result], options: Options, seconds: float) -> list[Path]:
@@ -111,9 +60,13 @@ def write_results(results: Sequence[Result], options: Options, seconds: float) -
     plot(results, picture)
     lines = [
         "# Speed\n",
-        *goal_table(results),
+        *user_table(results),
+        "",
+        f"{INTERVALS} All texts differ, and each request has a traceparent of its own. Without shared memory "
+        "service and Triton are in two pods, or Triton refuses it, which is the default from 26.04 on. Triton alone "
+        "gets tensors from wrk in place of texts.\n",
         f"![requests per second by connections]({picture.name})\n",
-        "## Figures\n",
+        "## All figures\n",
         *head(options, results, seconds, "--quick" if options.quick else ""),
         "",
         "[How each figure is made](../README.md#speed). CPU is in ms per request.\n",
@@ -123,27 +76,40 @@ def write_results(results: Sequence[Result], options: Options, seconds: float) -
     return [page, picture]
 
 
-def goal_table(results: Sequence[Result]) -> list[str]:
-    """One row for each measured goal."""
-    values = [(goal, goal.value(results)) for goal in GOALS]
-    return [
-        f'Goals, for texts of 9 tokens (MiniLM: 8 to 256) and "{DEFAULT}", the default:\n',
-        "| goal | wanted | number | reached |",
-        "|---|---:|---:|---|",
-        *(goal.row(value) for goal, value in values if not math.isnan(value)),
-        "",
+def user_table(results: Sequence[Result]) -> list[str]:
+    """One row for each system, in groups without and with shared memory."""
+    found = {(result.system, result.cell): result for result in results}
+    columns = [column for column in COLUMNS if any(cell == column[0] for _, cell in found)]
+    names = list(dict.fromkeys(result.system for result in results))
+    lines = [
+        f"| | {' | '.join(title for _, _, title in columns)} |",
+        "|---" + "|---:" * len(columns) + "|",
     ]
+    for name in [*(name for name in names if IN_MEMORY not in name), *(name for name in names if IN_MEMORY in name)]:
+        cells = [
+            spread(result, field) if (result := found.get((name, cell))) is not None else "-"
+            for cell, field, _ in columns
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def spread(result: Result, name: str) -> str:
+    """The median of a figure with its interval, if there is one."""
+    limits = interval(result.values(name))
+    return shown(result.median(name)) + (f" ({shown(limits[0])} to {shown(limits[1])})" if limits else "")
 
 
 def figure_table(results: Sequence[Result], column: str = "system") -> list[str]:
     """One row for each system and cell."""
+    names = ("per_second", "p50_ms", "p99_ms", "own_cpu_ms", "triton_cpu_ms", "rows", "generator")
+    titles = ("requests/s", "p50 ms", "p99 ms", "own CPU ms", "Triton's CPU ms", "rows per batch", "generator's CPUs")
     lines = [
-        f"| case | connections | {column} | requests/s | p50 ms | p99 ms | own CPU ms | Triton's CPU ms | errors |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        f"| case | connections | {column} | {' | '.join(titles)} | errors |",
+        "|---|---:|---" + "|---:" * (len(titles) + 1) + "|",
     ]
     for result in results:
-        names = ("per_second", "p50_ms", "p99_ms", "own_cpu_ms", "triton_cpu_ms")
-        figures = " | ".join(shown(result.median(name)) for name in names)
+        figures = " | ".join(spread(result, name) for name in names)
         lines.append(
             f"| {result.cell.case.name} | {result.cell.connections} | {result.system} | {figures} | {result.errors} |"
         )
@@ -159,7 +125,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
     from matplotlib import pyplot
 
     cases = dict.fromkeys(result.cell.case for result in results)
-    case = TEXTS.case if TEXTS.case in cases else next(iter(cases), TEXTS.case)
+    case = SHORT_TEXTS if SHORT_TEXTS in cases else next(iter(cases), SHORT_TEXTS)
     here = [result for result in results if result.cell.case == case and result.cell.connections <= MAX_IN_FLIGHT]
     figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     counts = sorted({result.cell.connections for result in here}) or [1]
@@ -169,7 +135,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
             (result.cell.connections, result.median("per_second")) for result in here if result.system == system
         )
         if points:
-            colour = {DEFAULT: "#c0392b"}.get(system, "#e59866" if system.startswith("service") else "#888888")
+            colour = {IN_ONE_POD: "#c0392b"}.get(system, "#e59866" if system.startswith("service") else "#888888")
             axis.plot(
                 *zip(*points, strict=True), "-o", color=colour, markersize=3, zorder=3 if "service" in label else 2
             )

@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from benchmarks import cases
-from benchmarks.cases import MINILM, Cell, Model
+from benchmarks.cases import FILL_MASK, MINILM, REDUCED, Cell, Model
 from benchmarks.checkouts import MODELS, measure_checkouts
-from benchmarks.headline import measure_headline
+from benchmarks.goals import write_goals
 from benchmarks.load import LoadFailed
 from benchmarks.measuring import Result, count_runs, measure
 from benchmarks.modes import measure_in_flight, measure_memory
@@ -41,12 +42,14 @@ from benchmarks.systems import (
     TritonWithPerfAnalyzer,
     TritonWithWrk,
     UnbatchedService,
-    V2Service,
 )
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import LoadError
 
 APIS: Final = {"REST": "http", "gRPC": "grpc"}
+PROTOCOLS: Final = {f"{KSERVE}, REST (JSON)": "v2", f"{KSERVE}, gRPC": "grpc-v2"}
+"""KServe's SDK: the protocol to Triton."""
+REDUCED_MODEL: Final = "service, REST, export --reduce"
 
 
 def say(text: str) -> None:
@@ -60,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if shutil.which("wrk") is None:
         print("wrk is not installed (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
         return 1
-    plots = not (options.headline or options.memory or options.batches_in_flight or options.checkout)
+    plots = not (options.goals or options.memory or options.batches_in_flight or options.checkout)
     if plots and importlib.util.find_spec("matplotlib") is None:
         print("The plot needs matplotlib: make bench has an environment with it (.venv-bench).", file=sys.stderr)
         return 1
@@ -85,7 +88,8 @@ def run(options: Options, folder: Path) -> int:
     minilm = options.minilm if options.minilm.is_dir() else None
     lay_out(folder, options.bench_environment / "triton", minilm)
     flags = options.services()
-    models = [model.name for model in MODELS] if options.checkout else None
+    in_pairs = [model.name for model in MODELS if model is not MINILM or minilm is not None]
+    models = in_pairs if options.checkout else None
     with LocalTriton(
         folder / "triton",
         environment=options.triton_environment,
@@ -94,38 +98,36 @@ def run(options: Options, folder: Path) -> int:
         models=models,
     ) as triton:
         testbed = Testbed(triton, folder, options.python, options.own_python)
-        if options.headline:
-            return measure_headline(options, testbed, say)
         if options.memory:
             return measure_memory(options, testbed, flags, say)
         if options.batches_in_flight:
             return measure_in_flight(options, testbed, say, started)
         if options.checkout:
-            return measure_checkouts(options, testbed, flags, say, started)
-        return compare(options, testbed, flags, started, with_minilm=minilm is not None)
+            return measure_checkouts(options, testbed, flags, say, started, with_minilm=minilm is not None)
+        return compare(options, testbed, started, with_minilm=minilm is not None)
 
 
-def compare(
-    options: Options, testbed: Testbed, flags: Mapping[str, tuple[str, ...]], started: float, *, with_minilm: bool
-) -> int:
-    """Compares the service, Triton alone and peers; writes page and plot."""
+def compare(options: Options, testbed: Testbed, started: float, *, with_minilm: bool) -> int:
+    """Compares the service, Triton alone and peers; writes the page for users, or with --goals that of the goals."""
     for lacks, missing in (
-        (options.perf_analyzer is None, "perf_analyzer, which scripts/bench did not find in a form that runs here"),
+        (
+            options.goals and options.perf_analyzer is None,
+            "perf_analyzer, which scripts/bench did not find in a form that runs here",
+        ),
         (importlib.util.find_spec("kserve") is None, "the KServe SDK's transformer: the package kserve is missing"),
         (not with_minilm, f"the real MiniLM: there is no {options.minilm.name}, see scripts/export_minilm"),
     ):
         if lacks:
             say(f"left out: {missing}")
-    work = [
-        (systems_of(model, testbed, options, flags), cells) for model, cells in plan(options, with_minilm=with_minilm)
-    ]
+    work = [(systems_of(model, testbed, options), cells) for model, cells in plan(options, with_minilm=with_minilm)]
     runs = [count_runs(systems, cells) for systems, cells in work]
     say(f"{sum(runs) * options.rounds} runs; after {options.minutes:g} minutes no further round begins")
     results: list[Result] = []
     for number, (systems, cells) in enumerate(work):
         until = started + 60 * options.minutes * sum(runs[: number + 1]) / max(1, sum(runs))
         results += measure(systems, cells, options.rounds, options.seconds, testbed.triton, say, until=until)
-    paths = write_results(results, options, time.monotonic() - started)
+    write = write_goals if options.goals else write_results
+    paths = write(results, options, time.monotonic() - started)
     say(f"written: {', '.join(path.name for path in paths)} in {options.results}")
     errors = sum(result.errors for result in results)
     if errors:
@@ -135,37 +137,35 @@ def compare(
 
 def plan(options: Options, *, with_minilm: bool) -> list[tuple[Model, list[Cell]]]:
     """The cells of each model."""
-    chosen = cases.QUICK if options.quick else cases.USUAL
-    cells = [*chosen, *(cases.REAL if with_minilm else ())]
+    chosen = cases.FOR_GOALS if options.goals else cases.USUAL
+    cells = [cell for cell in chosen if with_minilm or cell.case.model is not MINILM]
     kept = options.pick(cells, lambda cell: cell.case.name)
     models = dict.fromkeys(cell.case.model for cell in kept)
     return [(model, [cell for cell in kept if cell.case.model is model]) for model in models]
 
 
-def systems_of(model: Model, testbed: Testbed, options: Options, flags: Mapping[str, tuple[str, ...]]) -> list[System]:
-    """All systems for a model, with these configurations of the service."""
+def systems_of(model: Model, testbed: Testbed, options: Options) -> list[System]:
+    """All systems for a model."""
+    forms = options.services() if options.goals else options.forms()
     systems: list[System] = [
-        (UnbatchedService if UNBATCHED in name else Service)(name, testbed, model, settings)
-        for name, settings in flags.items()
-        if not (options.quick and UNBATCHED in name and model is not MINILM)
+        (UnbatchedService if UNBATCHED in name else Service)(name, testbed, model, flags)
+        for name, flags in forms.items()
+        # The time of a real model hides the way of its outputs.
+        if options.goals or model is not MINILM or IN_MEMORY not in name
     ]
-    if model is not MINILM:
-        systems += _peers(model, testbed, options)
-    return options.pick(systems, lambda system: system.name)
-
-
-def _peers(model: Model, testbed: Testbed, options: Options) -> list[System]:
-    """The service's V2 API, peers, and Triton alone."""
-    systems: list[System] = [Ensemble(ENSEMBLE, testbed, model)]
+    if model is FILL_MASK and not options.goals:
+        systems.append(Service(REDUCED_MODEL, testbed, REDUCED, forms["service, REST"]))
     if importlib.util.find_spec("kserve") is not None:
-        systems.append(KServeTransformer(KSERVE, testbed, model))
-    systems += [TritonWithWrk(WRK + more, testbed, model, bool(more)) for more in ("", IN_MEMORY)]
-    for label, protocol in APIS.items() if (analyzer := options.perf_analyzer) else ():
-        systems.append(V2Service(f"service asked over {label} (V2)", testbed, model, analyzer, protocol))
-        for more in ("", IN_MEMORY) if protocol == "http" or not options.quick else ():
+        systems += [KServeTransformer(name, testbed, model, protocol) for name, protocol in PROTOCOLS.items()]
+    for more in ("", IN_MEMORY) if model is not MINILM else ("",):
+        systems.append(TritonWithWrk(WRK + more, testbed, model, bool(more)))
+    if options.goals and model is not MINILM:
+        systems.append(Ensemble(ENSEMBLE, testbed, model))
+    if options.goals and model is not MINILM and (analyzer := options.perf_analyzer) is not None:
+        for (label, protocol), more in itertools.product(APIS.items(), ("", IN_MEMORY)):
             name = f"{PERF_ANALYZER}, {label}{more}"
             systems.append(TritonWithPerfAnalyzer(name, testbed, model, analyzer, protocol, bool(more)))
-    return systems
+    return options.pick(systems, lambda system: system.name)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Measures the service's start-up time and memory, with REST and gRPC to Triton.
 
-    python -m benchmarks.start_and_memory [--rounds 5] [--requests 1000] [--triton_environment .venv-triton]
+    python -m benchmarks.start_and_memory [--checkout NAME=PATH] [--rounds 9] [--requests 1000]
 
 A real Triton serves the demo model. Each round starts the service as a user does. It measures the seconds from the
-process start to the first 200 of GET /v1/models/bert, and resident memory (VmRSS, which counts shared pages in full)
-then and after the requests. The protocols alternate. Prints one Markdown table.
+process start to the first 200 of GET /v1/models/bert, and resident memory (which counts shared pages in full) then and
+after the requests. Protocols and checkouts alternate. Prints Markdown tables: medians with their 95 percent intervals,
+and ratios to other checkouts, by round.
 """
 
 from __future__ import annotations
@@ -12,54 +13,80 @@ from __future__ import annotations
 import argparse
 import http.client
 import importlib.metadata
+import itertools
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import psutil
 
-from benchmarks.pairs import environment
-from benchmarks.processes import ROOT
+from benchmarks.pairs import Checkout, add_flags, environment, interval, paired
+from benchmarks.processes import ROOT, variables
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, is_ready
 
 REPOSITORY: Final = ROOT / "deploy" / "model_repository"
 BODY: Final = b'{"instances": ["The capital of france is [MASK]."]}'
 ANSWER: Final = b'{"predictions":["paris"]}'
+OURS: Final = "this"
 POLL_SECONDS: Final = 0.002
 PACKAGES: Final = ("hf-transformer", "tokenizers", "grpcio", "numpy", "starlette", "uvicorn")
+Figures = tuple[float, float, float]
 
 
 def main() -> None:
-    """Runs the rounds and prints the table."""
+    """Runs the rounds and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
+    add_flags(parser)
     options = parser.parse_args()
-    figures: dict[str, list[tuple[float, float, float]]] = {"v2": [], "grpc-v2": []}
+    versions = {OURS: None, **{checkout.name: checkout for checkout in options.checkout}}
+    rounds: dict[tuple[str, str], list[Figures]] = {}
     with LocalTriton(REPOSITORY, environment=options.triton_environment, models=["bert"]) as triton:
         addresses = {"v2": triton.http_address, "grpc-v2": triton.grpc_address}
-        for _ in range(options.rounds + 1):
+        for number in range(options.rounds + 1):
             for protocol, address in addresses.items():
-                figures[protocol].append(measure(protocol, address, options.requests))
+                for name, checkout in reversed(versions.items()) if number % 2 else versions.items():
+                    command, environ = start_command(checkout, options.own_python)
+                    figures = measure(command, environ, protocol, address, options.requests)
+                    if number:  # the first round warms up
+                        rounds.setdefault((protocol, name), []).append(figures)
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
-    print(f"\nMedian (least to most) of {options.rounds} rounds, after one that is not counted.\n")
-    print(f"| predictor protocol | start to ready, s | resident at ready, MB | after {options.requests} requests, MB |")
-    print("|---|---|---|---|")
-    for protocol, rounds in figures.items():
-        columns = (
-            f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-            for values in zip(*rounds[1:], strict=True)
-        )
-        print(f"| {protocol} | {' | '.join(columns)} |")
+    print(f"\nMedian (95 % interval) of {options.rounds} rounds, after one that is not counted.\n")
+    titles = ("start to ready, s", "resident at ready, MB", f"after {options.requests} requests, MB")
+    print(f"| protocol | version | {' | '.join(titles)} |\n|---|---|---|---|---|")
+    for (protocol, name), found in rounds.items():
+        print(f"| {protocol} | {name} | {' | '.join(map(spread, zip(*found, strict=True)))} |")
+    if options.checkout:
+        print("\n| protocol | other | figure | this / other | 95 % |\n|---|---|---|---|---|")
+    for protocol, checkout in itertools.product(addresses, options.checkout):
+        ours, other = (zip(*rounds[protocol, name], strict=True) for name in (OURS, checkout.name))
+        for title, new, old in zip(titles, ours, other, strict=True):
+            print(f"| {protocol} | {checkout.name} | {title} | {paired(new, old)} |")
 
 
-def measure(protocol: str, address: str, requests: int) -> tuple[float, float, float]:
+def spread(values: Sequence[float]) -> str:
+    """The median, with its interval if there is one."""
+    limits = interval(values)
+    return f"{statistics.median(values):.2f}" + (f" ({limits[0]:.2f} to {limits[1]:.2f})" if limits else "")
+
+
+def start_command(checkout: Checkout | None, own_python: bool) -> tuple[list[str], dict[str, str]]:
+    """The Python of a version, and its variables."""
+    if checkout is None:
+        return [sys.executable], variables()
+    return checkout.command(Path(sys.executable), own_python), checkout.environ(variables())
+
+
+def measure(python: Sequence[str], environ: Mapping[str, str], protocol: str, address: str, requests: int) -> Figures:
     """One round: seconds to ready, MB at ready, MB after the requests."""
     port = free_ports(1)[0]
     flags = [
@@ -68,7 +95,7 @@ def measure(protocol: str, address: str, requests: int) -> tuple[float, float, f
         *("--tensor_input_names=input_ids", "--log_level=warning"),
     ]
     started = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-m", "hf_transformer", *flags]) as service:
+    with subprocess.Popen([*python, "-m", "hf_transformer", *flags], env=environ) as service:
         try:
             while not is_ready(port, "/v1/models/bert"):
                 if service.poll() is not None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cases import MINILM, Case, Cell, Model, load_tokenizer, texts_of
+from benchmarks.cases import MINILM, Case, Cell, Model, load_tokenizer, requests_of, texts_of
+from benchmarks.grpc_load import infer_bodies, run_grpc
 from benchmarks.load import (
     Body,
     Load,
@@ -27,7 +30,9 @@ from benchmarks.load import (
     post,
     run_analyzer,
     run_wrk,
+    tensors_of,
     v1_bodies,
+    v2_bodies,
 )
 from benchmarks.pairs import Checkout
 from benchmarks.processes import READY_SECONDS, ServiceProcess, variables
@@ -36,16 +41,18 @@ from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, ChildProce
 
 WRK: Final = "Triton alone, wrk"
 PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
-KSERVE: Final = "KServe SDK transformer"
+KSERVE: Final = "KServe's SDK"
 ENSEMBLE: Final = "ensemble in Triton"
 IN_MEMORY: Final = ", shared memory"
 UNBATCHED: Final = "batching off"
-DEFAULT: Final = "service, REST, shared memory"
-"""The service with its default flags."""
+IN_ONE_POD: Final = "service, REST, shared memory"
+"""The service with its default flags, next to a Triton that accepts shared memory."""
 
 MIN_SLOW_SECONDS: Final = 6
 """Minimum duration of runs of real models, and of the KServe SDK with large outputs."""
-WARM_UP_SECONDS: Final = 3
+LEAD_SECONDS: Final = 0.5
+"""Time that other clients start before the measured ones, and that they end later."""
+WARM_UP_SECONDS: Final = 2
 """Longer than a run, because on a busy machine a peer may take over a second for an answer."""
 PREPARATORY_REQUESTS: Final = 3
 """Requests before each run."""
@@ -57,6 +64,8 @@ MAX_IN_FLIGHT: Final = 32
 """Limit of perf_analyzer, which has a thread for each request: with 128 on two cores it may hang."""
 MAX_REGION_BYTES: Final = 256 * 2**20
 """Shared memory for outputs of wrk's requests. Requests in flight may share a slot, since nothing reads it."""
+ROWS: Final = "hf_transformer_batch_instances"
+"""The service's histogram of texts per batch."""
 REGIONS_PATH: Final = "/v2/systemsharedmemory/region"
 
 
@@ -75,6 +84,15 @@ class Testbed:
     def texts_of(self, case: Case) -> list[str]:
         return texts_of(case, self.folder / case.model.name)
 
+    def requests_of(self, case: Case) -> list[list[str]]:
+        return requests_of(case, self.folder / case.model.name)
+
+    def ids_of(self, case: Case) -> list[list[int]]:
+        """The ids of each text, cut at the model's length."""
+        tokenizer = load_tokenizer(self.folder / case.model.name)
+        tokenizer.enable_truncation(case.model.most_tokens)
+        return [one.ids for one in tokenizer.encode_batch(self.texts_of(case))]
+
 
 class System(ABC):
     """A system under test. ``start`` begins its start-up, ``wait`` completes it; ``stop`` may come at any time."""
@@ -85,8 +103,8 @@ class System(ABC):
         self.model = model
 
     def takes(self, cell: Cell) -> bool:
-        """Whether the benchmark measures it in this cell."""
-        return True
+        """Whether the benchmark measures it in this cell. Peers answer V1 only, or their own protocol in its place."""
+        return cell.api == "V1" and cell.beside is None
 
     def start(self) -> None:  # noqa: B027 - no process by default
         """Starts its process, if any, without waiting for it."""
@@ -100,6 +118,10 @@ class System(ABC):
     @property
     def child(self) -> ChildProcess | None:
         """Its own process besides Triton, if any."""
+        return None
+
+    def batches(self) -> tuple[float, float] | None:
+        """The rows of all batches so far and their number; None if it does not say."""
         return None
 
     @abstractmethod
@@ -130,6 +152,8 @@ class WrkSystem(System):
     def bodies(self, case: Case) -> list[Body]: ...
 
     def measure(self, cell: Cell, seconds: int) -> Load:
+        """Runs a real model longer, because it takes seconds to answer all connections once."""
+        seconds = max(seconds, MIN_SLOW_SECONDS) if self.model is MINILM else seconds
         return run_wrk(f"http://{HOST}:{self.port}{self.path}", self.bodies(cell.case), cell.connections, seconds)
 
 
@@ -141,22 +165,27 @@ class V1Server(WrkSystem):
         self.path = f"/v1/models/{model.name}:predict"
 
     def bodies(self, case: Case) -> list[Body]:
-        return v1_bodies(self.testbed.texts_of(case))
+        return v1_bodies(self.testbed.requests_of(case))
 
     def check(self, case: Case) -> None:
         check_prediction(case, post(self.port, self.path, self.bodies(case)[0])["predictions"][0])
 
 
 class Service(V1Server):
-    """hf_transformer with these flags, from this or another checkout."""
+    """hf_transformer with these flags, from this or another checkout; ``cells`` are its only ones."""
 
     def __init__(
-        self, name: str, testbed: Testbed, model: Model, flags: Sequence[str], checkout: Checkout | None = None
-    ) -> None:
+        self, name: str, testbed: Testbed, model: Model, flags: Sequence[str], checkout: Checkout | None = None,
+        cells: Container[Cell] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(name, testbed, model)
         self._flags = [f"--task={model.task}", *flags]
         self._checkout = checkout
+        self._cells = cells
         self._process: ServiceProcess | None = None
+
+    def takes(self, cell: Cell) -> bool:
+        return super().takes(cell) if self._cells is None else cell in self._cells
 
     def start(self) -> None:
         testbed = self.testbed
@@ -182,47 +211,37 @@ class Service(V1Server):
     def child(self) -> ChildProcess:
         return self.process.child
 
+    def batches(self) -> tuple[float, float] | None:
+        lines = get(self.port, "/metrics").decode().splitlines()
+        sums = {line.split()[0].partition("{")[0]: float(line.split()[-1]) for line in lines if line.startswith(ROWS)}
+        return (sums[f"{ROWS}_sum"], sums[f"{ROWS}_count"]) if f"{ROWS}_sum" in sums else None
+
     def measure(self, cell: Cell, seconds: int) -> Load:
-        """Runs a real model longer, because it takes seconds to answer all connections once."""
-        return super().measure(cell, max(seconds, MIN_SLOW_SECONDS) if self.model is MINILM else seconds)
+        """Runs other clients of the cell at the same time; they begin earlier and end later."""
+        if cell.beside is None:
+            return self._load(cell, seconds)
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(self._load, cell.beside, seconds + math.ceil(2 * LEAD_SECONDS))
+            time.sleep(LEAD_SECONDS)
+            load, other = self._load(cell, seconds), beside.result()
+        return replace(load, errors=load.errors + other.errors, beside=other.requests / other.seconds)
+
+    def _load(self, cell: Cell, seconds: int) -> Load:
+        requests = self.testbed.requests_of(cell.case)
+        if cell.api == "V1":
+            return super().measure(cell, seconds)
+        if cell.api == "V2, gRPC":
+            bodies = infer_bodies(self.model.name, requests)
+            return run_grpc(self.process.grpc_port, bodies, cell.connections, seconds)
+        url = f"http://{HOST}:{self.port}/v2/models/{self.model.name}/infer"
+        return run_wrk(url, v2_bodies(requests), cell.connections, seconds)
 
 
 class UnbatchedService(Service):
     """The service with batching off, measured with many connections only."""
 
     def takes(self, cell: Cell) -> bool:
-        return cell.connections >= MIN_BATCHED_CONNECTIONS
-
-
-class V2Service(Service):
-    """The service with the open inference protocol: perf_analyzer sends texts as BYTES, in rotation."""
-
-    def __init__(
-        self, name: str, testbed: Testbed, model: Model, analyzer: Sequence[str], protocol: str,
-        checkout: Checkout | None = None,
-    ) -> None:  # fmt: skip
-        """``analyzer`` is the command of perf_analyzer, ``protocol`` http or grpc."""
-        super().__init__(name, testbed, model, (), checkout)
-        self._analyzer = analyzer
-        self._protocol = protocol
-
-    def takes(self, cell: Cell) -> bool:
-        """Takes the cells of perf_analyzer over gRPC, because each run takes some seconds."""
-        return cell.case.lengths == "9" and cell.connections in GRPC_CONNECTIONS
-
-    def measure(self, cell: Cell, seconds: int) -> Load:
-        port = self.process.grpc_port if self._protocol == "grpc" else self.port
-        with tempfile.NamedTemporaryFile("w", prefix="hf-transformer-bench-", suffix=".json") as file:
-            json.dump({"data": [{"text": [text]} for text in self.testbed.texts_of(cell.case)]}, file)
-            file.flush()
-            flags = ["-m", self.model.name, "-u", f"{HOST}:{port}", "-i", self._protocol]
-            flags += ["--input-data", file.name, "--shape", "text:1"]
-            return run_analyzer(self._analyzer, flags, variables(), cell.connections, seconds, self._answered)
-
-    def _answered(self) -> int:
-        """The number of the service's answers over all APIs."""
-        lines = get(self.port, "/metrics").decode().splitlines()
-        return round(sum(float(line.split()[-1]) for line in lines if line.startswith("hf_transformer_requests_total")))
+        return super().takes(cell) and cell.connections >= MIN_BATCHED_CONNECTIONS
 
 
 class KServeTransformer(V1Server):
@@ -241,6 +260,7 @@ class KServeTransformer(V1Server):
             *(f"--model_name={self.model.name}", f"--http_port={self.port}", "--enable_grpc=false", "--workers=1"),
             *(f"--predictor_host={self._address}", f"--predictor_protocol={self._protocol}"),
             *(f"--tokenizer={self.testbed.folder / self.model.name}", f"--task={self.model.task}"),
+            *(f"--inputs={','.join(self.model.inputs)}", f"--most_tokens={self.model.most_tokens}"),
         ]
         log = self.testbed.folder / f"{self.model.name} kserve {self._protocol}.log"
         self._child = ChildProcess(command, variables(), log)
@@ -265,10 +285,6 @@ class KServeTransformer(V1Server):
         triton = self.testbed.triton
         return triton.http_address if self._protocol == "v2" else triton.grpc_address
 
-    def takes(self, cell: Cell) -> bool:
-        """Leaves out fill_mask's slow cells: it takes a microsecond for each logit as JSON."""
-        return not self._slow or (cell.case.lengths == "9" and cell.connections in (1, 16))
-
     def warm_up(self, cell: Cell) -> None:
         if not self._slow:
             super().warm_up(cell)
@@ -278,7 +294,8 @@ class KServeTransformer(V1Server):
 
     @property
     def _slow(self) -> bool:
-        return self.model.task == "fill_mask" and self._protocol == "v2"
+        """Whether runs are longer, because it takes a microsecond for each logit as JSON."""
+        return self.model.per_token and self._protocol == "v2"
 
 
 class Ensemble(WrkSystem):
@@ -308,10 +325,9 @@ class TritonWithWrk(WrkSystem):
 
     def bodies(self, case: Case) -> list[Body]:
         if case not in self._bodies:
-            encode = load_tokenizer(self.testbed.folder / case.model.name).encode
-            ids = [encode(text).ids for text in self.testbed.texts_of(case)]
+            ids = self.testbed.ids_of(case)
             if self._shared:
-                slot, name = self.model.output_bytes(case.tokens), f"hf_transformer_bench_{secrets.token_hex(6)}"
+                slot, name = self.model.output_bytes(max(map(len, ids))), f"hf_transformer_bench_{secrets.token_hex(6)}"
                 region = self._regions[case] = Region(name, slot, max(1, min(len(ids), MAX_REGION_BYTES // slot)))
                 with (SHARED_MEMORY / name).open("xb") as file:
                     os.posix_fallocate(file.fileno(), 0, region.size)
@@ -323,7 +339,7 @@ class TritonWithWrk(WrkSystem):
 
     def check(self, case: Case) -> None:
         """Registers its region again, because perf_analyzer unregisters all regions, and touches all of it."""
-        bodies = self.bodies(case)
+        bodies = self.bodies(case) if self._shared else self.bodies(case)[:1]
         if region := self._regions.get(case):
             self._unregister(region)
             content = json.dumps({"key": f"/{region.name}", "offset": 0, "byte_size": region.size}).encode()
@@ -345,7 +361,7 @@ class TritonWithWrk(WrkSystem):
 
 
 class TritonWithPerfAnalyzer(System):
-    """Triton alone with NVIDIA's load generator perf_analyzer, and a fixed number of tokens."""
+    """Triton alone with NVIDIA's load generator perf_analyzer, which sends the tensors of the same texts."""
 
     def __init__(
         self, name: str, testbed: Testbed, model: Model, analyzer: Sequence[str], protocol: str, shared_memory: bool
@@ -359,7 +375,7 @@ class TritonWithPerfAnalyzer(System):
     def takes(self, cell: Cell) -> bool:
         """Takes few cells, because each run takes some seconds: the shortest texts, gRPC with GRPC_CONNECTIONS."""
         counts = range(1, MAX_IN_FLIGHT + 1) if self._protocol == "http" else GRPC_CONNECTIONS
-        return cell.case.lengths == "9" and cell.connections in counts
+        return super().takes(cell) and cell.case.lengths in ("short", "9 tokens") and cell.connections in counts
 
     def warm_up(self, cell: Cell) -> None:
         """Does nothing: perf_analyzer warms up in each run."""
@@ -368,14 +384,22 @@ class TritonWithPerfAnalyzer(System):
         """Does nothing: perf_analyzer does not return answers, and other systems check Triton's."""
 
     def measure(self, cell: Cell, seconds: int) -> Load:
-        triton, tokens = self.testbed.triton, cell.case.tokens
-        flags = [
-            *("-m", self.model.name, "-i", self._protocol),
-            *("-u", triton.http_address if self._protocol == "http" else triton.grpc_address),
-            *("--shape", f"input_ids:{tokens}", "--shape", f"attention_mask:{tokens}"),
-            *(f"--shared-memory={self._memory}", f"--output-shared-memory-size={self.model.output_bytes(tokens)}"),
+        triton, ids = self.testbed.triton, self.testbed.ids_of(cell.case)
+        rows = [
+            {name: {"content": tensor.tolist(), "shape": [len(row)]} for name, tensor in tensors.items()}
+            for row in ids
+            for tensors in [tensors_of(self.model, row)]
         ]
-        return run_analyzer(self._analyzer, flags, variables(), cell.connections, seconds, self._successes)
+        size = self.model.output_bytes(max(map(len, ids)))
+        with tempfile.NamedTemporaryFile("w", prefix="hf-transformer-bench-", suffix=".json") as file:
+            json.dump({"data": rows}, file)
+            file.flush()
+            flags = [
+                *("-m", self.model.name, "-i", self._protocol, "--input-data", file.name),
+                *("-u", triton.http_address if self._protocol == "http" else triton.grpc_address),
+                *(f"--shared-memory={self._memory}", f"--output-shared-memory-size={size}"),
+            ]
+            return run_analyzer(self._analyzer, flags, variables(), cell.connections, seconds, self._successes)
 
     def _successes(self) -> int:
         """The number of Triton's answers for this model."""

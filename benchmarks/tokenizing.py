@@ -10,69 +10,29 @@ encodings. The vocabulary is BERT's of 30,522 tokens, from the package gt-all-mi
 from __future__ import annotations
 
 import argparse
-import bisect
 import importlib.metadata
 import importlib.resources
-import itertools
 import os
 import platform
-import random
 import statistics
-import string
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cases import WORDS as FEW_WORDS
 from benchmarks.repository import PACKAGE
+from benchmarks.texts import Words
 from hf_transformer import __version__
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.load import load_fast
 from hf_transformer.types.tokenization import PLAIN, Encoding
 
-FIRST_WORD: Final = "the"
-"""The first id of whole words, which are in the order of frequency."""
-TYPES: Final = 100_000
-"""Distinct words of natural text; words beyond the vocabulary are two of its words joined."""
-CAPITAL: Final = 0.05
-"""Shares of words with a capital letter, and of words before a comma."""
 CHINESE: Final = "".join(map(chr, range(0x4E00, 0xA000)))
 BLOCK: Final = 200
 """Texts in an engine's turn."""
 FIRST: Final = 1000
 """Number of first texts, for which the cache is cold."""
-
-
-class Words:
-    """Random words with frequencies by Zipf's law."""
-
-    def __init__(self, vocabulary: Sequence[str], seed: int) -> None:
-        self._random = random.Random(seed)
-        whole = [word for word in vocabulary[vocabulary.index(FIRST_WORD) :] if word.isascii() and word.isalpha()]
-        rare = (a + b for a, b in itertools.product(whole[5000:], whole[5000:]))
-        self._types = [*whole, *itertools.islice(rare, TYPES - len(whole))]
-        self._weights = [*itertools.accumulate(1 / (rank + 2.7) ** 1.07 for rank in range(1, TYPES + 1))]
-
-    def natural(self, count: int) -> str:
-        """A text with a final full stop."""
-        return " ".join(self._word() for _ in range(count)) + "."
-
-    def few(self, count: int) -> str:
-        """A text of the speed benchmark's words."""
-        return " ".join([*self._random.choices(FEW_WORDS, k=count), "."])
-
-    def _word(self) -> str:
-        number = bisect.bisect(self._weights, self._random.random() * self._weights[-1])
-        word = self._types[number]
-        word = word.capitalize() if self._random.random() < CAPITAL else word
-        return word + "," if self._random.random() < CAPITAL else word
-
-    def unknown(self, count: int, letters: str = string.ascii_lowercase) -> str:
-        """A text of new random words, the worst case."""
-        words = ("".join(self._random.choices(letters, k=self._random.randint(4, 10))) for _ in range(count))
-        return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)

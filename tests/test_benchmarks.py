@@ -5,16 +5,29 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import grpc
 import pytest
 
+from benchmarks.cases import CLASSIFIER, SHORT_TEXTS, TEXT_COUNT, Case, Cell, requests_of, texts_of
+from benchmarks.checkouts import chosen_cells
+from benchmarks.goals import Goal
+from benchmarks.grpc_load import infer_bodies, run_grpc
+from benchmarks.load import run_wrk, v1_bodies
+from benchmarks.measuring import Result, Sample
 from benchmarks.options import parse
 from benchmarks.pairs import paired
-from benchmarks.report import command_of
+from benchmarks.report import command_of, spread
 from hf_transformer.config.options import all_options
+from hf_transformer.protocol.grpc import SERVICE
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +64,105 @@ def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, caps
         with pytest.raises(SystemExit):
             parse(["--checkout", wrong])
         assert "is not NAME=PATH" in capsys.readouterr().err
+
+
+def test_a_comparison_has_the_cells_that_only_selects() -> None:
+    options = parse(["--checkout", f"this={ROOT}", "--only", "service, gRPC; fill_mask", "--only", "270 words, 1 at"])
+    plan = chosen_cells(options, options.services())
+    assert {form: [cell.name for cell in cells] for form, cells in plan.items()} == {
+        "service, REST": [
+            "classifier, 270 words, 1 at a time",
+            "classifier, short, 1 at a time, beside 270 words, 1 at a time",
+            "minilm, 270 words, 1 at a time",
+        ],
+        "service, gRPC": ["fill_mask, 9 tokens, 16 at a time", "fill_mask, 9 tokens, 1 at a time"],
+    }
+    with pytest.raises(SystemExit, match="selects nothing"):
+        chosen_cells(parse(["--only", "no such cell"]), options.services())
+
+
+def test_the_texts_of_a_case_vary_and_repeat_between_runs(tmp_path: Path) -> None:
+    letters = [a + b + c for a in "abcdefghijklmnopqrstu" for b in "aeiou" for c in "lmnrst"] * 10
+    words = ["[CLS]", "the", *(f"{word}{number}" for number, word in enumerate(letters))]
+    vocabulary = [re.sub(r"\d", lambda found: "bcdfghjklm"[int(found[0])], word) for word in words]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    short, long = (texts_of(Case(CLASSIFIER, lengths), tmp_path) for lengths in ("short", "400 words"))
+    assert short == texts_of.__wrapped__(Case(CLASSIFIER, "short"), tmp_path)
+    assert len(set(short)) > TEXT_COUNT / 2 and len({len(text.split()) for text in short}) > 8
+    assert len(set(long)) == TEXT_COUNT and {len(text.split()) for text in long} == {400}
+    together = requests_of(Case(CLASSIFIER, "short", texts=16), tmp_path)
+    assert {len(texts) for texts in together} == {16} and together[0] != together[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_requests_of_wrk_have_texts_in_rotation_and_a_trace_of_their_own() -> None:
+    seen: list[tuple[bytes, str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((body, self.headers["traceparent"], self.headers["x-request-id"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Stays silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        bodies = v1_bodies([["one"], ["two"], ["three"]])
+        load = run_wrk(f"http://127.0.0.1:{server.server_port}/v1/models/m:predict", bodies, 1, 1)
+        server.shutdown()
+        thread.join()
+    assert load.requests and not load.errors
+    assert {body for body, _, _ in seen[:3]} == {body.content for body in bodies}
+    assert [body for body, _, _ in seen[3:]] == [body for body, _, _ in seen[:-3]]
+    assert all(re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", trace) for _, trace, _ in seen)
+    assert len({trace for _, trace, _ in seen}) == len({name for _, _, name in seen}) == len(seen)
+
+
+def test_grpc_calls_have_texts_in_rotation_and_a_trace_of_their_own() -> None:
+    seen: list[tuple[bytes, str, str]] = []
+
+    def infer(body: bytes, context: grpc.ServicerContext) -> bytes:
+        metadata = {key: str(value) for key, value in context.invocation_metadata()}
+        seen.append((body, metadata["traceparent"], metadata["x-request-id"]))
+        return b"" if len(seen) == 3 else b"answer"
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    bodies = infer_bodies("m", [["one"], ["two", "three"]])
+    load = run_grpc(port, bodies, 2, 0.2)
+    server.stop(None).wait()
+    assert (load.requests, load.errors) == (len(seen), 1)
+    assert {body for body, _, _ in seen} == set(bodies)
+    assert pb.ModelInferRequest.FromString(bodies[1]).inputs[0].shape == [2]
+    assert len({trace for _, trace, _ in seen}) == len({name for _, _, name in seen}) == len(seen)
+
+
+def test_a_goal_takes_the_best_peer_without_errors() -> None:
+    cell = Cell(SHORT_TEXTS, 1)
+
+    def result(system: str, rates: list[float], errors: int = 0) -> Result:
+        samples = (Sample(rate, 1.0, 1.0, None, None, errors, 0.1, None, None) for rate in rates)
+        return Result(cell, system, tuple(samples))
+
+    goal = Goal("twice as many", cell, "ours", "per_second", 2, ("slow", "fast", "broken"), at_least=True)
+    measured = [result("ours", [6.0] * 6), result("slow", [1.0] * 6), result("fast", [2.0] * 6)]
+    ratio = goal.value([*measured, result("broken", [9.0] * 6, errors=1)])
+    assert ratio is not None and (ratio.median, ratio.interval) == (3.0, (3.0, 3.0))
+    assert goal.row(ratio) == "| twice as many | at least 2 | 3.000 | 3.000 to 3.000 | yes |"
+    assert goal.value(measured[1:]) is None
+    assert spread(measured[0], "per_second") == "6 (6 to 6)" and spread(measured[0], "own_cpu_ms") == "-"
 
 
 def test_the_flags_of_the_services_are_declared() -> None:
