@@ -31,6 +31,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
@@ -42,8 +43,8 @@ from hf_transformer.types.request import Json
 
 Ids = tuple[int, ...]
 
-MAX_TEXT_CHARACTERS = 2000
-"""Maximum length of a text in characters. The library encodes longer texts in a thread, where it releases the GIL."""
+MAX_TEXT_CHARACTERS = 20_000
+"""Maximum length of a text in characters. The cache holds the GIL: 0.4 ms for 20,000 characters of known words."""
 MAX_CHUNK_CHARACTERS = 32
 """Maximum length of a cached chunk in characters. Longer chunks rarely occur again."""
 GENERATION_BYTES = 3 << 20
@@ -53,13 +54,18 @@ A process grew by 3 MiB with natural text and 4 MiB with random words (benchmark
 """
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
 """Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
-CHUNKS_PER_UNKNOWN = 4
-"""Reciprocal of the largest share of unknown chunks to encode separately. One additional unknown chunk is allowed.
+MIN_UNKNOWN_CHARACTERS, CHARACTERS_PER_UNKNOWN = 500, 16
+"""Maximum length of a text's unknown chunks in characters, and reciprocal of the additional share of a long text.
 
-The library encodes texts with more unknown chunks whole, because a separate chunk costs about twice as much.
+The library encodes texts with more unknown chunks whole. The cache takes about 0.3 ms for 500 characters.
 """
-LEARN_ALL_EVERY = 32
-"""Interval of texts for which the cache learns all unknown chunks, regardless of CHUNKS_PER_UNKNOWN."""
+CHUNKS_PER_UNKNOWN = 4
+"""Reciprocal of the largest share of unknown chunks that AsciiEncoder can't encode. One additional chunk is allowed.
+
+A separate chunk costs the library about twice as much as the same characters in a text.
+"""
+LEARN_EVERY = 32
+"""Interval of texts to learn from, among those with too many unknown chunks, after the first full generation."""
 
 PART_PATTERNS = {
     "BertPreTokenizer": r"[A-Za-z0-9]+|[^A-Za-z0-9]",
@@ -213,26 +219,44 @@ class WordCache:
     thread is moving; it then encodes the chunk again, with the same result. Writers take a lock to update the size.
     """
 
-    def __init__(self, backend: Tokenizer, rules: ChunkRules, special_tokens: bool) -> None:
+    def __init__(self, backend: Tokenizer, rules: ChunkRules) -> None:
         """Creates an empty cache. ``backend`` must not truncate, and must not change."""
         self._backend = backend
         self._ascii = AsciiEncoder.of(backend, rules)
         self._spaced = rules.spaced
-        self._before, self._after = ([*rules.before], [*rules.after]) if special_tokens else ([], [])
         self._young: dict[str, Ids] = {}
         self._old: dict[str, Ids] = {}
         self._bytes = 0
         self._lock = threading.Lock()
-        self._incomplete_texts = count()
+        self._missed_texts = count()
 
     def ids(self, text: str) -> list[int] | None:
-        """Ids of a text without truncation, with special tokens if enabled. All type ids are 0.
+        """Ids of a text, without truncation and special tokens. Takes at most about 1 ms.
 
         Returns None if the library has to encode the text: it is too long, has too many unknown chunks or unsupported
         whitespace, or can't be encoded.
         """
         if len(text) > MAX_TEXT_CHARACTERS:
             return None
+        chunks = self._chunks(text)
+        ids: list[int] = []
+        young = self._young
+        try:
+            for chunk in chunks:
+                ids += young[chunk]
+        except KeyError:
+            return self._encode(chunks, MIN_UNKNOWN_CHARACTERS + len(text) // CHARACTERS_PER_UNKNOWN)
+        return ids
+
+    def learn(self, text: str) -> None:
+        """Learns the chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
+        if len(text) <= MAX_TEXT_CHARACTERS and (not self._old or next(self._missed_texts) % LEARN_EVERY == 0):
+            chunks = dict.fromkeys(self._chunks(text)).keys() - self._young.keys()
+            usable = [chunk for chunk in chunks if len(chunk) <= MAX_CHUNK_CHARACTERS and self._is_separable(chunk)]
+            with suppress(Exception):  # the library's errors: the text has been refused already
+                self._learn(usable, len(usable))
+
+    def _chunks(self, text: str) -> list[str]:
         chunks = text.split(" ")
         if self._spaced:
             if chunks[0] or len(chunks) == 1:
@@ -240,69 +264,63 @@ class WordCache:
                 chunks[0] = f" {chunks[0]}"
             else:  # the text begins with a space, which belongs to its first word
                 del chunks[0]
-        ids = self._before.copy()
-        young = self._young
-        try:
-            for chunk in chunks:
-                ids += young[chunk]
-        except KeyError:
-            return self._learn_and_encode(chunks)
-        ids += self._after
-        return ids
+        return chunks
 
-    def _learn_and_encode(self, chunks: Sequence[str]) -> list[int] | None:
-        """Implements ``ids`` for chunks that are not all in the young generation."""
-        max_unknown = 0
-        known: dict[str, Ids] = {}
-        unknown: list[str] = []
-        try:
-            for chunk in dict.fromkeys(chunks):
-                ids = self._young.get(chunk)
+    def _is_separable(self, chunk: str) -> bool:
+        """Whether a chunk has the same ids in each text."""
+        return not self._spaced or not (chunk[-1:].isspace() or chunk[chunk[:1] == " " :][:1].strip() == "")
+
+    def _encode(self, chunks: Sequence[str], max_unknown: int) -> list[int] | None:
+        """Implements ``ids`` with at most ``max_unknown`` characters of unknown chunks."""
+        young, old, known, unknown = self._young, self._old, dict[str, Ids](), list[str]()
+        for chunk in dict.fromkeys(chunks):
+            ids = young.get(chunk)
+            if ids is None:
+                ids = old.get(chunk)
                 if ids is None:
-                    ids = self._find(chunk)
-                if ids is not None:
-                    known[chunk] = ids
-                elif self._spaced and chunk.split() != [chunk.removeprefix(" ")]:
-                    return None
-                else:
-                    if not max_unknown:
-                        learns_all = next(self._incomplete_texts) % LEARN_ALL_EVERY == 0
-                        max_unknown = len(chunks) if learns_all else 1 + len(chunks) // CHUNKS_PER_UNKNOWN
-                    if len(unknown) == max_unknown:
+                    max_unknown -= len(chunk)
+                    if max_unknown < 0 or not self._is_separable(chunk):
                         return None
                     unknown.append(chunk)
-            if unknown:
-                known |= self._learn(unknown)
+                    continue
+                self._keep(chunk, ids)
+            known[chunk] = ids
+        try:
+            known |= self._learn(unknown, 1 + len(chunks) // CHUNKS_PER_UNKNOWN)
+            return [*chain.from_iterable([known[chunk] for chunk in chunks])]
         except Exception:  # TypeError or bare Exception: encoding the whole text raises it again, for the client
             return None
-        return [*self._before, *chain.from_iterable([known[chunk] for chunk in chunks]), *self._after]
 
-    def _find(self, chunk: str) -> Ids | None:
-        """Ids of a chunk from the old generation or the ASCII encoder; None if unknown. Copies the chunk to the young
-        one."""
-        ids = self._old.get(chunk)
-        if ids is None and self._ascii is not None:
+    def _learn(self, chunks: Sequence[str], max_others: int) -> dict[str, Ids]:
+        """Encodes chunks separately, and caches them. Omits some if more than ``max_others`` are not for AsciiEncoder.
+
+        Raises the library's errors.
+        """
+        learned, others = dict[str, Ids](), list[str]()
+        for chunk in chunks:
             is_first = chunk[:1] == " "
-            ids = self._ascii.ids(chunk[1:] if is_first else chunk, is_first)
-        if ids is not None:
+            ids = None if self._ascii is None else self._ascii.ids(chunk[1:] if is_first else chunk, is_first)
+            if ids is None:
+                others.append(chunk)
+            else:
+                learned[chunk] = ids
+        if len(others) <= max_others and others:
+            learned |= self._library_ids(others)
+        for chunk, ids in learned.items():
             self._keep(chunk, ids)
-        return ids
+        return learned
 
-    def _learn(self, chunks: Sequence[str]) -> dict[str, Ids]:
-        """Encodes chunks separately, and caches them. Raises the library's errors."""
+    def _library_ids(self, chunks: Sequence[str]) -> dict[str, Ids]:
         words = chunks
         if self._spaced:
             words = [chunk[1:] if chunk[0] == " " else f" {chunk}" for chunk in chunks]
-        # The library encodes each word of a pre-tokenized text like a separate text, all in one call.
-        encoded = self._backend.encode(words, is_pretokenized=True, add_special_tokens=False)
+        # The library encodes each word of a pre-tokenized text like a separate text, and releases the GIL for a batch.
+        [encoded] = self._backend.encode_batch([words], is_pretokenized=True, add_special_tokens=False)
         word_ids: list[Any] = encoded.word_ids  # None only for special tokens, which this encoding lacks
         ids: list[list[int]] = [[] for _ in chunks]
         for number, word in zip(encoded.ids, word_ids, strict=True):
             ids[word].append(number)
-        learned = {chunk: tuple(numbers) for chunk, numbers in zip(chunks, ids, strict=True)}
-        for chunk, numbers in learned.items():
-            self._keep(chunk, numbers)
-        return learned
+        return {chunk: tuple(numbers) for chunk, numbers in zip(chunks, ids, strict=True)}
 
     def _keep(self, chunk: str, ids: Ids) -> None:
         if len(chunk) > MAX_CHUNK_CHARACTERS:

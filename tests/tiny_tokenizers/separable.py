@@ -110,7 +110,7 @@ def vocabulary(name: str) -> Sequence[str]:
     return [token.removeprefix("##").replace("Ġ", "") for token in copy_of(name).get_vocab()]
 
 
-def cache_of(name: str, special: bool = True) -> WordCache:
+def cache_of(name: str) -> WordCache:
     rules = chunk_rules(copy_of(name))
     assert rules is not None
-    return WordCache(copy_of(name), rules, special)
+    return WordCache(copy_of(name), rules)
