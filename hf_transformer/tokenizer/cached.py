@@ -3,52 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 
-from hf_transformer.tokenizer.words import Ids, WordCache
+from hf_transformer.tokenizer.words import Layout, WordCache
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization, Truncation
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Special tokens around one text or a pair.
-
-    Attributes:
-        special: ids and type ids of the special tokens before the first text, between the texts and after the last.
-        types: type id of each text.
-        size: number of special tokens.
-    """
-
-    special: tuple[tuple[Ids, Ids], ...]
-    types: Ids
-    size: int
-
-    @classmethod
-    def of(cls, backend: Tokenizer, texts: int, special_tokens: bool) -> Layout | None:
-        """Layout of a tokenizer's post-processor; None if it reorders, repeats or drops texts."""
-        probe = Tokenizer(models.WordLevel({"a": 0}))
-        probe.post_processor = backend.post_processor
-        encoded = probe.encode("a", "a" if texts == 2 else None, add_special_tokens=special_tokens)
-        places = [index for index, number in enumerate(encoded.sequence_ids) if number is not None]
-        if [encoded.sequence_ids[index] for index in places] != [*range(texts)]:
-            return None
-        edges = pairwise([-1, *places, len(encoded)])
-        special = [slice(start + 1, stop) for start, stop in edges]
-        ids = tuple((tuple(encoded.ids[part]), tuple(encoded.type_ids[part])) for part in special)
-        return cls(ids, tuple(encoded.type_ids[index] for index in places), len(encoded) - texts)
-
-    def fill(self, texts: Sequence[Sequence[int]]) -> Encoding:
-        """Adds the special tokens to the ids of the texts."""
-        ids, types = map(list, self.special[0])
-        for text, type_id, (special, special_types) in zip(texts, self.types, self.special[1:], strict=True):
-            ids += text
-            ids += special
-            types += [type_id] * len(text)
-            types += special_types
-        return Encoding(ids, types)
 
 
 class CachedEncoder:

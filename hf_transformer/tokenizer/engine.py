@@ -30,6 +30,9 @@ MIN_PREFIX_CHARACTERS, PREFIX_GROWTH = 16_384, 4
 MAX_WORDS_PER_CHARACTER = 32
 """Upper bound of the number of words per character of an added token. NFKC expands a character to up to 18 (UAX 15)."""
 
+UNKNOWN = "\U0010ffff"
+"""A character that no vocabulary contains."""
+
 PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
 """Attributes of an Encoding with one item per token."""
 
@@ -337,12 +340,11 @@ class PrefixTruncation:
 
         Truncation would hide an unknown word in the dropped part of the text.
         """
-        unknown = backend.model.unk_token
-        if unknown is None:
-            refuses = not isinstance(backend.model, tokenizers.models.BPE)
-        else:
-            refuses = backend.model.token_to_id(unknown) is None
-        return None if refuses else cls(backend, rules)
+        try:
+            backend.model.tokenize(UNKNOWN)
+        except Exception:
+            return None
+        return cls(backend, rules)
 
     def prefix(self, text: str, tokens: int) -> str:
         """Returns a prefix with more than ``tokens`` tokens that equal those of the whole text.

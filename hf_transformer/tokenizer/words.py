@@ -33,13 +33,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, pairwise
 from typing import Any
+from unicodedata import category
 
 import orjson
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from hf_transformer.types.request import Json
+from hf_transformer.types.tokenization import Encoding
 
 Ids = tuple[int, ...]
 
@@ -67,22 +69,39 @@ A separate chunk costs the library about twice as much as the same characters in
 LEARN_EVERY = 32
 """Interval of texts to learn from, among those with too many unknown chunks, after the first full generation."""
 
+CL100K_START = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+CL100K_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_WORDS, QWEN2_WORDS = (CL100K_START + numbers + CL100K_END for numbers in (r"\p{N}{1,3}", r"\p{N}"))
+"""Patterns of the pre-tokenizers of Llama 3 (and OpenAI's cl100k_base), and of Qwen2 and Qwen3."""
+CL100K_PARTS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^A-Za-z0-9]?[A-Za-z]+|[0-9]{{1,{}}}|Ġ?[^A-Za-z0-9Ġ]+|Ġ"
+
 PART_PATTERNS = {
     "BertPreTokenizer": r"[A-Za-z0-9]+|[^A-Za-z0-9]",
     "Whitespace": r"\w+|[^\w]+",
     "WhitespaceSplit": r".+",
+    "Metaspace": r".+",
     "ByteLevel": r"'s|'t|'re|'ve|'m|'ll|'d|Ġ?[A-Za-z]+|Ġ?[0-9]+|Ġ?[^A-Za-z0-9Ġ]+",
+    LLAMA3_WORDS: CL100K_PARTS.format(3),
+    QWEN2_WORDS: CL100K_PARTS.format(1),
 }
 """Patterns equivalent to the pre-tokenizers for printable ASCII. The library's patterns cover all of Unicode."""
-WHITESPACE_SPLITTERS = PART_PATTERNS.keys() - {"ByteLevel"}
+WHITESPACE_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that split at all whitespace, and drop it."""
 SEPARABLE_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
 """Normalizers that process the text on both sides of a space independently."""
+PRECOMPILED = {"Precompiled"}
+"""SentencePiece's normalizer of grapheme clusters. It is separable for chunks that share no cluster with a space."""
+JOINING_CATEGORIES = {"Mn", "Mc", "Me", "Cf", "Cn", "Cs"}
+JOINING_FIRST = frozenset("\u0e33\u0eb3\uff9e\uff9f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
+JOINING_LAST = re.compile("[\u0d4e\U00011000-\U00011fff]")
+"""Unicode categories and characters that may share a cluster with the space before or after them (UAX 29)."""
 WORD_NORMALIZERS = {"Lowercase", "NFC", "NFD"}
 """Normalizers in SEPARABLE_NORMALIZERS that neither drop characters nor create spaces."""
 GPT2_SPACE = "Ġ"
 """Character for the space in GPT-2's byte alphabet. Other printable ASCII characters map to themselves."""
 ALPHANUMERIC = re.compile("[A-Za-z0-9]")
+ASCII = "".join(map(chr, range(ord("!"), ord("~") + 1)))
+"""The printable ASCII characters, without the space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,44 +109,65 @@ class ChunkRules:
     """Properties of a tokenizer that can encode the chunks between spaces independently.
 
     Attributes:
-        splitter: the pre-tokenizer's type.
+        splitter: the pre-tokenizer's type, or its pattern.
         spaced: whether each chunk except the first includes the preceding space. Double spaces and other whitespace are
             then not supported.
         prefixed: whether the tokenizer adds a space to the first chunk, and to text after an added token.
-        before, after: ids of the special tokens before and after a text.
+        graphemes: whether the normalizer depends on grapheme clusters.
+        mark: the character that represents a space before a word in the vocabulary; empty if none does.
         added: strings that match added tokens.
     """
 
     splitter: str
     spaced: bool
     prefixed: bool
-    before: Ids
-    after: Ids
+    graphemes: bool
+    mark: str
     added: tuple[str, ...]
 
 
 def chunk_rules(backend: Tokenizer) -> ChunkRules | None:
     """Determines the rules of a separable tokenizer; None if its stages don't guarantee equal ids."""
     stages, model = _stages(backend), backend.model
-    if stages is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel):
+    if stages is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel | models.Unigram):
         return None
     if isinstance(model, models.BPE) and model.dropout:
         return None
-    splitter = stages["pre_tokenizer"] or {"type": None}
-    spaced = splitter["type"] == "ByteLevel" and splitter["use_regex"]
-    if not spaced and splitter["type"] not in WHITESPACE_SPLITTERS:
+    splitter, spaced, prefixed, mark = _splitter(stages["pre_tokenizer"])
+    if splitter is None or isinstance(model, models.Unigram) != (splitter == "Metaspace"):
         return None
-    if not _steps(stages["normalizer"]) <= (WORD_NORMALIZERS if spaced else SEPARABLE_NORMALIZERS):
+    if isinstance(model, models.Unigram) and (model.alpha is not None or model.nbest_size is not None):
+        return None
+    steps = _steps(stages["normalizer"])
+    graphemes = steps == PRECOMPILED and not spaced and backend.normalizer.normalize_str(" ") == " "
+    if not graphemes and not steps <= (WORD_NORMALIZERS if spaced else SEPARABLE_NORMALIZERS):
         return None
     tokens = backend.get_added_tokens_decoder().values()
     added = tuple(text for token in tokens for text in _contents(token, backend.normalizer))
     # If words include the preceding space, lstrip removes the space of the token's own chunk, but rstrip would remove
     # the space of the next chunk.
     strips_next = spaced and any(token.rstrip for token in tokens)
-    special_ids = _special_ids(backend)
-    if strips_next or special_ids is None or any(text.split() != [text] for text in added):
+    if strips_next or Layout.of(backend, 1, True) is None or any(text.split() != [text] for text in added):
         return None
-    return ChunkRules(splitter["type"], spaced, spaced and splitter["add_prefix_space"], *special_ids, added)
+    return ChunkRules(splitter, spaced, prefixed, graphemes, mark, added)
+
+
+def _splitter(stage: Json) -> tuple[str | None, bool, bool, str]:
+    """The fields splitter, spaced, prefixed and mark of ChunkRules. The splitter is None for an unknown stage."""
+    steps = () if stage is None else stage.get("pretokenizers", [stage])
+    match steps:
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": prefixed}]:
+            return "ByteLevel", True, prefixed, GPT2_SPACE
+        case [
+            {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ] if words in (LLAMA3_WORDS, QWEN2_WORDS):
+            return words, True, False, GPT2_SPACE
+        case [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "prepend_scheme": "always", "replacement": mark}]:
+            return "Metaspace", False, True, mark
+        case [{"type": name}] if name in WHITESPACE_SPLITTERS:
+            return name, False, False, ""
+    return None, False, False, ""
 
 
 def _stages(backend: Tokenizer) -> Json:
@@ -156,18 +196,52 @@ def _contents(token: AddedToken, normalizer: normalizers.Normalizer | None) -> l
     return [token.content, normalizer.normalize_str(token.content)]
 
 
-def _special_ids(backend: Tokenizer) -> tuple[Ids, Ids] | None:
-    """Ids that the post-processor adds before and after a single text.
+def _joins_space(chunk: str) -> bool:
+    """Whether a space before or after a chunk may be in the same grapheme cluster as the chunk's first or last
+    character."""
+    first, last = chunk[0], chunk[-1]
+    if category(first) in JOINING_CATEGORIES or first in JOINING_FIRST:
+        return True
+    return category(last) in {"Cf", "Cn", "Cs"} or JOINING_LAST.match(last) is not None
 
-    None if it drops or repeats the text, or sets type ids.
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Special tokens around one text or a pair.
+
+    Attributes:
+        special: ids and type ids of the special tokens before the first text, between the texts and after the last.
+        types: type id of each text.
+        size: number of special tokens.
     """
-    probe = Tokenizer(models.WordLevel({"a": 0}))
-    probe.post_processor = backend.post_processor
-    encoded = probe.encode("a")
-    if encoded.special_tokens_mask.count(0) != 1 or any(encoded.type_ids):
-        return None
-    index = encoded.special_tokens_mask.index(0)
-    return tuple(encoded.ids[:index]), tuple(encoded.ids[index + 1 :])
+
+    special: tuple[tuple[Ids, Ids], ...]
+    types: Ids
+    size: int
+
+    @classmethod
+    def of(cls, backend: Tokenizer, texts: int, special_tokens: bool) -> Layout | None:
+        """Layout of a tokenizer's post-processor; None if it reorders, repeats or drops texts."""
+        probe = Tokenizer(models.WordLevel({"a": 0}))
+        probe.post_processor = backend.post_processor
+        encoded = probe.encode("a", "a" if texts == 2 else None, add_special_tokens=special_tokens)
+        places = [index for index, is_special in enumerate(encoded.special_tokens_mask) if not is_special]
+        if [encoded.sequence_ids[index] for index in places] != [*range(texts)]:
+            return None
+        edges = pairwise([-1, *places, len(encoded)])
+        special = [slice(start + 1, stop) for start, stop in edges]
+        ids = tuple((tuple(encoded.ids[part]), tuple(encoded.type_ids[part])) for part in special)
+        return cls(ids, tuple(encoded.type_ids[index] for index in places), len(encoded) - texts)
+
+    def fill(self, texts: Sequence[Sequence[int]]) -> Encoding:
+        """Adds the special tokens to the ids of the texts."""
+        ids, types = map(list, self.special[0])
+        for text, type_id, (special, special_types) in zip(texts, self.types, self.special[1:], strict=True):
+            ids += text
+            ids += special
+            types += [type_id] * len(text)
+            types += special_types
+        return Encoding(ids, types)
 
 
 class AsciiEncoder:
@@ -182,16 +256,18 @@ class AsciiEncoder:
         normalizer = backend.normalizer
         self._tokenize = backend.model.tokenize
         self._lower = normalizer is not None and normalizer.normalize_str("A") == "a"
-        self._spaced, self._prefixed = rules.spaced, rules.prefixed
-        allowed = re.escape("".join(sorted(set(map(chr, range(ord("!"), ord("~") + 1))).difference(forbidden))))
+        self._mark, self._prefixed = rules.mark, rules.prefixed
+        allowed = re.escape("".join(sorted(set(ASCII).difference(forbidden))))
         self._is_plain = re.compile(f"[{allowed}]{{1,{MAX_CHUNK_CHARACTERS}}}").fullmatch
         self._split = re.compile(PART_PATTERNS[rules.splitter], re.ASCII).findall
 
     @classmethod
     def of(cls, backend: Tokenizer, rules: ChunkRules) -> AsciiEncoder | None:
-        """Creates an encoder, or returns None if an added token consists of only letters and digits."""
+        """Creates an encoder, or returns None if an added token consists of only letters and digits, or the normalizer
+        changes ASCII characters other than capital letters."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in rules.added if text.isascii()]
-        return cls(backend, rules, marks) if all(marks) else None
+        changed = rules.graphemes and backend.normalizer.normalize_str(ASCII) not in (ASCII, ASCII.lower())
+        return cls(backend, rules, marks) if all(marks) and not changed else None
 
     def ids(self, chunk: str, is_first: bool) -> Ids | None:
         """Ids of a chunk; None if it has unsupported characters. ``is_first`` means that no space precedes it in the
@@ -203,8 +279,8 @@ class AsciiEncoder:
             return None
         if self._lower:
             chunk = chunk.lower()
-        if self._spaced and (self._prefixed or not is_first):
-            chunk = GPT2_SPACE + chunk
+        if self._mark and (self._prefixed or not is_first):
+            chunk = self._mark + chunk
         tokenize = self._tokenize
         return tuple([token.id for part in self._split(chunk) for token in tokenize(part)])
 
@@ -223,7 +299,7 @@ class WordCache:
         """Creates an empty cache. ``backend`` must not truncate, and must not change."""
         self._backend = backend
         self._ascii = AsciiEncoder.of(backend, rules)
-        self._spaced = rules.spaced
+        self._spaced, self._graphemes = rules.spaced, rules.graphemes
         self._young: dict[str, Ids] = {}
         self._old: dict[str, Ids] = {}
         self._bytes = 0
@@ -268,7 +344,10 @@ class WordCache:
 
     def _is_separable(self, chunk: str) -> bool:
         """Whether a chunk has the same ids in each text."""
-        return not self._spaced or not (chunk[-1:].isspace() or chunk[chunk[:1] == " " :][:1].strip() == "")
+        if self._spaced:
+            word = chunk.removeprefix(" ")
+            return word != "" and not (word[0].isspace() or word[-1].isspace())
+        return not self._graphemes or chunk.isascii() or not _joins_space(chunk)
 
     def _encode(self, chunks: Sequence[str], max_unknown: int) -> list[int] | None:
         """Implements ``ids`` with at most ``max_unknown`` characters of unknown chunks."""
