@@ -224,9 +224,12 @@ class Layout:
         """Layout of a tokenizer's post-processor; None if it reorders, repeats or drops texts."""
         probe = Tokenizer(models.WordLevel({"a": 0}))
         probe.post_processor = backend.post_processor
-        encoded = probe.encode("a", "a" if texts == 2 else None, add_special_tokens=special_tokens)
+        calls = (probe.encode_batch_fast, probe.encode_batch)
+        texts_a: Any = ["a" if texts == 1 else ("a", "a")]
+        [encoded], [detailed] = (call(texts_a, add_special_tokens=special_tokens) for call in calls)
         places = [index for index, is_special in enumerate(encoded.special_tokens_mask) if not is_special]
-        if [encoded.sequence_ids[index] for index in places] != [*range(texts)]:
+        # Without a post-processor, the type ids of a pair depend on the call.
+        if [encoded.sequence_ids[i] for i in places] != [*range(texts)] or encoded.type_ids != detailed.type_ids:
             return None
         edges = pairwise([-1, *places, len(encoded)])
         special = [slice(start + 1, stop) for start, stop in edges]

@@ -112,7 +112,7 @@ def charsmap() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         sentencepiece_model(path)
-        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+        model: Any = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
     table: bytes = model.normalizer_spec.precompiled_charsmap
     return table
 
