@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +14,13 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.tokenizer.cached import CachedEncoder, longest_first
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+"""Encodes each call of the library in the calling thread. Its thread pool is shared by all calls: a short text would
+wait there for all texts of other calls."""
 
 LONG_TEXT_CHARACTERS = 32_768
 """Maximum length of a text to encode whole. The engine encodes longer texts one by one, and only a prefix if
@@ -23,6 +29,9 @@ MIN_PREFIX_CHARACTERS, PREFIX_GROWTH = 16_384, 4
 """Length of the first prefix of a long text, and growth factor of the following prefixes."""
 MAX_WORDS_PER_CHARACTER = 32
 """Upper bound of the number of words per character of an added token. NFKC expands a character to up to 18 (UAX 15)."""
+
+UNKNOWN = "\U0010ffff"
+"""A character that no vocabulary contains."""
 
 PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
 """Attributes of an Encoding with one item per token."""
@@ -53,6 +62,15 @@ def too_many_tokens(options: Tokenization) -> TooLarge:
     )
 
 
+def too_many_windows(options: Tokenization) -> TooLarge:
+    """Error for more than ``options.max_windows`` windows."""
+    return TooLarge(
+        "instances",
+        f"at most {options.max_windows} windows in a request (--max_sequences)",
+        hint="send shorter texts, or share fewer tokens between windows",
+    )
+
+
 class Engine(ABC):
     """Encodes texts, truncated to ``max_length`` tokens. Thread-safe."""
 
@@ -66,6 +84,19 @@ class Engine(ABC):
                 option.
             TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids in a text.
         """
+        encodings = [self.cached(text, options) or [] for text in texts]
+        misses = [text for text, windows in zip(texts, encodings, strict=True) if not windows]
+        if not misses:
+            return encodings
+        encoded = iter(self.encode_missed(misses, options))
+        return [windows or next(encoded) for windows in encodings]
+
+    def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
+        """Encodes a text if that is quick enough for the event loop, about 1 ms; None otherwise."""
+        return None
+
+    def encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Encodes texts as ``encode`` does, without ``cached``."""
         if TokenIds not in map(type, texts):
             return self._encode(texts, options)
         untokenized = [text for text in texts if not isinstance(text, TokenIds)]
@@ -74,7 +105,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Implements ``encode`` for all inputs except token ids."""
+        """Implements ``encode_missed`` for all inputs except token ids."""
 
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         if len(text.ids) > self.max_length and not options.whole:
@@ -118,30 +149,24 @@ class RustEngine(Engine):
         self._trims_space = trims_space(backend)
         self._long_text = threading.Lock()
         rules = chunk_rules(backend)
-        self._word_cache = WordCache(backend, rules, special_tokens) if rules and word_cache else None
+        self._words = WordCache(backend, rules) if rules and word_cache else None
+        self._cached = (
+            CachedEncoder(self._words, backend, special_tokens, self._truncates_left) if self._words else None
+        )
         self._prefixes = PrefixTruncation.of(backend, rules) if rules and not self._truncates_left else None
 
-    def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Encodes as Engine does, using the word cache. Raises TooLarge before building windows."""
-        if options is not PLAIN or self._word_cache is None:
-            return super().encode(texts, options)
-        limit, cached_ids = self.max_length, self._word_cache.ids
-        encodings: list[list[Encoding]] = []
-        misses: list[TextInput] = []
-        for text in texts:
-            ids = cached_ids(text) if type(text) is str else None
-            if ids is None or len(ids) > limit:
-                misses.append(text)
-                encodings.append([])
-            else:
-                encodings.append([Encoding(ids, [0] * len(ids))])
-        if not misses:
-            return encodings
-        encoded = iter(super().encode(misses, options))
-        return [windows or next(encoded) for windows in encodings]
+    def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
+        return None if self._cached is None else self._cached.encode(text, self.max_length, options)
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Implements ``encode`` without the word cache."""
+        encodings = self._encode_bounded(texts, options)
+        if self._words is not None and not options.detail:
+            for text in texts:
+                for part in () if isinstance(text, Words) else strings(text):
+                    self._words.learn(part)
+        return encodings
+
+    def _encode_bounded(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         limit = min(options.max_length or self.max_length, self.max_length)
         # The library uses up to 450 bytes per character during encoding, so encode one long text at a time.
         is_long = max(map(characters, texts), default=0) > LONG_TEXT_CHARACTERS
@@ -160,11 +185,7 @@ class RustEngine(Engine):
             for whole, text in zip(wholes, texts, strict=True)
         ]
         if sum(count for count, _ in plans) > options.max_windows:
-            raise TooLarge(
-                "instances",
-                f"at most {options.max_windows} windows in a request (--max_sequences)",
-                hint="send shorter texts, or share fewer tokens between windows",
-            )
+            raise too_many_windows(options)
         encodings = []
         for whole, (_, windows) in zip(wholes, plans, strict=True):
             converted = _convert(whole, options.detail, truncated=len(whole) > limit and not options.windows)
@@ -319,12 +340,11 @@ class PrefixTruncation:
 
         Truncation would hide an unknown word in the dropped part of the text.
         """
-        unknown = backend.model.unk_token
-        if unknown is None:
-            refuses = not isinstance(backend.model, tokenizers.models.BPE)
-        else:
-            refuses = backend.model.token_to_id(unknown) is None
-        return None if refuses else cls(backend, rules)
+        try:
+            backend.model.tokenize(UNKNOWN)
+        except Exception:
+            return None
+        return cls(backend, rules)
 
     def prefix(self, text: str, tokens: int) -> str:
         """Returns a prefix with more than ``tokens`` tokens that equal those of the whole text.
@@ -368,22 +388,6 @@ def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
     count = owners.count(number)
     first = owners.index(number) if count else 0
     return range(first, first + count)
-
-
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Token counts of both texts after longest-first truncation to ``room`` tokens in total. ``second`` is 0 for one
-    text.
-
-    Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
-    """
-    short, long = sorted((first, second))
-    if short + long <= room:
-        return first, second
-    long = max(short, room - short)
-    if short + long > room:
-        short = room // 2
-        long = room - short
-    return (short, long) if first <= second else (long, short)
 
 
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
+from hf_transformer.tokenizer.words import QWEN2_WORDS
 from hf_transformer.types.request import Json
 
 Settings = Mapping[str, Json]
@@ -126,13 +127,6 @@ def _byte_level_stages(tokenizer: Tokenizer, settings: Settings, document: Json)
 def _neox_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
     _byte_level_stages(tokenizer, settings, document)
     tokenizer.normalizer = normalizers.NFC()
-
-
-QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Pattern of Qwen2's pre-tokenizer, as in all its tokenizer.json files."""
 
 
 def _qwen2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:

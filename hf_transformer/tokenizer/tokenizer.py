@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
-from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 from tokenizers import decoders
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tokenizer.engine import Engine, PythonEngine, RustEngine, characters, too_many_tokens
+from hf_transformer.tokenizer.engine import (
+    LONG_TEXT_CHARACTERS,
+    Engine,
+    PythonEngine,
+    RustEngine,
+    characters,
+    too_many_tokens,
+    too_many_windows,
+)
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
@@ -26,10 +37,14 @@ Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 
 1 ms at the limit. Switching to a thread and back takes 0.06 to 0.15 ms.
 """
 
-CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 100_000
-"""Maximum number of texts, and approximate number of characters, per call of the library.
+MAX_LOOP_SECONDS = 0.0005
+"""Time on the event loop after which the texts of a request let other requests continue."""
 
-The library keeps all encodings of a call in memory, gigabytes for a thousand long texts.
+CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 16_000
+"""Maximum number of texts, and approximate number of characters, per call of the library, about 10 ms.
+
+A request runs at most one call per CPU at a time, so that texts of other requests need not wait for all of it. The
+library keeps all encodings of a call in memory, gigabytes for a thousand long texts.
 """
 
 INLINE_IDS = 2000
@@ -109,36 +124,28 @@ class Tokenizer:
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=True) if offsets else PLAIN)]
 
-    def encode_windows(
-        self, texts: Sequence[TextInput], options: Tokenization, stop: threading.Event | None = None
-    ) -> list[list[Encoding]]:
+    def encode_windows(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes each text into one encoding, or into several windows with ``options.windows``.
-
-        Setting ``stop`` ends the work early, between two chunks of texts.
 
         Raises:
             InvalidInput: a text can't be encoded with these options.
             TooLarge: more than ``options.max_windows`` or ``options.max_tokens``.
         """
         encodings: list[list[Encoding]] = []
-        remaining_windows, tokens = options.max_windows, 0
         for chunk in _chunks(texts):
-            if stop is not None and stop.is_set():
-                break
-            chunk_options = replace(options, max_windows=max(remaining_windows, 0)) if options.windows else options
-            encoded = self._encode(chunk, chunk_options)
-            encodings += encoded
-            if options.windows:
-                remaining_windows -= sum(map(len, encoded))
-            if options.whole:
-                tokens += sum(len(encoding) for [encoding] in encoded)
-                if tokens > options.max_tokens:
-                    raise too_many_tokens(options)
+            encodings += self._encode(chunk, options)
+            _check_totals(encodings, options)
         return encodings
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes each text into windows. Adds the tokens' strings if ``options`` requests whole texts in detail."""
-        encodings = self._engine.encode(texts, options)
+        return self._named(self._engine.encode(texts, options), options)
+
+    def _encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+        """Encodes as ``_encode`` does, for texts that are not ``cached``."""
+        return self._named(self._engine.encode_missed(texts, options), options)
+
+    def _named(self, encodings: list[list[Encoding]], options: Tokenization) -> list[list[Encoding]]:
         if options.whole and options.detail:
             for [encoding] in encodings:
                 names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
@@ -148,16 +155,48 @@ class Tokenizer:
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
-        """Calls ``encode_windows`` without blocking the event loop: the executor encodes long texts.
+        """Calls ``encode_windows`` without blocking the event loop: the executor encodes long texts with unknown words.
 
-        Cancellation stops the executor's work after the current chunk. ``length`` is the total number of characters, if
-        known.
+        Cancellation stops the executor's work after the current chunks. ``length`` is the total number of characters,
+        if known.
         """
         if length is None:
             length = sum(map(characters, texts))
         if length <= INLINE_CHARACTERS:
             return self._encode(texts, options)
-        return await _in_thread(executor, lambda stop: self.encode_windows(texts, options, stop))
+        encodings: list[list[Encoding]] = []
+        started = perf_counter()
+        for text in texts:
+            if perf_counter() - started > MAX_LOOP_SECONDS:
+                await asyncio.sleep(0)
+                _check_totals(encodings, options)
+                started = perf_counter()
+            encodings.append(self._engine.cached(text, options) or [])
+        misses = [text for text, windows in zip(texts, encodings, strict=True) if not windows]
+        encoded = iter(await self._encode_in_threads(misses, executor, options))
+        encodings = [windows or next(encoded) for windows in encodings]
+        _check_totals(encodings, options)
+        return encodings
+
+    async def _encode_in_threads(
+        self, texts: Sequence[TextInput], executor: Executor, options: Tokenization
+    ) -> list[list[Encoding]]:
+        """Encodes chunks of texts in the executor, one per CPU at a time."""
+        encodings: list[list[Encoding]] = []
+        loop, chunks, running = asyncio.get_running_loop(), _chunks(texts), deque[asyncio.Future[Any]]()
+        # The engine encodes the longest texts one by one, so further threads would only wait.
+        threads = 1 if any(characters(text) > LONG_TEXT_CHARACTERS for text in texts) else len(os.sched_getaffinity(0))
+        try:
+            while True:
+                for chunk in islice(chunks, threads - len(running)):
+                    running.append(loop.run_in_executor(executor, self._encode_missed, chunk, options))
+                if not running:
+                    return encodings
+                encodings += await running.popleft()
+                _check_totals(encodings, options)
+        finally:
+            for future in running:
+                future.cancel()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decodes ids to text, as AutoTokenizer.decode does."""
@@ -215,6 +254,14 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
         return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
     finally:
         stop.set()
+
+
+def _check_totals(encodings: Sequence[Sequence[Encoding]], options: Tokenization) -> None:
+    """Raises TooLarge for too many windows or tokens."""
+    if options.windows and sum(map(len, encodings)) > options.max_windows:
+        raise too_many_windows(options)
+    if options.whole and sum(len(encoding) for windows in encodings for encoding in windows) > options.max_tokens:
+        raise too_many_tokens(options)
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:

@@ -31,19 +31,22 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, pairwise
 from typing import Any
+from unicodedata import category
 
 import orjson
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from hf_transformer.types.request import Json
+from hf_transformer.types.tokenization import Encoding
 
 Ids = tuple[int, ...]
 
-MAX_TEXT_CHARACTERS = 2000
-"""Maximum length of a text in characters. The library encodes longer texts in a thread, where it releases the GIL."""
+MAX_TEXT_CHARACTERS = 20_000
+"""Maximum length of a text in characters. The cache holds the GIL: 0.4 ms for 20,000 characters of known words."""
 MAX_CHUNK_CHARACTERS = 32
 """Maximum length of a cached chunk in characters. Longer chunks rarely occur again."""
 GENERATION_BYTES = 3 << 20
@@ -53,30 +56,52 @@ A process grew by 3 MiB with natural text and 4 MiB with random words (benchmark
 """
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
 """Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
-CHUNKS_PER_UNKNOWN = 4
-"""Reciprocal of the largest share of unknown chunks to encode separately. One additional unknown chunk is allowed.
+MIN_UNKNOWN_CHARACTERS, CHARACTERS_PER_UNKNOWN = 500, 16
+"""Maximum length of a text's unknown chunks in characters, and reciprocal of the additional share of a long text.
 
-The library encodes texts with more unknown chunks whole, because a separate chunk costs about twice as much.
+The library encodes texts with more unknown chunks whole. The cache takes about 0.3 ms for 500 characters.
 """
-LEARN_ALL_EVERY = 32
-"""Interval of texts for which the cache learns all unknown chunks, regardless of CHUNKS_PER_UNKNOWN."""
+CHUNKS_PER_UNKNOWN = 4
+"""Reciprocal of the largest share of unknown chunks that AsciiEncoder can't encode. One additional chunk is allowed.
+
+A separate chunk costs the library about twice as much as the same characters in a text.
+"""
+LEARN_EVERY = 32
+"""Interval of texts to learn from, among those with too many unknown chunks, after the first full generation."""
+
+CL100K_START = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+CL100K_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_WORDS, QWEN2_WORDS = (CL100K_START + numbers + CL100K_END for numbers in (r"\p{N}{1,3}", r"\p{N}"))
+"""Patterns of the pre-tokenizers of Llama 3 (and OpenAI's cl100k_base), and of Qwen2 and Qwen3."""
+CL100K_PARTS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^A-Za-z0-9]?[A-Za-z]+|[0-9]{{1,{}}}|Ġ?[^A-Za-z0-9Ġ]+|Ġ"
 
 PART_PATTERNS = {
     "BertPreTokenizer": r"[A-Za-z0-9]+|[^A-Za-z0-9]",
     "Whitespace": r"\w+|[^\w]+",
     "WhitespaceSplit": r".+",
+    "Metaspace": r".+",
     "ByteLevel": r"'s|'t|'re|'ve|'m|'ll|'d|Ġ?[A-Za-z]+|Ġ?[0-9]+|Ġ?[^A-Za-z0-9Ġ]+",
+    LLAMA3_WORDS: CL100K_PARTS.format(3),
+    QWEN2_WORDS: CL100K_PARTS.format(1),
 }
 """Patterns equivalent to the pre-tokenizers for printable ASCII. The library's patterns cover all of Unicode."""
-WHITESPACE_SPLITTERS = PART_PATTERNS.keys() - {"ByteLevel"}
+WHITESPACE_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that split at all whitespace, and drop it."""
 SEPARABLE_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
 """Normalizers that process the text on both sides of a space independently."""
+PRECOMPILED = {"Precompiled"}
+"""SentencePiece's normalizer of grapheme clusters. It is separable for chunks that share no cluster with a space."""
+JOINING_CATEGORIES = {"Mn", "Mc", "Me", "Cf", "Cn", "Cs"}
+JOINING_FIRST = frozenset("\u0e33\u0eb3\uff9e\uff9f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
+JOINING_LAST = re.compile("[\u0d4e\U00011000-\U00011fff]")
+"""Unicode categories and characters that may share a cluster with the space before or after them (UAX 29)."""
 WORD_NORMALIZERS = {"Lowercase", "NFC", "NFD"}
 """Normalizers in SEPARABLE_NORMALIZERS that neither drop characters nor create spaces."""
 GPT2_SPACE = "Ġ"
 """Character for the space in GPT-2's byte alphabet. Other printable ASCII characters map to themselves."""
 ALPHANUMERIC = re.compile("[A-Za-z0-9]")
+ASCII = "".join(map(chr, range(ord("!"), ord("~") + 1)))
+"""The printable ASCII characters, without the space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +109,65 @@ class ChunkRules:
     """Properties of a tokenizer that can encode the chunks between spaces independently.
 
     Attributes:
-        splitter: the pre-tokenizer's type.
+        splitter: the pre-tokenizer's type, or its pattern.
         spaced: whether each chunk except the first includes the preceding space. Double spaces and other whitespace are
             then not supported.
         prefixed: whether the tokenizer adds a space to the first chunk, and to text after an added token.
-        before, after: ids of the special tokens before and after a text.
+        graphemes: whether the normalizer depends on grapheme clusters.
+        mark: the character that represents a space before a word in the vocabulary; empty if none does.
         added: strings that match added tokens.
     """
 
     splitter: str
     spaced: bool
     prefixed: bool
-    before: Ids
-    after: Ids
+    graphemes: bool
+    mark: str
     added: tuple[str, ...]
 
 
 def chunk_rules(backend: Tokenizer) -> ChunkRules | None:
     """Determines the rules of a separable tokenizer; None if its stages don't guarantee equal ids."""
     stages, model = _stages(backend), backend.model
-    if stages is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel):
+    if stages is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel | models.Unigram):
         return None
     if isinstance(model, models.BPE) and model.dropout:
         return None
-    splitter = stages["pre_tokenizer"] or {"type": None}
-    spaced = splitter["type"] == "ByteLevel" and splitter["use_regex"]
-    if not spaced and splitter["type"] not in WHITESPACE_SPLITTERS:
+    splitter, spaced, prefixed, mark = _splitter(stages["pre_tokenizer"])
+    if splitter is None or isinstance(model, models.Unigram) != (splitter == "Metaspace"):
         return None
-    if not _steps(stages["normalizer"]) <= (WORD_NORMALIZERS if spaced else SEPARABLE_NORMALIZERS):
+    if isinstance(model, models.Unigram) and (model.alpha is not None or model.nbest_size is not None):
+        return None
+    steps = _steps(stages["normalizer"])
+    graphemes = steps == PRECOMPILED and not spaced and backend.normalizer.normalize_str(" ") == " "
+    if not graphemes and not steps <= (WORD_NORMALIZERS if spaced else SEPARABLE_NORMALIZERS):
         return None
     tokens = backend.get_added_tokens_decoder().values()
     added = tuple(text for token in tokens for text in _contents(token, backend.normalizer))
     # If words include the preceding space, lstrip removes the space of the token's own chunk, but rstrip would remove
     # the space of the next chunk.
     strips_next = spaced and any(token.rstrip for token in tokens)
-    special_ids = _special_ids(backend)
-    if strips_next or special_ids is None or any(text.split() != [text] for text in added):
+    if strips_next or Layout.of(backend, 1, True) is None or any(text.split() != [text] for text in added):
         return None
-    return ChunkRules(splitter["type"], spaced, spaced and splitter["add_prefix_space"], *special_ids, added)
+    return ChunkRules(splitter, spaced, prefixed, graphemes, mark, added)
+
+
+def _splitter(stage: Json) -> tuple[str | None, bool, bool, str]:
+    """The fields splitter, spaced, prefixed and mark of ChunkRules. The splitter is None for an unknown stage."""
+    steps = () if stage is None else stage.get("pretokenizers", [stage])
+    match steps:
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": prefixed}]:
+            return "ByteLevel", True, prefixed, GPT2_SPACE
+        case [
+            {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ] if words in (LLAMA3_WORDS, QWEN2_WORDS):
+            return words, True, False, GPT2_SPACE
+        case [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "prepend_scheme": "always", "replacement": mark}]:
+            return "Metaspace", False, True, mark
+        case [{"type": name}] if name in WHITESPACE_SPLITTERS:
+            return name, False, False, ""
+    return None, False, False, ""
 
 
 def _stages(backend: Tokenizer) -> Json:
@@ -150,18 +196,55 @@ def _contents(token: AddedToken, normalizer: normalizers.Normalizer | None) -> l
     return [token.content, normalizer.normalize_str(token.content)]
 
 
-def _special_ids(backend: Tokenizer) -> tuple[Ids, Ids] | None:
-    """Ids that the post-processor adds before and after a single text.
+def _joins_space(chunk: str) -> bool:
+    """Whether a space before or after a chunk may be in the same grapheme cluster as the chunk's first or last
+    character."""
+    first, last = chunk[0], chunk[-1]
+    if category(first) in JOINING_CATEGORIES or first in JOINING_FIRST:
+        return True
+    return category(last) in {"Cf", "Cn", "Cs"} or JOINING_LAST.match(last) is not None
 
-    None if it drops or repeats the text, or sets type ids.
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Special tokens around one text or a pair.
+
+    Attributes:
+        special: ids and type ids of the special tokens before the first text, between the texts and after the last.
+        types: type id of each text.
+        size: number of special tokens.
     """
-    probe = Tokenizer(models.WordLevel({"a": 0}))
-    probe.post_processor = backend.post_processor
-    encoded = probe.encode("a")
-    if encoded.special_tokens_mask.count(0) != 1 or any(encoded.type_ids):
-        return None
-    index = encoded.special_tokens_mask.index(0)
-    return tuple(encoded.ids[:index]), tuple(encoded.ids[index + 1 :])
+
+    special: tuple[tuple[Ids, Ids], ...]
+    types: Ids
+    size: int
+
+    @classmethod
+    def of(cls, backend: Tokenizer, texts: int, special_tokens: bool) -> Layout | None:
+        """Layout of a tokenizer's post-processor; None if it reorders, repeats or drops texts."""
+        probe = Tokenizer(models.WordLevel({"a": 0}))
+        probe.post_processor = backend.post_processor
+        calls = (probe.encode_batch_fast, probe.encode_batch)
+        texts_a: Any = ["a" if texts == 1 else ("a", "a")]
+        [encoded], [detailed] = (call(texts_a, add_special_tokens=special_tokens) for call in calls)
+        places = [index for index, is_special in enumerate(encoded.special_tokens_mask) if not is_special]
+        # Without a post-processor, the type ids of a pair depend on the call.
+        if [encoded.sequence_ids[i] for i in places] != [*range(texts)] or encoded.type_ids != detailed.type_ids:
+            return None
+        edges = pairwise([-1, *places, len(encoded)])
+        special = [slice(start + 1, stop) for start, stop in edges]
+        ids = tuple((tuple(encoded.ids[part]), tuple(encoded.type_ids[part])) for part in special)
+        return cls(ids, tuple(encoded.type_ids[index] for index in places), len(encoded) - texts)
+
+    def fill(self, texts: Sequence[Sequence[int]]) -> Encoding:
+        """Adds the special tokens to the ids of the texts."""
+        ids, types = map(list, self.special[0])
+        for text, type_id, (special, special_types) in zip(texts, self.types, self.special[1:], strict=True):
+            ids += text
+            ids += special
+            types += [type_id] * len(text)
+            types += special_types
+        return Encoding(ids, types)
 
 
 class AsciiEncoder:
@@ -176,16 +259,18 @@ class AsciiEncoder:
         normalizer = backend.normalizer
         self._tokenize = backend.model.tokenize
         self._lower = normalizer is not None and normalizer.normalize_str("A") == "a"
-        self._spaced, self._prefixed = rules.spaced, rules.prefixed
-        allowed = re.escape("".join(sorted(set(map(chr, range(ord("!"), ord("~") + 1))).difference(forbidden))))
+        self._mark, self._prefixed = rules.mark, rules.prefixed
+        allowed = re.escape("".join(sorted(set(ASCII).difference(forbidden))))
         self._is_plain = re.compile(f"[{allowed}]{{1,{MAX_CHUNK_CHARACTERS}}}").fullmatch
         self._split = re.compile(PART_PATTERNS[rules.splitter], re.ASCII).findall
 
     @classmethod
     def of(cls, backend: Tokenizer, rules: ChunkRules) -> AsciiEncoder | None:
-        """Creates an encoder, or returns None if an added token consists of only letters and digits."""
+        """Creates an encoder, or returns None if an added token consists of only letters and digits, or the normalizer
+        changes ASCII characters other than capital letters."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in rules.added if text.isascii()]
-        return cls(backend, rules, marks) if all(marks) else None
+        changed = rules.graphemes and backend.normalizer.normalize_str(ASCII) not in (ASCII, ASCII.lower())
+        return cls(backend, rules, marks) if all(marks) and not changed else None
 
     def ids(self, chunk: str, is_first: bool) -> Ids | None:
         """Ids of a chunk; None if it has unsupported characters. ``is_first`` means that no space precedes it in the
@@ -197,8 +282,8 @@ class AsciiEncoder:
             return None
         if self._lower:
             chunk = chunk.lower()
-        if self._spaced and (self._prefixed or not is_first):
-            chunk = GPT2_SPACE + chunk
+        if self._mark and (self._prefixed or not is_first):
+            chunk = self._mark + chunk
         tokenize = self._tokenize
         return tuple([token.id for part in self._split(chunk) for token in tokenize(part)])
 
@@ -213,26 +298,44 @@ class WordCache:
     thread is moving; it then encodes the chunk again, with the same result. Writers take a lock to update the size.
     """
 
-    def __init__(self, backend: Tokenizer, rules: ChunkRules, special_tokens: bool) -> None:
+    def __init__(self, backend: Tokenizer, rules: ChunkRules) -> None:
         """Creates an empty cache. ``backend`` must not truncate, and must not change."""
         self._backend = backend
         self._ascii = AsciiEncoder.of(backend, rules)
-        self._spaced = rules.spaced
-        self._before, self._after = ([*rules.before], [*rules.after]) if special_tokens else ([], [])
+        self._spaced, self._graphemes = rules.spaced, rules.graphemes
         self._young: dict[str, Ids] = {}
         self._old: dict[str, Ids] = {}
         self._bytes = 0
         self._lock = threading.Lock()
-        self._incomplete_texts = count()
+        self._missed_texts = count()
 
     def ids(self, text: str) -> list[int] | None:
-        """Ids of a text without truncation, with special tokens if enabled. All type ids are 0.
+        """Ids of a text, without truncation and special tokens. Takes at most about 1 ms.
 
         Returns None if the library has to encode the text: it is too long, has too many unknown chunks or unsupported
         whitespace, or can't be encoded.
         """
         if len(text) > MAX_TEXT_CHARACTERS:
             return None
+        chunks = self._chunks(text)
+        ids: list[int] = []
+        young = self._young
+        try:
+            for chunk in chunks:
+                ids += young[chunk]
+        except KeyError:
+            return self._encode(chunks, MIN_UNKNOWN_CHARACTERS + len(text) // CHARACTERS_PER_UNKNOWN)
+        return ids
+
+    def learn(self, text: str) -> None:
+        """Learns the chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
+        if len(text) <= MAX_TEXT_CHARACTERS and (not self._old or next(self._missed_texts) % LEARN_EVERY == 0):
+            chunks = dict.fromkeys(self._chunks(text)).keys() - self._young.keys()
+            usable = [chunk for chunk in chunks if len(chunk) <= MAX_CHUNK_CHARACTERS and self._is_separable(chunk)]
+            with suppress(Exception):  # the library's errors: the text has been refused already
+                self._learn(usable, len(usable))
+
+    def _chunks(self, text: str) -> list[str]:
         chunks = text.split(" ")
         if self._spaced:
             if chunks[0] or len(chunks) == 1:
@@ -240,69 +343,66 @@ class WordCache:
                 chunks[0] = f" {chunks[0]}"
             else:  # the text begins with a space, which belongs to its first word
                 del chunks[0]
-        ids = self._before.copy()
-        young = self._young
-        try:
-            for chunk in chunks:
-                ids += young[chunk]
-        except KeyError:
-            return self._learn_and_encode(chunks)
-        ids += self._after
-        return ids
+        return chunks
 
-    def _learn_and_encode(self, chunks: Sequence[str]) -> list[int] | None:
-        """Implements ``ids`` for chunks that are not all in the young generation."""
-        max_unknown = 0
-        known: dict[str, Ids] = {}
-        unknown: list[str] = []
-        try:
-            for chunk in dict.fromkeys(chunks):
-                ids = self._young.get(chunk)
+    def _is_separable(self, chunk: str) -> bool:
+        """Whether a chunk has the same ids in each text."""
+        if self._spaced:
+            word = chunk.removeprefix(" ")
+            return word != "" and not (word[0].isspace() or word[-1].isspace())
+        return not self._graphemes or chunk.isascii() or not _joins_space(chunk)
+
+    def _encode(self, chunks: Sequence[str], max_unknown: int) -> list[int] | None:
+        """Implements ``ids`` with at most ``max_unknown`` characters of unknown chunks."""
+        young, old, known, unknown = self._young, self._old, dict[str, Ids](), list[str]()
+        for chunk in dict.fromkeys(chunks):
+            ids = young.get(chunk)
+            if ids is None:
+                ids = old.get(chunk)
                 if ids is None:
-                    ids = self._find(chunk)
-                if ids is not None:
-                    known[chunk] = ids
-                elif self._spaced and chunk.split() != [chunk.removeprefix(" ")]:
-                    return None
-                else:
-                    if not max_unknown:
-                        learns_all = next(self._incomplete_texts) % LEARN_ALL_EVERY == 0
-                        max_unknown = len(chunks) if learns_all else 1 + len(chunks) // CHUNKS_PER_UNKNOWN
-                    if len(unknown) == max_unknown:
+                    max_unknown -= len(chunk)
+                    if max_unknown < 0 or not self._is_separable(chunk):
                         return None
                     unknown.append(chunk)
-            if unknown:
-                known |= self._learn(unknown)
+                    continue
+                self._keep(chunk, ids)
+            known[chunk] = ids
+        try:
+            known |= self._learn(unknown, 1 + len(chunks) // CHUNKS_PER_UNKNOWN)
+            return [*chain.from_iterable([known[chunk] for chunk in chunks])]
         except Exception:  # TypeError or bare Exception: encoding the whole text raises it again, for the client
             return None
-        return [*self._before, *chain.from_iterable([known[chunk] for chunk in chunks]), *self._after]
 
-    def _find(self, chunk: str) -> Ids | None:
-        """Ids of a chunk from the old generation or the ASCII encoder; None if unknown. Copies the chunk to the young
-        one."""
-        ids = self._old.get(chunk)
-        if ids is None and self._ascii is not None:
+    def _learn(self, chunks: Sequence[str], max_others: int) -> dict[str, Ids]:
+        """Encodes chunks separately, and caches them. Omits some if more than ``max_others`` are not for AsciiEncoder.
+
+        Raises the library's errors.
+        """
+        learned, others = dict[str, Ids](), list[str]()
+        for chunk in chunks:
             is_first = chunk[:1] == " "
-            ids = self._ascii.ids(chunk[1:] if is_first else chunk, is_first)
-        if ids is not None:
+            ids = None if self._ascii is None else self._ascii.ids(chunk[1:] if is_first else chunk, is_first)
+            if ids is None:
+                others.append(chunk)
+            else:
+                learned[chunk] = ids
+        if len(others) <= max_others and others:
+            learned |= self._library_ids(others)
+        for chunk, ids in learned.items():
             self._keep(chunk, ids)
-        return ids
+        return learned
 
-    def _learn(self, chunks: Sequence[str]) -> dict[str, Ids]:
-        """Encodes chunks separately, and caches them. Raises the library's errors."""
+    def _library_ids(self, chunks: Sequence[str]) -> dict[str, Ids]:
         words = chunks
         if self._spaced:
             words = [chunk[1:] if chunk[0] == " " else f" {chunk}" for chunk in chunks]
-        # The library encodes each word of a pre-tokenized text like a separate text, all in one call.
-        encoded = self._backend.encode(words, is_pretokenized=True, add_special_tokens=False)
+        # The library encodes each word of a pre-tokenized text like a separate text, and releases the GIL for a batch.
+        [encoded] = self._backend.encode_batch([words], is_pretokenized=True, add_special_tokens=False)
         word_ids: list[Any] = encoded.word_ids  # None only for special tokens, which this encoding lacks
         ids: list[list[int]] = [[] for _ in chunks]
         for number, word in zip(encoded.ids, word_ids, strict=True):
             ids[word].append(number)
-        learned = {chunk: tuple(numbers) for chunk, numbers in zip(chunks, ids, strict=True)}
-        for chunk, numbers in learned.items():
-            self._keep(chunk, numbers)
-        return learned
+        return {chunk: tuple(numbers) for chunk, numbers in zip(chunks, ids, strict=True)}
 
     def _keep(self, chunk: str, ids: Ids) -> None:
         if len(chunk) > MAX_CHUNK_CHARACTERS:

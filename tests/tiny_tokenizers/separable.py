@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import WordCache, chunk_rules
+from hf_transformer.tokenizer.words import LLAMA3_WORDS, QWEN2_WORDS, WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding
-from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
+from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece, xlm_roberta
 
 LIMIT = 24
 """Maximum length in tokens; some of the texts are longer."""
@@ -18,7 +18,7 @@ LIMIT = 24
 
 def with_added(backend: Tokenizer) -> Tokenizer:
     """Adds tokens of each kind that the word cache allows."""
-    spaced = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
+    spaced = isinstance(backend.decoder, decoders.ByteLevel)
     backend.add_tokens([AddedToken("new_token"), AddedToken("A-b", normalized=True)])
     backend.add_tokens([AddedToken(text, single_word=True, normalized=False) for text in ("<ent>", "zoë")])
     backend.add_special_tokens([AddedToken("[ENT]", lstrip=True, rstrip=not spaced)])
@@ -65,6 +65,11 @@ BACKENDS: dict[str, Callable[[], Tokenizer]] = {
     "gpt2-prefixed": lambda: byte_level(["<|endoftext|>"], prefix=True),
     "gpt2-lower": lambda: with_normalizer(byte_level([]), normalizers.NFD(), normalizers.Lowercase()),
     "neox": lambda: with_normalizer(byte_level(["<|endoftext|>"]), normalizers.NFC()),
+    "qwen": lambda: with_normalizer(byte_level(["<|endoftext|>"], words=QWEN2_WORDS), normalizers.NFC()),
+    "llama-3": lambda: byte_level(["<|endoftext|>"], words=LLAMA3_WORDS),
+    "llama-3-added": lambda: with_added(byte_level(["<|endoftext|>"], words=LLAMA3_WORDS)),
+    "xlm-roberta": lambda: xlm_roberta(),
+    "xlm-roberta-added": lambda: with_added(xlm_roberta()),
     "roberta": lambda: roberta(),
     "roberta-prefixed": lambda: roberta(prefix=True),
     "roberta-added": lambda: with_added(roberta()),
@@ -110,7 +115,7 @@ def vocabulary(name: str) -> Sequence[str]:
     return [token.removeprefix("##").replace("Ġ", "") for token in copy_of(name).get_vocab()]
 
 
-def cache_of(name: str, special: bool = True) -> WordCache:
+def cache_of(name: str) -> WordCache:
     rules = chunk_rules(copy_of(name))
     assert rules is not None
-    return WordCache(copy_of(name), rules, special)
+    return WordCache(copy_of(name), rules)

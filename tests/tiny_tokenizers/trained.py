@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
     AddedToken,
     Regex,
@@ -49,7 +52,7 @@ def byte_level(special: list[str], *, prefix: bool = False, words: str | None = 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     if words is not None:
-        parts = [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
+        parts = [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(prefix, use_regex=False)]
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
@@ -84,6 +87,34 @@ def unigram(special: list[str], unk: str = "<unk>") -> Tokenizer:
         trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token=unk, show_progress=False),
     )
     return tokenizer
+
+
+def xlm_roberta() -> Tokenizer:
+    """A tokenizer with XLM-RoBERTa's stages: SentencePiece's normalizer nmt_nfkc, and words separated by whitespace."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Precompiled(charsmap())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.UnigramTrainer(vocab_size=300, special_tokens=ROBERTA[:4], unk_token="<unk>", show_progress=False),
+    )
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return tokenizer
+
+
+@cache
+def charsmap() -> bytes:
+    """SentencePiece's character replacement table nmt_nfkc, which most of its models contain."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        sentencepiece_model(path)
+        model: Any = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
+    table: bytes = model.normalizer_spec.precompiled_charsmap
+    return table
 
 
 def sentencepiece_model(path: Path, **options: Any) -> None:
