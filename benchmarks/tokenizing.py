@@ -25,6 +25,7 @@ import os
 import platform
 import random
 import statistics
+import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -313,13 +314,13 @@ TEN_KINDS: Final[Mapping[str, Callable[[OddWords, int], str]]] = {
     "natural": OddWords.natural,
     "few words": OddWords.few,
     "natural and new words": lambda words, count: f"{words.natural(count)} {words.unknown(1 + count // 8)}",
-    "random letters": Words.unknown,
+    "random letters": OddWords.unknown,
     "Chinese": lambda words, count: "".join(words.pick(CHINESE, count)),
     "Japanese": lambda words, count: "".join(words.pick(JAPANESE, 2 * count)),
-    "other scripts": Words.script,
-    "source code": Words.code,
+    "other scripts": OddWords.script,
+    "source code": OddWords.code,
     "paragraphs": lambda words, count: "\n\n".join(words.natural(1 + count // 3) for _ in range(3)),
-    "odd characters": Words.odd,
+    "odd characters": OddWords.odd,
 }
 FORMS: Final = (PLAIN, PLAIN, PLAIN, FIRST_ONLY, WINDOWS, PROMPT, Tokenization(whole=True, special_tokens=False))
 SMALL_LIMIT: Final = 96

@@ -1,7 +1,7 @@
 """Batching of instances from all requests. No answer depends on the other instances of its batch.
 
-An instance never waits for a batch to fill. The scheduler sends queued instances as soon as the concurrency limit has a
-free slot.
+No timer delays an instance. The scheduler sends queued instances as soon as the concurrency limit has a free slot and
+the event loop has delivered what has arrived. A lone instance leaves at once.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ cause, and retries multiply the load."""
 ISOLATION_INTERVAL_SECONDS = 2.0
 """Minimum interval of retries after MAX_REFUSED_IN_A_ROW. It also limits the time for which one client's bad instances
 fail other clients' requests."""
+
+QUIET_ITERATIONS = 8
+"""Iterations of the event loop without a new instance, after which it has delivered what has arrived. gRPC delivers one
+call after another, each in about four iterations. Rows per batch at 32 calls in flight over gRPC: 3 with 0, 3 with 4, 8
+with 8, 8 with 32. An idle loop takes 20 us for 8."""
 
 BAD_ANSWER = "error"
 """The failure code of a successful call with an answer that breaks the contract or can't be decoded."""
@@ -231,8 +236,9 @@ class Scheduler(Generic[Item]):
         self._limit = ConcurrencyLimit(settings.max_batches_in_flight) if limit is None else limit
         self._queue: Queue[Entry[Item]] = Queue(lambda entry: builder.limits(entry.item))
         self._batches: set[asyncio.Task[None]] = set()  # the event loop references tasks weakly
-        self._next_batch: asyncio.Task[None] | None = None
-        """The batch that starts in the next iteration of the event loop."""
+        self._is_forming = self._is_creating = False
+        """Whether a batch waits for further instances, and whether the event loop is creating its task."""
+        self._arrived = 0  # all instances so far
         self._unanswered: dict[Submission, None] = {}  # submissions with the scheduler's timeout, in order
         self._timer: asyncio.TimerHandle | None = None  # one for all submissions: a timer takes 3 us
         self._isolation = FailureIsolation()
@@ -253,6 +259,7 @@ class Scheduler(Generic[Item]):
         if not entries:
             request.future.set_result(None)
         authorization = context.headers.get("authorization", "")
+        self._arrived += len(entries)
         for entry in entries:
             group, entry.length = bucket(entry.item)
             entry.key = f"{authorization} {group}" if group else authorization
@@ -266,7 +273,7 @@ class Scheduler(Generic[Item]):
             self._unanswered[request] = None
             if self._timer is None:
                 self._timer = loop.call_later(self._timeout, self._expire)
-        if self._next_batch is None:
+        if not self._is_forming:
             self._start_batch()
         return request
 
@@ -308,22 +315,28 @@ class Scheduler(Generic[Item]):
             request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
 
     def _start_batch(self) -> None:
-        """Starts a batch if entries are queued and a slot is free, else waits for a slot.
-
-        The batch starts in the next iteration of the event loop, so requests of this iteration share the batch.
-        """
-        if self._next_batch is None and self._queue:
+        """Starts a batch if entries are queued and a slot is free, else waits for a slot."""
+        if not self._is_forming and self._queue:
             if self._limit.has_slot:
                 self._limit.acquire()
-                self._next_batch = self._loop.create_task(self._run_batch())
-                self._batches.add(self._next_batch)
-                self._next_batch.add_done_callback(self._batches.discard)
+                self._is_forming = self._is_creating = True
+                batch = self._loop.create_task(self._run_batch())
+                self._is_creating = False
+                self._batches.add(batch)
+                batch.add_done_callback(self._batches.discard)
             else:
                 self._limit.call_when_free(self._start_batch)
 
     async def _run_batch(self) -> None:
-        """Removes one batch from the queue and sends the batch."""
-        self._next_batch = None
+        """Removes one batch from the queue and sends the batch.
+
+        The batch forms in the next iteration of the event loop, so requests of this iteration share the batch.
+        """
+        if self._is_creating:  # an eager task, which runs before create_task returns
+            await asyncio.sleep(0)
+        if len(self._queue) > 1 or len(self._batches) > 1:
+            await self._wait_for_arrivals()
+        self._is_forming = False
         entries = self._queue.take(self._limit.count + 1)
         self._start_batch()
         try:
@@ -332,6 +345,16 @@ class Scheduler(Generic[Item]):
             self._queue.answered(len(entries))
             # Callers with answers run first, so that their next instances can join the next batch.
             self._loop.call_soon(self._limit.release)
+
+    async def _wait_for_arrivals(self) -> None:
+        """Waits until QUIET_ITERATIONS have passed without a new instance, or a batch of maximum size has arrived."""
+        oldest = next(iter(self._queue), None)
+        most = 0 if oldest is None else self._builder.limits(oldest.item).max_rows
+        end, quiet = self._arrived - len(self._queue) + most, 0
+        while quiet < QUIET_ITERATIONS and self._arrived < end:
+            seen = self._arrived
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self._arrived == seen else 0
 
     async def _send(self, entries: Sequence[Entry[Item]]) -> None:
         """Packs entries, calls the predictor once, and decodes the outputs."""
