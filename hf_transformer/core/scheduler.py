@@ -61,8 +61,8 @@ fail other clients' requests."""
 
 QUIET_ITERATIONS = 8
 """Iterations of the event loop without a new instance, after which it has delivered what has arrived. gRPC delivers one
-call after another, each in about four iterations. Rows per batch at 32 calls in flight over gRPC: 3 with 0, 3 with 4, 8
-with 8, 8 with 32. An idle loop takes 20 us for 8."""
+call after another, each in four to six iterations: more make no larger batches, fewer make small ones
+(docs/decisions/0008)."""
 
 BAD_ANSWER = "error"
 """The failure code of a successful call with an answer that breaks the contract or can't be decoded."""

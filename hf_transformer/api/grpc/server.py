@@ -8,6 +8,9 @@
         ModelInfer, ModelStreamInfer            inference on raw or typed tensors
     grpc.health.v1.Health, grpc.reflection.v1alpha.ServerReflection
 
+The server is grpc.aio's. In grpc's synchronous server, a call that waits for the event loop takes 1.3 times the CPU
+time (docs/decisions/0026).
+
 Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_grpc.md
 """
 
