@@ -18,7 +18,7 @@ import uvicorn
 from hf_transformer.credentials import KeyPair, ReloadableFile, keep_renewing, read_key_pair
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection, keep_sweeping
-from hf_transformer.server.memory import freeze_garbage_collector, keep_trimmed
+from hf_transformer.server.memory import freeze_garbage_collector, keep_freed_blocks, keep_trimmed
 from hf_transformer.types.http import Application
 
 SAME_SIGNAL_SECONDS = 1.0
@@ -128,6 +128,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         freeze_garbage_collector()
+        keep_freed_blocks()
         if sockets and self.config.ssl is not None:
             await super().startup([])
             self.servers = [await self._listen_with_tls(listening, self.config.ssl) for listening in sockets]
