@@ -72,7 +72,7 @@ class GrammarCompiler:
                 raise InvalidInput(path, f"a constraint that compiles in {COMPILE_SECONDS:g} s", "more") from None
 
     def compile(self, constraint: Constraint, path: str = "") -> Any:
-        """Returns the matcher of a constraint at its start, to be copied. Raises InvalidInput for the field ``path``."""
+        """Returns the matcher of a constraint at its start, to be copied. Raises InvalidInput."""
         matcher = self._cached(constraint)
         if matcher is not None:
             return matcher
