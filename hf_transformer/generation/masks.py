@@ -22,6 +22,7 @@ import orjson
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.constraint import ANY_OBJECT, Constraint, call_text
 from hf_transformer.generation.tools import BEGIN
+from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ MAX_SOURCE_BYTES: Final = 2**20
 """Limits of the cache of compiled constraints: their number, and the bytes of their sources."""
 MAX_LEXER_STATES: Final = 20_000
 """Maximum number of states of a constraint's lexer, of 1 to 2 kB each. They are added while texts are generated."""
+_JSON: Final = {"whitespace_pattern": r"( |\n {0,16})"}
+"""Options of JSON: a space, or a line break with an indent. A model could write unlimited white space for ever."""
 MAX_REASON: Final = 300
 """Maximum number of characters of the library's reason in an error message."""
 
@@ -221,7 +224,7 @@ def _grammar(constraint: Constraint) -> str:
     match constraint.kind:
         case "json_schema" | "json_object":
             schema = constraint.source if constraint.kind == "json_schema" else orjson.dumps(ANY_OBJECT).decode()
-            return llguidance.LLMatcher.grammar_from_json_schema(schema)
+            return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(constraint.source)
         case "choice":
@@ -240,7 +243,7 @@ def _tool_grammar(constraint: Constraint) -> str:
     for name, schema in tools.items():
         begin, end = call_text(name)
         head, tail = (orjson.dumps(text).decode() for text in (begin.removeprefix(BEGIN), end))
-        bodies.append(f"{head} %json {orjson.dumps(schema).decode()} {tail}")
+        bodies.append(f"{head} {_json_rule(schema)} {tail}")
     trigger, lines = orjson.dumps(BEGIN).decode(), ["%llguidance {}", f"call: {' | '.join(bodies)}"]
     if answer is None:
         lines += [
@@ -251,5 +254,9 @@ def _tool_grammar(constraint: Constraint) -> str:
         ]
     else:
         lines += [f'start: answer | {trigger} call ("\\n" {trigger} call)*']
-        lines += [f"answer: %json {orjson.dumps(answer).decode()}"]
+        lines += [f"answer: {_json_rule(answer)}"]
     return "\n".join(lines)
+
+
+def _json_rule(schema: Json) -> str:
+    return f"%json {orjson.dumps({'x-guidance': _JSON, **schema}).decode()}"

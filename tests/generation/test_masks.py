@@ -188,7 +188,7 @@ async def test_nan_is_an_error_of_the_predictor(constrained: Callable[..., Const
         ("json_schema", {"type": "what"}, "what"),
         ("json_schema", {"$ref": "#/$defs/absent"}, "absent"),
         ("json_schema", {"type": "string", "pattern": "(?<!a)b"}, "look"),
-        ("json_schema", False, "false"),
+        ("json_schema", {"allOf": [False]}, "unsatisfiable"),
     ],
 )
 async def test_what_does_not_compile_is_refused_with_the_reason(
