@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,12 +29,8 @@ from hf_transformer.types.tensors import Array
 if TYPE_CHECKING:
     from hf_transformer.generation.detokenizer import Vocabulary  # tokenizer/ imports no generation/
 
-try:
-    import llguidance
-except ImportError:  # the extra "structured"
-    llguidance = None  # type: ignore[assignment]
-
-IS_INSTALLED: Final = llguidance is not None
+IS_INSTALLED: Final = find_spec("llguidance") is not None
+"""Whether the extra ``structured`` is installed. The first constraint imports it."""
 EXTRA_HINT: Final = "the service needs llguidance for that: pip install 'hf-transformer[structured]'"
 COMPILE_SECONDS: Final = 10.0
 """Maximum time for which a request waits for its compiled constraint. llguidance's own limits end sooner."""
@@ -42,7 +39,7 @@ MAX_SOURCE_BYTES: Final = 2**20
 """Limits of the cache of compiled constraints: their number, and the bytes of their sources."""
 MAX_LEXER_STATES: Final = 20_000
 """Maximum number of states of a constraint's lexer, of 1 to 2 kB each. They are added while texts are generated."""
-_JSON: Final = {"whitespace_pattern": r"( |\n {0,16})"}
+_JSON: Final[Any] = {"whitespace_pattern": r"( |\n {0,16})"}
 """Options of JSON: a space, or a line break with an indent. A model could write unlimited white space for ever."""
 MAX_REASON: Final = 300
 """Maximum number of characters of the library's reason in an error message."""
@@ -166,19 +163,35 @@ class TokenMask:
         return allowed
 
 
+class ByteMatcher:
+    """Matches whole texts against constraints, byte by byte. Thread-safe."""
+
+    def __init__(self) -> None:
+        tokens = [*(bytes((byte,)) for byte in range(256)), b"<end>"]
+        self._tokenizer = _tokenizer_of(tokens, [256], [256])
+
+    def check(self, constraint: Constraint, path: str) -> None:
+        """Raises InvalidInput for a constraint that can't be compiled."""
+        _matcher(self._tokenizer, constraint, path)
+
+    def accepts(self, constraint: Constraint, text: str) -> bool:
+        """Whether a text has the form. Raises InvalidInput for a constraint that can't be compiled."""
+        matcher, data = _matcher(self._tokenizer, constraint, ""), list(text.encode())
+        return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
+
+
 class _Tokens:
     """The vocabulary in the form that llguidance reads: the bytes of each token."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary, end_ids: Sequence[int]) -> None:
-        ids = range(vocabulary.size)
-        self.special_token_ids = [token for token in ids if vocabulary.is_special(token)]
-        self.tokens = [vocabulary.text_and_bytes(token)[1] for token in ids]
+    def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], end_ids: Sequence[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_ids
         self.eos_token_id = end_ids[0] if end_ids else None
-        special = frozenset(self.special_token_ids)
-        self._ids = {data: token for token, data in enumerate(self.tokens) if data and token not in special}
+        special = frozenset(special_ids)
+        self._ids = {data: token for token, data in enumerate(tokens) if data and token not in special}
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -197,18 +210,28 @@ class _Tokens:
 
 
 def _tokenizer(vocabulary: Vocabulary, end_ids: Sequence[int]) -> Any:
-    tokens: Any = _Tokens(vocabulary, end_ids)
-    return llguidance.LLTokenizer(tokens, n_vocab=vocabulary.size, eos_token=list(end_ids) or None)
+    ids = range(vocabulary.size)
+    special = [token for token in ids if vocabulary.is_special(token)]
+    return _tokenizer_of([vocabulary.text_and_bytes(token)[1] for token in ids], special, end_ids)
+
+
+def _tokenizer_of(tokens: Sequence[bytes], special_ids: Sequence[int], end_ids: Sequence[int]) -> Any:
+    from llguidance import LLTokenizer
+
+    made: Any = _Tokens(tokens, special_ids, end_ids)
+    return LLTokenizer(made, n_vocab=len(tokens), eos_token=list(end_ids) or None)
 
 
 def _matcher(tokenizer: Any, constraint: Constraint, path: str) -> Any:
     """Compiles a constraint. Raises InvalidInput with the library's reason."""
+    from llguidance import LLMatcher, LLParserLimits
+
     try:
         grammar = _grammar(constraint)
     except ValueError as error:
         raise InvalidInput(path, "a grammar in Lark's or GBNF's form", hint=_reason(str(error))) from None
-    limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    matcher = llguidance.LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
+    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
     if matcher.is_error():
         raise InvalidInput(path, "a constraint that llguidance compiles", hint=_reason(matcher.get_error()))
     return matcher
@@ -221,19 +244,21 @@ def _reason(text: str) -> str:
 
 def _grammar(constraint: Constraint) -> str:
     """Converts a constraint to llguidance's form. Raises ValueError."""
+    from llguidance import LLMatcher, grammar_from
+
     match constraint.kind:
         case "json_schema" | "json_object":
             schema = constraint.source if constraint.kind == "json_schema" else orjson.dumps(ANY_OBJECT).decode()
-            return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
+            return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
         case "regex":
-            return llguidance.LLMatcher.grammar_from_regex(constraint.source)
+            return LLMatcher.grammar_from_regex(constraint.source)
         case "choice":
             choices = " | ".join(orjson.dumps(choice).decode() for choice in constraint.choices)
-            return llguidance.LLMatcher.grammar_from_lark(f"start: {choices}")
+            return LLMatcher.grammar_from_lark(f"start: {choices}")
         case "grammar":
-            return llguidance.grammar_from("grammar", constraint.source)
+            return grammar_from("grammar", constraint.source)
         case "tool":
-            return llguidance.LLMatcher.grammar_from_lark(_tool_grammar(constraint))
+            return LLMatcher.grammar_from_lark(_tool_grammar(constraint))
 
 
 def _tool_grammar(constraint: Constraint) -> str:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, describe
 from hf_transformer.generation.constraint import Constraint, read_structured_outputs
-from hf_transformer.generation.masks import TokenMask
 from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.numerics import top_k
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.tensors import Array
+
+if TYPE_CHECKING:
+    from hf_transformer.generation.masks import TokenMask
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 """Maximum number of stop strings per request (OpenAI: 4), and of characters per stop string. They bound the buffer."""

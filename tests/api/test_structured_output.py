@@ -241,7 +241,8 @@ async def test_a_forced_call_cut_at_the_limit_keeps_what_was_written() -> None:
 async def test_tools_with_a_format_and_strict_tools() -> None:
     """The model may call or answer: the calls of strict tools and the answer are bound."""
     mixed = [*tools("f", strict=True), *tools("g")]
-    for fields, bound in (({}, None), ({"response_format": FORMAT}, SCHEMA)):
+    cases: list[tuple[dict[str, Any], Any]] = [({}, None), ({"response_format": FORMAT}, SCHEMA)]
+    for fields, bound in cases:
         async with served_model(text='<tool_call>{"name": "f", "arguments": {}}</tool_call>') as made:
             answer = await chat(made, tools=mixed, **fields)
             assert answer["choices"][0]["finish_reason"] == "tool_calls"

@@ -61,7 +61,7 @@ def client(tmp_path: Path) -> Run:
         if program.endswith(".mjs"):  # node finds packages from the program's folder upwards
             copy = shutil.copy(PROGRAMS / program, NODE)
             try:
-                return json.loads(output(["node", copy], tmp_path, given))
+                return json.loads(output(["node", str(copy)], tmp_path, given))
             finally:
                 Path(copy).unlink()
         python = str(clients_environment(program) / "bin" / "python")
