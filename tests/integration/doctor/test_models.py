@@ -375,7 +375,7 @@ def test_memory_that_the_predictor_does_not_see_is_a_warning(
     [
         ("gpt2_random", (), "ok", "the model holds a text to a JSON schema"),
         ("gpt2_vllm", (), "ok", "the model holds a text to a JSON schema"),
-        ("gpt2_vllm", ("--structured_output_form=guided_decoding",), "warning", "the model refuses a schema"),
+        ("gpt2_vllm", ("--structured_output_form=guided_decoding",), "warning", "the model ignores a schema"),
         ("gpt2_vllm", ("--structured_output_form=none",), "skipped", "--structured_output_form=none"),
         ("gpt2_tutorial", (), "skipped", "it has no inputs guided_decoding_guide_type and guided_decoding_guide"),
         ("bert", (), "skipped", "the task generates no text"),

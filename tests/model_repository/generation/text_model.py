@@ -1,8 +1,9 @@
 """A test model with the tensors of the vLLM backend: text in, text out, always decoupled.
 
 sampling_parameters is JSON with the names of vLLM's SamplingParams; an unknown one is an error, as there. As there too,
-structured_outputs is JSON text, and an object makes all parameters the default ones. It is answered with the simplest
-text of that form (``simplest_text``), to a prompt that begins with "Freely:" with any text. Without
+structured_outputs is JSON text; an object, or the older guided_decoding, makes all parameters the default ones. It is
+answered with the simplest text of that form (``simplest_text``), but to a prompt that begins with "Freely:" with any
+text. Without
 ``stream`` all text comes at once, after the prompt unless exclude_input_in_output is true. A prompt that begins with
 "Slowly:" takes ``seconds`` per token.
 """
@@ -75,7 +76,7 @@ class Answer:
         given = value(request, "sampling_parameters", None)
         asked = json.loads(request.parameters() if given is None else given)
         self.form = asked.pop("structured_outputs", None)
-        if self.form is not None and not isinstance(self.form, str):
+        if "guided_decoding" in asked or (self.form is not None and not isinstance(self.form, str)):
             asked, self.form = {}, None
         self.adapter = asked.pop("lora_name", None)
         if self.adapter not in (None, ADAPTER):
