@@ -35,6 +35,7 @@ from hf_transformer.generation.inputs import FIELDS
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
+from hf_transformer.generation.verification import Verifier, require_extra
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
@@ -174,6 +175,8 @@ def load_model(config: Config) -> LoadedModel:
     if isinstance(loaded_task, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # imports Jinja
 
+        if config.verify_structured_output:
+            require_extra()
         generator = _generator_settings(config, files, tokenizer)
         template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
         return LoadedGenerativeModel(tokenizer, loaded_task, generator, template)
@@ -210,6 +213,7 @@ def _task_settings(
             top_p=config.top_p,
             return_full_text=config.return_full_text,
             max_new_tokens=config.max_new_tokens,
+            max_schema_bytes=config.max_schema_bytes,
         ),
     )
 
@@ -225,6 +229,7 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
         pad_to_multiple_of=config.pad_to_multiple_of,
         scheduling=scheduler_settings(config, 1, MAX_STEP_OUTPUT_BYTES),
         cache_budget=CacheBudget(config.max_cache_bytes),
+        structured_output_form=config.structured_output_form,
     )
 
 
@@ -353,7 +358,10 @@ class PipelineBuilder:
         if self.diagnose is not None:
             self.diagnose(ModelBinding(config, tokenizer, model.task, spec))
         timeout = config.predictor_request_timeout_seconds
-        return GenerationPipeline(model.task, tokenizer, generator, settings, self._options, timeout=timeout)
+        verifier = Verifier(self.executor) if config.verify_structured_output else None
+        return GenerationPipeline(
+            model.task, tokenizer, generator, settings, self._options, timeout=timeout, verifier=verifier
+        )
 
     @property
     def _options(self) -> PipelineOptions:

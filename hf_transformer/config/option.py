@@ -80,14 +80,16 @@ def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, me
 
 
 def one_of(*names: str, why: str = "") -> Converter:
-    """Accepts one of the names, ignoring case. ``why`` explains the choice in error messages."""
+    """Accepts one of the names, ignoring case and the kind of separator. ``why`` explains the choice in error messages."""
     expects = ", ".join(names[:-1]) + f" or {names[-1]}" + (f" ({why})" if why else "")
+
+    known = {name.replace("_", "-"): name for name in names}
 
     def read(text: str) -> str:
         word = re.sub(r"[-_ ]", "-", text.strip().lower())
-        if word not in names:
+        if word not in known:
             raise ValueError(text)
-        return word
+        return known[word]
 
     return Converter("|".join(names) if len(names) < 4 else "NAME", expects, read)
 

@@ -18,6 +18,7 @@ from hf_transformer.generation.stream import Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
 from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt
+from hf_transformer.generation.verification import Verifier
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import TokenIds, Tokenization
@@ -29,7 +30,7 @@ ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
 class GenerationPipeline(Pipeline):
     """Runs requests through a task, its tokenizer and the generator of a model.
 
-    ``timeout`` is the limit of a whole request, in seconds.
+    ``timeout`` is the limit of a whole request, in seconds. ``verifier`` verifies texts with a constraint.
 
     Attributes:
         interface: the model's interface: tokens, text or logits.
@@ -45,12 +46,14 @@ class GenerationPipeline(Pipeline):
         options: PipelineOptions,
         *,
         timeout: float,
+        verifier: Verifier | None = None,
     ) -> None:
         super().__init__(tokenizer, options)
         self._task = task
         self._generator = generator
         self._settings = settings
         self._timeout = timeout
+        self._verifier = verifier
         self.interface = generator.interface
         self.supported_fields = ALWAYS_SUPPORTED | generator.supported_fields
         self._max_new_tokens = task.settings.generation.max_new_tokens
@@ -73,6 +76,12 @@ class GenerationPipeline(Pipeline):
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
+        constraint, verifier = request.sampling.constraint, None
+        if constraint is not None:
+            verifier = self._verifier
+            await self._generator.prepare(request.sampling)
+            if verifier is not None:
+                await verifier.prepare(constraint, request.sampling.path("constraint"))
         prompts = await self._tokenize(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
         sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
@@ -85,7 +94,14 @@ class GenerationPipeline(Pipeline):
         self._metrics.generation.prompt_tokens += tokens
         metrics, count = self._metrics, self._count_text
         return Generation(
-            sequences, self._generator, context, metrics, prompt_tokens=tokens, count_text=count, timeout=self._timeout
+            sequences,
+            self._generator,
+            context,
+            metrics,
+            prompt_tokens=tokens,
+            count_text=count,
+            timeout=self._timeout,
+            verifier=verifier,
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
@@ -124,6 +140,7 @@ class GenerationPipeline(Pipeline):
             if field not in self.supported_fields:
                 expected = f"a parameter that this {self._generator.interface} model supports"
                 hint = f"the service's {name} sets it" if name.startswith("--") else "leave it out"
+                hint = self._generator.constraint_hint if field == "constraint" else hint
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")

@@ -19,6 +19,7 @@ from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, P
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stops import StopSearch
 from hf_transformer.generation.types import Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
+from hf_transformer.generation.verification import BrokenForm, Verifier
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.types.request import Context
 
@@ -39,6 +40,8 @@ class SequenceAssembler:
     Attributes:
         count: number of new tokens so far, including tokens of buffered text.
         parts: the text so far, if the model returns text and no ids.
+        written: the new text so far, if it is to be verified; else None.
+        is_cut: whether a stop string ended the text.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class SequenceAssembler:
         self._uncounted = self._detokenized = self._released = self._offset = 0
         self.count = 0
         self.parts: list[str] = []
+        self.written: list[str] | None = None
+        self.is_cut = False
 
     def add(self, step: Step) -> Piece | None:
         """Adds a step. Returns the new piece, or None if all text is buffered. The last piece has ``finish``."""
@@ -69,10 +74,12 @@ class SequenceAssembler:
         finish = step.finish
         text, stopped = self._stops.push(text)
         if stopped:
-            finish = "stop"
+            finish, self.is_cut = "stop", True
         elif finish is not None:
             text += self._stops.held
         text = unsearched + text
+        if self.written is not None:
+            self.written.append(text)
         self._released += len(text)
         tokens = self._tokens(is_end=finish is not None and not stopped) if self._waiting else ()
         if not text and not tokens and finish is None and not self.prefix:
@@ -136,6 +143,7 @@ class Generation:
     Args:
         sequences: assemblers in the order of prompts and choices.
         count_text: counts the tokens of a text if the generator doesn't.
+        verifier: verifies the texts of a request with a constraint; None to trust the predictor.
         timeout: time limit in seconds for all sequences together, from the creation of this object.
 
         Attributes:
@@ -153,6 +161,7 @@ class Generation:
         prompt_tokens: int,
         count_text: Callable[[str], Awaitable[int]],
         timeout: float,
+        verifier: Verifier | None = None,
     ) -> None:
         self._sequences = sequences
         self._generator = generator
@@ -162,6 +171,7 @@ class Generation:
         self.completion_tokens = self._uncounted_characters = 0
         self._count_text = count_text
         self._timeout = timeout
+        self._verifier = verifier
         self._created = perf_counter()
         self._has_begun = False
         self._unfinished = self._unread = len(sequences)
@@ -324,6 +334,8 @@ class Generation:
         if sampling.max_tokens == 0:
             return Piece(*sequence.key, sequence.prefix, finish="length")
         first = last = 0.0
+        if self._verifier is not None:
+            sequence.written = []
         async with aclosing(self._generator.generate(sequence.prompt, sampling, self._context)) as steps:
             async for step in steps:
                 now = perf_counter()
@@ -353,10 +365,23 @@ class Generation:
             text = "".join(sequence.parts)
             piece.count = await self._count_text(text) if step.total is None else step.total
             self._count(piece.count, -len(text))
+        if piece.finish == "stop" and not sequence.is_cut:
+            await self._verify(sequence)
         count = sequence.count or piece.count
         if count > 1 and not is_first:  # a single step has no time between tokens
             metrics.per_token.observe((last - first) / (count - 1))
         return piece
+
+    async def _verify(self, sequence: SequenceAssembler) -> None:
+        """Raises BrokenForm for a complete text without the form that the request asks for."""
+        constraint, written = sequence.sampling.constraint, sequence.written
+        if self._verifier is None or constraint is None or written is None:
+            return
+        try:
+            await self._verifier.verify(constraint, "".join(written))
+        except BrokenForm:
+            self._metrics.broken_forms += 1
+            raise
 
     def _count(self, tokens: int, characters: int = 0) -> None:
         """Counts new tokens, or ``characters`` of text that is not tokenized yet.

@@ -275,12 +275,13 @@ def _named(sums: Mapping[str, float]) -> Mapping[str, float]:
 
 
 class GenerationMetrics(_Group):
-    """Metrics of text generation. Callers add to ``prompt_tokens`` and ``generated_tokens``."""
+    """Metrics of text generation. Callers add to ``prompt_tokens``, ``generated_tokens`` and ``broken_forms``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.broken_forms = 0
         self._running = 0
         self._ended = dict.fromkeys(ENDINGS, 0)
         self._sources.append(self._own)
@@ -303,6 +304,7 @@ class GenerationMetrics(_Group):
     def _own(self) -> Iterator[Family]:
         yield _family("prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
         yield _family("generated_tokens", "New tokens of generated texts.", self.generated_tokens)
+        yield _family("broken_forms", "Texts that failed --verify_structured_output.", self.broken_forms)
         yield _family("generations_in_flight", "Texts being generated.", self._running, "gauge")
         yield _by_label("generations", "Ended generations by finish reason.", "finish", self._ended)
 

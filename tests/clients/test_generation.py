@@ -72,7 +72,11 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
     ):
         assert said[name][0] == "answered" and said[name][1], said[name]
     for name, status, words in (
-        ("openai_agents_strict", "400", "strict: expected false; the service can't enforce"),
+        (
+            "openai_agents_strict",
+            "400",
+            "strict: expected a parameter that this tokens model supports; it has no inputs",
+        ),
         ("openai_agents_responses", "404", "set the client to /openai/v1/chat/completions"),
         ("huggingface_hub_root", "405", "/v2/models/NAME/infer return predictions"),
         ("cohere_v2", "404", "/openai/v1/rerank returns the scores"),

@@ -72,7 +72,7 @@ def test_builder_installs_wheels_only_and_without_torch(builder: Stage) -> None:
     (install,) = (step for step in steps if " install " in step)
     assert "--only-binary=:all:" in install
     assert '"$(echo /wheels/*.whl)${EXTRAS}"' in install, "the built wheel is the installed one"
-    assert builder.values("ARG") == ["EXTRAS=[transformers]"]
+    assert builder.values("ARG") == ["EXTRAS=[transformers,structured]"]
     assert all("--no-cache-dir" in step for step in steps if step.startswith("pip "))
     assert "find_spec('torch') is not None" in steps[-1]
 

@@ -84,10 +84,12 @@ def pipeline_of(
 ) -> GenerationPipeline:
     """A pipeline with small limits; ``options`` override its arguments."""
     generator_settings = settings(eos_ids=frozenset(), max_length=max_length, decoder_start_ids=decoder_start_ids)
-    timeout = options.pop("timeout", 30.0)
+    timeout, verifier = options.pop("timeout", 30.0), options.pop("verifier", None)
     shared = PipelineOptions(executor, **{"limits": LIMITS, "metrics": Metrics().of("m"), **options})
     task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
-    return GenerationPipeline(task, tokenizer, generator, generator_settings, shared, timeout=timeout)
+    return GenerationPipeline(
+        task, tokenizer, generator, generator_settings, shared, timeout=timeout, verifier=verifier
+    )
 
 
 def context(*, ticket: AdmissionTicket | None = None, **options: Any) -> Context:

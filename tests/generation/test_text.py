@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from hf_transformer.core.contract import ContractError
-from hf_transformer.errors import PredictorError
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.text import PromptRemover, TextGenerator, TokenCounter, leading_token
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -124,6 +125,94 @@ async def test_vllm_gets_sampling_parameters_as_json(harness: TextModelHarness) 
         "max_tokens": 5,
         "temperature": 0.0,
     }
+
+
+CITY = {"type": "object", "properties": {"b": {}, "a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": "é"}}}
+CITY_TEXT = '{"type":"object","properties":{"b":{},"a":{"$ref":"#/$defs/x"}},"$defs":{"x":{"const":"é"}}}'
+TAGS: Any = {"type": "tag", "begin": '<tool_call>\n{"name": "f", "arguments": ', "end": "}\n</tool_call>"}
+TAGS["content"] = {"type": "json_schema", "json_schema": CITY}
+
+
+@pytest.mark.parametrize("form", ["structured_outputs", "guided_decoding"])
+@pytest.mark.parametrize(
+    ("kind", "source", "sent"),
+    [
+        ("json_schema", CITY, '{"json":' + CITY_TEXT + "}"),
+        ("json_object", {"type": "object"}, '{"json_object":true}'),
+        ("regex", r'a"\d', r'{"regex":"a\"\\d"}'),
+        ("choice", ["é", "b"], '{"choice":["é","b"]}'),
+        ("grammar", "root ::= x\n", r'{"grammar":"root ::= x\n"}'),
+    ],
+)
+async def test_vllm_gets_a_form_as_json_text_inside_the_json(
+    harness: TextModelHarness, form: Any, kind: Any, source: Any, sent: str
+) -> None:
+    sampling = Sampling(max_tokens=5, greedy=True, constraint=Constraint.of(kind, source))
+    generator = harness.generator(VLLM, text("a", finish_reason="stop"), structured_output_form=form)
+    await generator.prepare(sampling)
+    await steps(generator, PROMPT, sampling)
+    [parameters] = harness.predictor.calls[-1].sent["sampling_parameters"]
+    escaped = sent.replace("\\", "\\\\").replace('"', '\\"')
+    assert parameters == f'{{"max_tokens":5,"temperature":0.0,"{form}":"{escaped}"}}'
+
+
+@pytest.mark.parametrize("answer", [None, CITY], ids=["free text", "an answer of a schema"])
+async def test_vllm_gets_a_structural_tag_for_calls(harness: TextModelHarness, answer: Any) -> None:
+    constraint = Constraint.of("tool", [{"f": CITY}, answer])
+    sampling = Sampling(max_tokens=5, greedy=True, constraint=constraint, names={"constraint": "tools"})
+    await harness.read(VLLM, text("a", finish_reason="stop"), sampling=sampling)
+    [parameters] = harness.predictor.calls[-1].sent["sampling_parameters"]
+    sent = orjson.loads(orjson.loads(orjson.loads(parameters)["structured_outputs"])["structural_tag"])
+    assert sent["type"] == "structural_tag"
+    if answer is None:
+        assert sent["format"] == {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [TAGS]}
+    else:
+        schema, calls = sent["format"]["elements"]
+        assert schema == {"type": "json_schema", "json_schema": CITY}
+        assert calls == {"type": "tags_with_separator", "tags": [TAGS], "separator": "\n", "at_least_one": True}
+    older = harness.generator(VLLM, structured_output_form="guided_decoding")
+    with pytest.raises(InvalidInput, match="need --structured_output_form=structured_outputs"):
+        await older.prepare(sampling)
+
+
+GUIDED = model(
+    (
+        INPUT,
+        spec("max_tokens"),
+        *(spec(f"guided_decoding_guide{end}", "BYTES", optional=True) for end in ("_type", "")),
+    ),
+    (OUTPUT,),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "sent"),
+    [
+        ("json_schema", CITY, ["json_schema", CITY_TEXT]),
+        ("json_object", {"type": "object"}, ["json"]),
+        ("regex", "a+", ["regex", "a+"]),
+        ("choice", ["a.b", "c"], ["regex", r"(a\.b|c)"]),
+        ("grammar", "root ::= x", ["ebnf_grammar", "root ::= x"]),
+    ],
+)
+async def test_tensorrt_llm_gets_a_guide(harness: TextModelHarness, kind: Any, source: Any, sent: list[str]) -> None:
+    sampling = Sampling(max_tokens=5, greedy=True, constraint=Constraint.of(kind, source))
+    await harness.read(GUIDED, text("a"), sampling=sampling)
+    found = harness.predictor.calls[-1].sent
+    names = ("guided_decoding_guide_type", "guided_decoding_guide")
+    assert [found[name] for name in names if name in found] == [[[one]] for one in sent]
+
+
+async def test_who_cannot_hold_a_form_says_so(harness: TextModelHarness) -> None:
+    tool = Sampling(constraint=Constraint.of("tool", [{"f": CITY}, None]), names={"constraint": "tools"})
+    with pytest.raises(InvalidInput, match="no form for calls next to other text"):
+        await harness.generator(GUIDED).prepare(tool)
+    cases: list[tuple[ModelSpec, dict[str, Any]]] = [(PLAIN, {}), (ENSEMBLE, {})]
+    for found, more in (*cases, (VLLM, {"structured_output_form": "none"})):
+        generator = harness.generator(found, **more)
+        assert "constraint" not in generator.supported_fields
+        hint = "--structured_output_form=none" if more else "guided_decoding_guide_type and guided_decoding_guide"
+        assert hint in generator.constraint_hint
 
 
 async def test_an_ensemble_gets_one_input_per_parameter(harness: TextModelHarness) -> None:

@@ -28,6 +28,7 @@ GENERATION: Final = {
     "gpt2_vllm": "text_model.py",
     "gpt2_llmapi": "llmapi_model.py",
     "gpt2_llmapi_unary": "llmapi_model.py",
+    "gpt2_random": "random_model.py",
     "gpt2_tutorial": "tutorial_model.py",
     "t5_logits": "logits_model.py",
 }

@@ -78,6 +78,7 @@ CHECKS: Sequence[Check] = (
     Check(
         "shared memory", inference.shared_memory, ("inference",), "set --predictor_shared_memory=off", predictive=True
     ),
+    Check("structured output", inference.structured_output, ("inference",), "see --structured_output_form"),
     Check("golden text", inference.smoke_test, ("inference",), _SAME_MODEL),
 )
 """All checks, in order of execution."""

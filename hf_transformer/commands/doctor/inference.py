@@ -18,7 +18,8 @@ from hf_transformer.app.wiring import FittedBinding, ModelBinding, max_shared_by
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import EncodingBatchBuilder, Packed
-from hf_transformer.errors import PredictorDenied, PredictorError, RequestError
+from hf_transformer.errors import InvalidInput, PredictorDenied, PredictorError, RequestError
+from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.predictor.base import ModelCall, Transport
@@ -46,6 +47,15 @@ TOLERANCE = 1e-4
 """The maximum relative difference for other datatypes."""
 UNUSABLE_DIFFERENCE = 0.1
 """The relative difference that indicates wrong answers instead of rounding."""
+
+FORM = {
+    "type": "object",
+    "properties": {"doctor": {"enum": [17]}},
+    "required": ["doctor"],
+    "additionalProperties": False,
+}
+"""The schema that the doctor tries."""
+FORM_TOKENS = 64
 
 MIB = 2**20
 INLINE = "or set --predictor_shared_memory=off; until then the service works with outputs in the responses"
@@ -267,6 +277,33 @@ async def _same_in_shared_memory(transport: Transport, packed: Packed) -> bool:
             np.allclose(tensor.data, shared.tensors[name].data, rtol=2e-2, atol=1e-3)
             for name, tensor in inline.tensors.items()
         )
+
+
+async def structured_output(subject: Subject) -> list[Finding]:
+    """Check that the model holds a text to a JSON schema. Raises RequestError."""
+    pipeline, form = subject.pipeline, f"--structured_output_form={subject.config.structured_output_form}"
+    if not isinstance(pipeline, GenerationPipeline):
+        return skipped("the task generates no text")
+    constraint = Constraint.of("json_schema", FORM)
+    sampling = Sampling(max_tokens=FORM_TOKENS, greedy=True, constraint=constraint, names={"constraint": "a schema"})
+    remedy = "set --structured_output_form=guided_decoding for a Triton before 25.11, or none to refuse such requests"
+    try:
+        request = GenerationRequest(prompts=[TEXT], sampling=sampling)
+        async with await pipeline.start(request, Context("doctor", {})) as generation:
+            [[piece]] = await generation.collect()
+    except InvalidInput as error:
+        return skipped(f"the service refuses such requests: {error.hint or error}")
+    except PredictorDenied:
+        raise
+    except PredictorError as error:
+        return warning(f"the model refuses a schema ({form}): {error}", remedy)
+    try:
+        held = orjson.loads(piece.text) == {"doctor": 17}
+    except orjson.JSONDecodeError:
+        held = False
+    if not held:
+        return warning(f"the model ignores a schema: it answers {piece.text[:60]!r} ({form})", remedy)
+    return ok("the model holds a text to a JSON schema")
 
 
 async def smoke_test(subject: Subject) -> list[Finding]:

@@ -98,7 +98,7 @@ async def generation(task: dict[str, Any], kind: str) -> dict[str, Any]:
             await clients.failure(complete, **{**prompt, "model": "nobody"}),
             await clients.failure(complete, extra_body={"num_beams": 4}, **prompt),
             await clients.failure(talk, **{**asked, "messages": []}),
-            await clients.failure(talk, response_format={"type": "json_object"}, **asked),
+            await clients.failure(talk, response_format={"type": "yaml"}, **asked),
         ],
     }
 

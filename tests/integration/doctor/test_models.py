@@ -124,7 +124,7 @@ def test_the_command_prints_a_table_or_json(
     inferred, shared = "9 tokens -> logits [9, 1024]", DISALLOWED if newer else "36864 bytes arrived through /dev/shm"
     for text in ("triton 2.", inferred, shared, '-> "paris"; tokenize'):
         assert text in " ".join(table.split())
-    assert table.endswith(f"{'23 ok, 1 warning' if newer else '24 ok'}, 1 skipped; exit code 0\n")
+    assert table.endswith(f"{'23 ok, 1 warning' if newer else '24 ok'}, 2 skipped; exit code 0\n")
     assert command.run([*flags, "--json"], {}) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model"], document["exit_code"]) == ("bert_masked", 0)
@@ -368,3 +368,23 @@ def test_memory_that_the_predictor_does_not_see_is_a_warning(
 ) -> None:
     monkeypatch.setattr(inference, "FOLDER", tmp_path)
     assert_troubles(diagnose("bert_masked"), "\n  shared memory: can't use our ... --predictor_shared_memory=off")
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "status", "found"),
+    [
+        ("gpt2_random", (), "ok", "the model holds a text to a JSON schema"),
+        ("gpt2_vllm", (), "ok", "the model holds a text to a JSON schema"),
+        ("gpt2_vllm", ("--structured_output_form=guided_decoding",), "warning", "the model ignores a schema"),
+        ("gpt2_vllm", ("--structured_output_form=none",), "skipped", "--structured_output_form=none"),
+        ("gpt2_tutorial", (), "skipped", "it has no inputs guided_decoding_guide_type and guided_decoding_guide"),
+        ("bert", (), "skipped", "the task generates no text"),
+    ],
+)
+def test_a_schema_is_tried(
+    triton: LocalTriton, load: Callable[[str], None], model: str, flags: tuple[str, ...], status: str, found: str
+) -> None:
+    load(model)
+    made = flags_for(model, task_model_folder(model), triton.grpc_address, "grpc-v2", flags)
+    [finding] = [one for one in asyncio.run(results_of(made)) if one.name == "structured output"]
+    assert finding.status == status and found in finding.found, finding

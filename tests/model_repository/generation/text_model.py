@@ -1,6 +1,9 @@
 """A test model with the tensors of the vLLM backend: text in, text out, always decoupled.
 
-sampling_parameters is JSON with the names of vLLM's SamplingParams; an unknown one is an error, as there. Without
+sampling_parameters is JSON with the names of vLLM's SamplingParams; an unknown one is an error, as there. As there too,
+structured_outputs is JSON text; an object, or the older guided_decoding, makes all parameters the default ones. It is
+answered with the simplest text of that form (``simplest_text``), but to a prompt that begins with "Freely:" with any
+text. Without
 ``stream`` all text comes at once, after the prompt unless exclude_input_in_output is true. A prompt that begins with
 "Slowly:" takes ``seconds`` per token.
 """
@@ -46,7 +49,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 answer = Answer(self, request, sender)
-                self.engine.start(answer.job)
+                if not answer.tell():
+                    self.engine.start(answer.job)
             except (ValueError, TypeError, KeyError) as exc:
                 sender.send(failed(f"Error generating stream: {exc}"), flags=FINAL)
 
@@ -71,6 +75,9 @@ class Answer:
         self.told = {name for name in told if value(request, f"return_{name}", False)}
         given = value(request, "sampling_parameters", None)
         asked = json.loads(request.parameters() if given is None else given)
+        self.form = asked.pop("structured_outputs", None)
+        if "guided_decoding" in asked or (self.form is not None and not isinstance(self.form, str)):
+            asked, self.form = {}, None
         self.adapter = asked.pop("lora_name", None)
         if self.adapter not in (None, ADAPTER):
             raise ValueError(f"LoRA {self.adapter} is not supported, we currently support [{ADAPTER!r}]")
@@ -95,6 +102,19 @@ class Answer:
             least=int(asked["min_tokens"]),
             seconds=model.seconds if self.prompt.startswith("Slowly:") else 0.0,
         )
+
+    def tell(self) -> bool:
+        """Answers at once where a form is asked for, in pieces if it streams. Returns whether it did."""
+        if self.form is None or self.prompt.startswith("Freely:"):
+            return False
+        text, job = simplest_text(json.loads(self.form)), self.job
+        step = 4 if self.streams else len(text)
+        for start in range(0, len(text), step):
+            piece = text[start : start + step]
+            job.new += self.tokenizer.encode(piece)
+            job.finish = "stop" if start + step >= len(text) else None
+            self.send(self.prompt + piece if self.prepends else piece, job)
+        return True
 
     def report(self, job: Job) -> bool:
         """A response where there is one to send; True where a stop string ends the text."""
@@ -134,6 +154,41 @@ class Answer:
         }
         tensors = [pb_utils.Tensor(name, outputs[name]) for name in outputs if name in ("text_output", *self.told)]
         self.sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if job.finish else 0)
+
+
+def simplest_text(form: dict[str, Any]) -> str:
+    """A text of the form that StructuredOutputsParams describe. Raises ValueError for what this can't make."""
+    if unknown := form.keys() - {"json", "json_object", "choice"}:
+        raise ValueError(f"structured outputs of a test model have no {sorted(unknown)}")
+    if "choice" in form:
+        return str(form["choice"][0])
+    schema = form.get("json", {"type": "object"})
+    if not isinstance(schema, dict):
+        raise ValueError("structured_outputs.json must be a JSON schema dictionary")
+    return json.dumps(simplest(schema, schema))
+
+
+def simplest(schema: dict[str, Any], root: dict[str, Any]) -> Any:
+    """The simplest value of a JSON schema."""
+    if "$ref" in schema:
+        found: Any = root
+        for name in schema["$ref"].split("/")[1:]:
+            found = found[name]
+        return simplest(found, root)
+    for name in ("anyOf", "oneOf", "allOf"):
+        if name in schema:
+            return simplest(schema[name][0], root)
+    if "const" in schema or "enum" in schema:
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    kind = schema.get("type", "object")
+    if kind == "object":
+        names = schema.get("required", schema.get("properties", {}))
+        return {name: simplest(schema["properties"][name], root) for name in names}
+    if kind == "array":
+        return [simplest(schema.get("items", {}), root) for _ in range(schema.get("minItems", 0))]
+    if kind in ("integer", "number"):
+        return schema.get("minimum", 0)
+    return {"string": "x" * schema.get("minLength", 1), "boolean": False, "null": None}[kind]
 
 
 def bias_of(given: dict[str, float] | None, size: int) -> np.ndarray | None:
