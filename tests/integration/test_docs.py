@@ -323,7 +323,7 @@ def test_info_has_the_parameters_that_a_generative_model_honours(serve: Serve) -
     whole = info(serve, "gpt2_past", "--max_new_tokens=50", "--openai_route_prefix=")
     assert whole["generation"].items() >= {"interface": "logits", "chat": True, "max_new_tokens": 50}.items()
     assert {"temperature", "logprobs", "seed", "stop"} <= set(whole["generation"]["parameters"])
-    assert whole["protocols"]["openai"] == ["/v1/completions", "/v1/chat/completions"]
+    assert whole["protocols"]["openai"] == ["/v1/completions", "/v1/chat/completions", "/v1/responses"]
     assert whole["protocols"]["generate"] == "/v2/models/gpt2_past/generate"
     less = info(serve, "gpt2_tutorial")["generation"]
     assert less["interface"] == "text"

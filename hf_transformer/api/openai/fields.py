@@ -66,6 +66,7 @@ IGNORED_FIELDS: Final = (
     IgnoredField("previous_response_id", RESPONSES, (None,), "the service stores nothing; send all items as input"),
     IgnoredField("conversation", RESPONSES, (None,), "the service stores nothing; send all items as input"),
     IgnoredField("prompt", RESPONSES, (None,), "the service stores no prompts"),
+    IgnoredField("reasoning", RESPONSES, ({}, {"effort": "none"}), "the model has no such setting"),
     IgnoredField("truncation", RESPONSES, ("disabled",), "the service drops no items of a conversation"),
     IgnoredField("service_tier", OPENAIS, ("auto", "default"), "the service has one tier"),
     IgnoredField("modalities", CHATS, (["text"],), "the model generates text only"),

@@ -1,13 +1,12 @@
 """OpenAI's Responses API without stored state: chat completions with other names for fields, items and events.
 
     {"model": "m", "input": "..." | [item, ...], "instructions": null, "max_output_tokens": null, "tools": [...],
-     "tool_choice": "auto" | "none", "text": {"format": {"type": "text"}}, "stream": false, ...}
+     "text": {"format": {"type": "text"}}, "stream": false, ...}
     -> {"id": "resp_...", "object": "response", "status": "completed" | "incomplete", "output": [item, ...], "usage",
         ...}
 
-Items are messages {"role", "content"}, calls {"type": "function_call", "call_id", "name", "arguments"} and their
-results {"type": "function_call_output", "call_id", "output"}. A stream consists of named server-sent events, and ends
-with response.completed, response.incomplete or response.failed. See chat.py for the meaning of the fields.
+A stream consists of named events, and ends with response.completed, response.incomplete or response.failed. See chat.py
+for the other fields.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create
 """
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
@@ -40,8 +39,17 @@ AS_IN_CHATS = (
     *"max_output_tokens top_logprobs parallel_tool_calls chat_template_kwargs stream stream_options".split(),
 )
 """Fields with the same meaning in chat completions."""
-CONVERTED = "input instructions tools tool_choice text reasoning include".split()
-FIELDS = ("model", *AS_IN_CHATS, *CONVERTED, *ignored_fields("responses"))
+FIELDS = (
+    *("model", *AS_IN_CHATS, *ignored_fields("responses")),
+    *"input instructions tools tool_choice text include".split(),
+)
+UNSET: Mapping[str, Json] = {
+    **dict.fromkeys("error incomplete_details instructions max_output_tokens previous_response_id usage user".split()),
+    **{"background": False, "metadata": {}, "parallel_tool_calls": True, "prompt_cache_key": None, "reasoning": {}},
+    **{"service_tier": "default", "store": False, "temperature": 1.0, "text": {"format": {"type": "text"}}},
+    **{"tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled"},
+}
+"""Fields of the response object, with their values for a request without them."""
 LOGPROBS = "message.output_text.logprobs"
 INCLUDE = (LOGPROBS, "reasoning.encrypted_content")
 """Values of ``include``. The second one has no effect, since answers have no reasoning."""
@@ -72,24 +80,28 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     served, parameters = read_request(service, call, "responses", FIELDS)
     model = generative(served, "responses")
     include = expect(parameters.get("include"), list | None, "include", "a list") or []
-    for index, name in enumerate(include):
-        if name not in INCLUDE:
-            raise InvalidInput(f"include[{index}]", f"one of {', '.join(INCLUDE)}", describe(name, quote=True))
-    text = _members(parameters, "text", {"format": None, "verbosity": "medium"})
-    _members(parameters, "reasoning", {"effort": "none"})
-    _members(parameters, "stream_options", {"include_obfuscation": None})
+    if unknown := [name for name in include if name not in INCLUDE]:
+        raise InvalidInput("include", f"only {', '.join(INCLUDE)}", describe(unknown[0], quote=True))
+    text = without_nulls(expect(parameters.get("text"), dict | None, "text", "an object") or {})
+    _check_names(text, ("format", "verbosity"), "text")
+    if text.get("verbosity", "medium") != "medium":
+        got = describe(text["verbosity"], quote=True)
+        raise InvalidInput("text.verbosity", "medium", got, "the model has no such setting")
+    choice = parameters.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") != "function":
+        raise InvalidInput("tool_choice.type", "function", describe(choice.get("type"), quote=True), BUILT_IN)
     messages, calls = _read_input(parameters.get("input"), parameters.string("instructions"))
     fields: dict[str, Json] = {name: parameters.get(name) for name in AS_IN_CHATS} | {
         "messages": messages,
         "tools": _read_tools(parameters.get("tools")),
-        "tool_choice": _read_tool_choice(parameters.get("tool_choice")),
-        "response_format": _read_format(text.get("format")),
+        "tool_choice": _in_chats(choice, "function"),
+        "response_format": _in_chats(text.get("format"), "json_schema"),
         "logprobs": LOGPROBS in include or bool(parameters.get("top_logprobs")),
     }
     call.context.field_names = _namer(calls)
     asked = Parameters(fields, (*chat.FIELDS, "max_output_tokens"))
     answer, stream = await chat.prepare(service, call, model, asked, ResponseAnswer)
-    answer.describe(parameters, text.get("format"))
+    answer.describe(parameters)
     return answer if stream else await answer.whole()
 
 
@@ -109,21 +121,18 @@ def _namer(calls: Mapping[str, str]) -> Callable[[str], str]:
     return name_of
 
 
-def _check_names(value: Mapping[str, Json], known: Iterable[str], path: str) -> None:
+def _check_names(value: Mapping[str, Json], known: Sequence[str], path: str) -> None:
+    """Raises InvalidInput for an unknown member."""
     for name in value:
         if name not in known:
             raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(known)}", "an unknown name")
 
 
-def _members(parameters: Parameters, path: str, known: Mapping[str, str | None]) -> dict[str, Json]:
-    """Returns an object's members. Raises InvalidInput for unknown ones, and for values other than the known ones."""
-    value = without_nulls(expect(parameters.get(path), dict | None, path, "an object") or {})
-    _check_names(value, known, path)
-    for name, member in value.items():
-        if known[name] not in (None, member):
-            hint = "the model has no such setting"
-            raise InvalidInput(f"{path}.{name}", str(known[name]), describe(member, quote=True), hint)
-    return value
+def _in_chats(value: Json, kind: str) -> Json:
+    """Nests the members of an object of this kind, as in chat completions. Returns other values unchanged."""
+    if not isinstance(value, dict) or value.get("type") != kind:
+        return value
+    return {"type": kind, kind: {name: member for name, member in value.items() if name != "type"}}
 
 
 def _read_input(value: Json, instructions: str | None) -> tuple[list[dict[str, Json]], dict[str, str]]:
@@ -196,23 +205,8 @@ def _read_tools(value: Json) -> list[Json]:
             got = describe(kind, quote=isinstance(tool, dict))
             raise InvalidInput(f"tools[{index}]", '{"type": "function", "name": ...}', got, BUILT_IN)
         _check_names(without_nulls(tool), ("type", *FUNCTION), f"tools[{index}]")
-        tools.append({"type": "function", "function": {name: tool[name] for name in FUNCTION if name in tool}})
+        tools.append(_in_chats({"type": kind, **{name: tool[name] for name in FUNCTION if name in tool}}, kind))
     return tools
-
-
-def _read_tool_choice(value: Json) -> Json:
-    if not isinstance(value, dict):
-        return value
-    if value.get("type") != "function":
-        expected = 'none, auto, required or {"type": "function", "name": ...}'
-        raise InvalidInput("tool_choice", expected, describe(value.get("type"), quote=True), BUILT_IN)
-    return {"type": "function", "function": {"name": value.get("name")}}
-
-
-def _read_format(value: Json) -> Json:
-    if not isinstance(value, dict) or value.get("type") != "json_schema":
-        return value
-    return {"type": "json_schema", "json_schema": {name: one for name, one in value.items() if name != "type"}}
 
 
 # Answers
@@ -223,26 +217,13 @@ class ResponseAnswer(ChatAnswer):
 
     __slots__ = ("_call", "_data", "_fields", "_finish", "_held", "_is_open", "_number", "_output", "_texts", "_tokens")
 
-    def describe(self, parameters: Parameters, text_format: Json) -> None:
-        """Sets the fields of the response object that depend on the request. Required before the start."""
-
-        def given(name: str, default: Json = None) -> Json:
-            return default if (value := parameters.get(name)) is None else value
-
-        self._fields: dict[str, Json] = {
-            "id": f"resp_{self._context.request_id}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": self._context.model_name,
-            **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "reasoning", "usage")),
-            **{name: given(name) for name in ("instructions", "max_output_tokens", "user", "prompt_cache_key")},
-            **{"metadata": given("metadata", {}), "parallel_tool_calls": given("parallel_tool_calls", True)},
-            **{"service_tier": "default", "store": False, "background": False, "truncation": "disabled"},
-            **{"temperature": given("temperature", 1.0), "top_p": given("top_p", 1.0)},
-            **{"text": {"format": text_format or {"type": "text"}}, "top_logprobs": given("top_logprobs", 0)},
-            "tool_choice": given("tool_choice", "auto"),
-            "tools": [{"strict": False, **without_nulls(tool)} for tool in given("tools", [])],
-        }
+    def describe(self, parameters: Parameters) -> None:
+        """Sets the fields of the response object that repeat the request. Required before the start."""
+        head = {"id": f"resp_{self._context.request_id}", "object": "response", "created_at": int(time.time())}
+        given = {name: parameters.get(name) for name in UNSET if name in parameters}
+        self._fields: dict[str, Json] = {**head, "model": self._context.model_name, **UNSET, **given}
+        self._fields["text"] = {**UNSET["text"], **without_nulls(self._fields["text"])}
+        self._fields["tools"] = [{"strict": False, **without_nulls(tool)} for tool in self._fields["tools"]]
         self._output: list[dict[str, Json]] = []
         self._is_open = False  # whether the last item of the output is incomplete
         self._call: Json = None  # the index of the open call in the chat
