@@ -28,10 +28,15 @@ def clients_environment(program: str = "") -> Path:
     """The folder that HF_TRANSFORMER_CLIENTS_ENVIRONMENT names, else .venv-clients of the checkout.
 
     For langchain's program HF_TRANSFORMER_LANGCHAIN_ENVIRONMENT and .venv-langchain, for that of agents' libraries
-    HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents: KServe's SDK wants other versions.
+    HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents: KServe's SDK wants other versions. The packages of the ai-sdk,
+    for node, are in HF_TRANSFORMER_AI_SDK_ENVIRONMENT or .venv-ai-sdk.
     """
-    name = next((one for one in ("langchain", "agents") if program.startswith(one)), "clients")
-    return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / f".venv-{name}")
+    name = next(
+        (one for one in ("langchain", "agents", "ai-sdk") if program.startswith(one.replace("-", "_"))), "clients"
+    )
+    return Path(
+        os.environ.get(f"HF_TRANSFORMER_{name.upper().replace('-', '_')}_ENVIRONMENT") or ROOT / f".venv-{name}"
+    )
 
 
 def done(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -55,7 +60,11 @@ def client(tmp_path: Path) -> Run:
 
     def run(program: str, *arguments: str, service: Service, **task: Any) -> Any:
         given = {"http": f"127.0.0.1:{service.port}", "grpc": service.grpc_address, "model": service.model, **task}
-        python = str(clients_environment(program) / "bin" / "python")
-        return json.loads(output([python, str(PROGRAMS / f"{program}.py"), *arguments], tmp_path, given))
+        folder = clients_environment(program)
+        if (script := PROGRAMS / f"{program}.mjs").is_file():
+            line = ["node", str(script), str(folder)]
+        else:
+            line = [str(folder / "bin" / "python"), str(PROGRAMS / f"{program}.py")]
+        return json.loads(output([*line, *arguments], tmp_path, given))
 
     return run
