@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 
 const require = createRequire(`${process.argv[2]}/`);
 const { createOpenAI } = require("@ai-sdk/openai");
-const { generateText, isStepCount, jsonSchema, stepCountIs, streamText, tool } = require("ai");
+const { defaultSettingsMiddleware, generateText, jsonSchema, stepCountIs, streamText, tool, wrapLanguageModel } = require("ai");
 
 const task = JSON.parse(readFileSync(0, "utf-8"));
 const provider = createOpenAI({ baseURL: `http://${task.http}/openai/v1`, apiKey: "none" });
@@ -13,7 +13,7 @@ const asked = { model: provider(task.model), temperature: 0, maxRetries: 0 };
 const { name, description, parameters } = task.tool;
 const execute = async ({ city }) => `sunny in ${city}`;
 const tools = { [name]: tool({ description, inputSchema: jsonSchema(parameters), execute }) };
-const loop = { ...asked, prompt: task.question, tools, stopWhen: (stepCountIs ?? isStepCount)(2) };
+const loop = { ...asked, prompt: task.question, tools, stopWhen: stepCountIs(2) };
 
 async function failure(request) {
   try {
@@ -37,7 +37,8 @@ function history(first) {
 
 const first = await generateText({ ...asked, system: "You are a helpful assistant.", prompt: task.message });
 const looped = await generateText(loop);
-const kept = { providerOptions: { openai: { store: false } } };
+const settings = { providerOptions: { openai: { store: false } } };
+const model = wrapLanguageModel({ model: asked.model, middleware: defaultSettingsMiddleware({ settings }) });
 const answers = {
   text: first.text,
   finish: first.finishReason,
@@ -50,7 +51,7 @@ const answers = {
   steps: looped.steps.length,
   loop: looped.text,
   loop_stream: await streamed(loop),
-  again: (await generateText({ ...asked, ...kept, messages: history(first) })).text,
+  again: (await generateText({ ...asked, model, messages: history(first) })).text,
   reference: await failure(() => generateText({ ...asked, messages: history(first) })),
 };
 process.stdout.write(JSON.stringify(answers));
