@@ -297,7 +297,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"conversation": {"id": "x"}}, "conversation: expected null, got an object with the keys id; the service stores"),
     ({"prompt": {"id": "x"}}, "prompt: expected null"),
     ({"truncation": "auto"}, "truncation: expected disabled, got 'auto'; the service drops no items"),
-    ({"messages": []}, "messages: expected one of model, temperature"),
+    ({"messages": []}, "messages: expected one of model, stream"),
     ({"n": 2}, "n: expected one of model"),
     ({"model": "bert"}, "model: expected a served model (gpt2), got 'bert'"),
 ]

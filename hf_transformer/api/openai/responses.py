@@ -24,7 +24,7 @@ from hf_transformer.api.errors import expect
 from hf_transformer.api.openai import chat
 from hf_transformer.api.openai.chat import ChatAnswer, without_nulls
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request
-from hf_transformer.api.openai.generation import SAMPLING, usage
+from hf_transformer.api.openai.generation import SHARED, usage
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event
@@ -35,8 +35,8 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 
 AS_IN_CHATS = (
-    *(name for name in SAMPLING if name != "n"),
-    *"max_output_tokens top_logprobs parallel_tool_calls chat_template_kwargs stream stream_options".split(),
+    *(name for name in SHARED if name not in ("model", "n")),
+    *"max_output_tokens top_logprobs parallel_tool_calls chat_template_kwargs".split(),
 )
 """Fields with the same meaning in chat completions."""
 FIELDS = (
@@ -175,8 +175,9 @@ def _read_item(value: Json, path: str) -> dict[str, Json]:
     _check_names(item, ("type", "id", "status", *ITEMS[kind]), path)
     if kind == "message" and item.get("role") not in ROLES:
         raise InvalidInput(f"{path}.role", f"one of {', '.join(ROLES)}", describe(item.get("role"), quote=True))
-    for name in {"call_id", "name"}.intersection(ITEMS[kind]):
-        expect(item.get(name), str, f"{path}.{name}", "a string")
+    for name in ITEMS[kind]:
+        if name in ("call_id", "name"):
+            expect(item.get(name), str, f"{path}.{name}", "a string")
     return item
 
 
