@@ -210,6 +210,7 @@ def _task_settings(
             top_p=config.top_p,
             return_full_text=config.return_full_text,
             max_new_tokens=config.max_new_tokens,
+            max_schema_bytes=config.max_schema_bytes,
         ),
     )
 
@@ -225,6 +226,7 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
         pad_to_multiple_of=config.pad_to_multiple_of,
         scheduling=scheduler_settings(config, 1, MAX_STEP_OUTPUT_BYTES),
         cache_budget=CacheBudget(config.max_cache_bytes),
+        structured_output_form=config.structured_output_form,
     )
 
 

@@ -171,6 +171,17 @@ class Config:
     return_full_text: bool = option(
         GENERATION, "Answer with the prompt and its continuation (text_generation).", BOOLEAN, True,
         variables=["RETURN_FULL_TEXT"])
+    max_schema_bytes: int = option(
+        GENERATION, "Maximum bytes of a request's JSON schema, regular expression, grammar or list of choices; larger "
+        "ones are refused with 413.", integer(1), 65_536)
+    structured_output_form: Literal["structured_outputs", "guided_decoding", "none"] = option(
+        GENERATION, "Field of sampling_parameters for structured output in Triton's vLLM backend: structured_outputs "
+        "since Triton 25.11 (vLLM 0.11), guided_decoding before, none to refuse such requests. Backends ignore an "
+        "unknown field or fail; the doctor tries it.",
+        one_of("structured_outputs", "guided_decoding", "none"), "structured_outputs")
+    verify_structured_output: bool = option(
+        GENERATION, "Validate finished texts against the constraint of their request, and answer 502 if the backend "
+        "did not hold it. Needs the extra structured.", BOOLEAN, False)
 
     predictor_host: str = option(
         PREDICTOR, "Required. Address of Triton: HOST or HOST:PORT, optionally after http:// or https://.",

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import LoadError
+from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.logits import LogitsGenerator
+from hf_transformer.generation.masks import IS_INSTALLED, GrammarCompiler
 from hf_transformer.generation.text import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.tokens import IDS, OUTPUT, TokenGenerator
 from hf_transformer.generation.types import Generator, GeneratorSettings
@@ -117,7 +119,10 @@ def make_generator(
     """
     interface = choose_interface(spec, settings)
     if interface == "logits":
-        return LogitsGenerator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
+        grammars = GrammarCompiler(Vocabulary(tokenizer), settings.eos_ids) if IS_INSTALLED else None
+        return LogitsGenerator(
+            spec, predictor, tokenizer, settings, executor=executor, metrics=metrics, grammars=grammars
+        )
     if settings.pad_to_multiple_of > 1:
         problem = (
             f"--pad_to_multiple_of={settings.pad_to_multiple_of}: a {interface} model takes unpadded prompts and "

@@ -41,12 +41,14 @@ def _byte_alphabet() -> Mapping[str, int]:
 
 
 class Vocabulary:
-    """Cache of the texts and bytes of a tokenizer's tokens, shared by all sequences of a model."""
+    """Cache of the texts and bytes of a tokenizer's tokens, shared by all sequences of a model. ``size`` is their
+    number."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._alphabet = _byte_alphabet()
         self._letter = tokenizer.first_token_id("a")
+        self.size = tokenizer.vocab_size
         self.is_special = cache(self._is_special)
         self.byte_string = cache(self._byte_string)
         self.whole_text = cache(self._whole_text)

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hf_transformer.core.contract import ContractError
-from hf_transformer.errors import PredictorError
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.constraint import tensorrt_guide
 from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
 from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types.request import Context
@@ -59,6 +60,9 @@ NO_END: Final = -1
 """Value of end_id that disables the end token."""
 NO_WORDS: Final = (0, -1)
 """Empty word list in tensorrtllm_backend's format [2, S]: token ids, and the end offset of each word or -1."""
+GUIDE_TYPE: Final = "guided_decoding_guide_type"
+GUIDE: Final = "guided_decoding_guide"
+"""Optional inputs of TensorRT-LLM's models for structured output: a name, and a schema, expression or grammar."""
 MAX_INT32: Final = 2**31 - 1
 """Largest integer that fits every integer datatype."""
 
@@ -140,6 +144,7 @@ class TensorGenerator(Generator):
         self._end_id = end
         self._constant: list[Tensor] = []
         self._input_problems: list[str] = []
+        self._takes_guide = all(name in inputs and inputs[name].optional for name in (GUIDE_TYPE, GUIDE))
         filled = {*reserved, END, *(tensor.name for tensor in self._fields.values())}
         for name, tensor in inputs.items():
             if name in CONSTANT and name not in reserved:
@@ -160,11 +165,20 @@ class TensorGenerator(Generator):
         self.supported_fields = frozenset(self._fields)
         if self.supported_fields & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
             self.supported_fields |= {"greedy"}
+        self.constraint_hint = f"it has no inputs {GUIDE_TYPE} and {GUIDE}"
+        if self._takes_guide:
+            self._input_problems += [one for name in (GUIDE_TYPE, GUIDE) for one in inputs[name].problems("text")]
+            self.supported_fields |= {"constraint"}
         if self._end is not None:
             may_be_negative = end == NO_END or (end is None and not self._end.optional)
             self._input_problems += self._end.problems("signed" if may_be_negative else "whole")
             if self._end.datatype in DATATYPES["signed"]:
                 self.supported_fields |= {"ignore_eos"}
+
+    async def prepare(self, sampling: Sampling) -> None:
+        if self._takes_guide and sampling.constraint is not None and sampling.constraint.kind == "tool":
+            hint = "its guided decoding has no form for calls next to other text"
+            raise InvalidInput(sampling.path("constraint"), "a constraint on the whole text", hint=hint)
 
     def _require_fit(self, problems: list[str], outputs: Collection[str] = ()) -> None:
         """Raises ContractError if the model has problems: ``problems``, invalid inputs, or datatypes that JSON can't
@@ -219,6 +233,9 @@ class TensorGenerator(Generator):
                     tensors.append(tensor.tensor(value is not None))
             elif field in _ALWAYS_SENT or value != getattr(NEUTRAL, field) or not tensor.optional:
                 tensors.append(tensor.tensor(value))
+        if sampling.constraint is not None and self._takes_guide:
+            guide = zip((GUIDE_TYPE, GUIDE), tensorrt_guide(sampling.constraint), strict=True)
+            tensors += [self._inputs[name].tensor(text) for name, text in guide if text]
         if self._end is not None:
             end = NO_END if sampling.ignore_eos else self._end_id
             if end is not None or not self._end.optional:

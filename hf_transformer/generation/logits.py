@@ -21,6 +21,7 @@ from hf_transformer.core.scheduler import Entry, Scheduler, SchedulerSettings
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, cache_bytes, past_input
 from hf_transformer.generation.logits_signature import CACHE_BRANCH, LogitsSignature, fit_logits
+from hf_transformer.generation.masks import EXTRA_HINT, GrammarCompiler, TokenMask
 from hf_transformer.generation.sampling import TokenSampler
 from hf_transformer.generation.types import (
     FinishReason,
@@ -53,16 +54,28 @@ class LogitsSequence:
         start: first tokens of the decoder.
         source: prompt of an encoder-decoder; empty for other models.
         max_new: limit of new tokens.
+        grammars: compiles the request's constraint.
 
     Attributes:
         prompt: the prompt's ids. All sequences of a prompt share this object.
         source: int64 [S].
         cache: None if the model has no cache.
+        mask: the tokens that the request's constraint allows, from ``begin``; None for free text.
     """
 
     __slots__ = (
-        *("_cache_tensors", "_end_ids", "_ids", "_length", "_sampler", "_sampling", "_start", "_suppressed"),
-        *("cache", "prompt", "source"),
+        *(
+            "_cache_tensors",
+            "_end_ids",
+            "_grammars",
+            "_ids",
+            "_length",
+            "_sampler",
+            "_sampling",
+            "_start",
+            "_suppressed",
+        ),
+        *("cache", "mask", "prompt", "source"),
     )
     _sampler: TokenSampler
 
@@ -75,6 +88,7 @@ class LogitsSequence:
         eos_ids: frozenset[int],
         max_new: int,
         caches: Sequence[CacheTensor],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.prompt = prompt.ids
         self.source = np.array(source, np.int64)
@@ -83,6 +97,8 @@ class LogitsSequence:
         self._suppressed = eos_ids.union(sampling.stop_token_ids)
         """Tokens to suppress before min_tokens are generated."""
         self._end_ids = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else self._suppressed
+        self.mask: TokenMask | None = None
+        self._grammars = grammars
         self._cache_tensors = caches
         self._start = self._length = len(start)
         # Preallocated array: a list would need a conversion in each step.
@@ -91,7 +107,12 @@ class LogitsSequence:
 
     def begin(self) -> None:
         """Allocates the cache and the sampler, before the first step."""
-        self._sampler = TokenSampler(self._sampling, self.tokens.tolist(), self._suppressed)
+        sampling, constraint = self._sampling, self._sampling.constraint
+        if constraint is not None and self._grammars is not None:
+            # A complete text can only end, so ignore_eos means that it ends as late as possible.
+            self._end_ids, at_least = self._suppressed, len(self._ids) if sampling.ignore_eos else sampling.min_tokens
+            self.mask = self._grammars.mask(constraint, sampling.path("constraint"), self._end_ids, at_least)
+        self._sampler = TokenSampler(sampling, self.tokens.tolist(), self._suppressed, self.mask)
         tensors = self._cache_tensors
         self.cache = Cache(tensors, self._cache_length, len(self.source)) if tensors else None
 
@@ -140,6 +161,8 @@ class LogitsSequence:
         self._ids[self._length] = token
         self._length += 1
         finish: FinishReason | None = "length" if self.is_full else None
+        if self.mask is not None and self.mask.is_over:
+            finish = "stop"
         return Step((token,), scores=() if score is None else (score,), finish=finish)
 
 
@@ -413,8 +436,14 @@ class LogitsGenerator(Generator):
         *,
         executor: Executor,
         metrics: ModelMetrics,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Raises ContractError if the model's tensors do not match."""
+        """Raises ContractError if the model's tensors do not match. Without ``grammars`` it takes no constraints."""
+        self._grammars = grammars
+        self._executor = executor
+        if grammars is None:
+            self.supported_fields -= {"constraint"}
+            self.constraint_hint = EXTRA_HINT
         self._signature = signature = fit_logits(spec, tokenizer, settings)
         self._settings = settings
         self._cache_budget = settings.cache_budget
@@ -429,6 +458,10 @@ class LogitsGenerator(Generator):
         self._scheduler = Scheduler[LogitsSequence](
             predictor, builder, scheduling, executor=executor, metrics=metrics, limit=limit
         )
+
+    async def prepare(self, sampling: Sampling) -> None:
+        if self._grammars is not None and sampling.constraint is not None:
+            await self._grammars.prepare(sampling.constraint, sampling.path("constraint"), self._executor)
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         for prompt, sampling in texts:
@@ -474,10 +507,14 @@ class LogitsGenerator(Generator):
             cost += self._vocabulary // 30
         if sampling.logprobs is not None:
             cost += self._vocabulary // 60
+        if sequence.mask is not None:
+            cost += self._vocabulary // 100
         if sequence.is_new:
             cost += cache_bytes(self._signature.caches, len(sequence.tokens), len(sequence.source)) // BYTES_PER_COST
         entry = Entry(sequence, None, cost)
         self._scheduler.submit((entry,), _decode, None, context)
+        if sequence.mask is not None:
+            sequence.mask.start(self._executor)
         return entry
 
     def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
@@ -504,7 +541,8 @@ class LogitsGenerator(Generator):
         max_new = limit - len(start)
         if sampling.max_tokens is not None:
             max_new = min(sampling.max_tokens, max_new)
-        return LogitsSequence(prompt, start, source, sampling, self._eos_ids, max_new, self._signature.caches)
+        caches, grammars = self._signature.caches, self._grammars
+        return LogitsSequence(prompt, start, source, sampling, self._eos_ids, max_new, caches, grammars)
 
 
 def _decode(

@@ -73,6 +73,8 @@ class GenerationPipeline(Pipeline):
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
+        if request.sampling.constraint is not None:
+            await self._generator.prepare(request.sampling)
         prompts = await self._tokenize(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
         sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
@@ -124,6 +126,7 @@ class GenerationPipeline(Pipeline):
             if field not in self.supported_fields:
                 expected = f"a parameter that this {self._generator.interface} model supports"
                 hint = f"the service's {name} sets it" if name.startswith("--") else "leave it out"
+                hint = self._generator.constraint_hint if field == "constraint" else hint
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")

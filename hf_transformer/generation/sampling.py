@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, describe
+from hf_transformer.generation.constraint import Constraint, read_structured_outputs
+from hf_transformer.generation.masks import TokenMask
 from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.numerics import top_k
@@ -44,6 +46,8 @@ STOP = ("stop", "stop_strings", "stop_words")
 """Alternative names of one parameter: from transformers, vLLM and TensorRT-LLM."""
 DRAW = ("temperature", "top_k", "top_p", "min_p")
 """Parameters that enable sampling unless the request sets do_sample."""
+STRUCTURED = "structured_outputs"
+"""vLLM's parameter for a constraint on the form of the text."""
 _RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (MIN_POSITIVE, 1.0),
@@ -142,6 +146,8 @@ def read_sampling(
     tokens: str | None,
     default_tokens: int | None = None,
     logprobs: tuple[int, str] | None = None,
+    constraint: tuple[Constraint, str] | None = None,
+    max_schema_bytes: int = GenerationSettings().max_schema_bytes,
 ) -> Sampling:
     """Parses a request's sampling parameters, under any of their alternative names.
 
@@ -149,6 +155,8 @@ def read_sampling(
         defaults: the service's temperature, top_k, top_p and do_sample.
         tokens: name of the request's parameter for the limit of new tokens; None for the limit ``default_tokens``.
         logprobs: number of top logprobs per token, and the name of its parameter.
+        constraint: a constraint, and the name of its parameter. It excludes ``structured_outputs``.
+        max_schema_bytes: the maximum size of a constraint.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
@@ -183,6 +191,14 @@ def read_sampling(
     if logprobs is not None:
         count, name = logprobs
         put("logprobs", _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
+    if STRUCTURED in parameters:
+        if constraint is not None:
+            other = f"another one in {constraint[1]}"
+            raise InvalidInput(f"parameters.{STRUCTURED}", "one constraint in a request", other)
+        path = f"parameters.{STRUCTURED}"
+        constraint = read_structured_outputs(parameters.get(STRUCTURED), path, max_schema_bytes), STRUCTURED
+    if constraint is not None:
+        put("constraint", *constraint)
     sample = parameters.flag("do_sample", defaults.do_sample or any(name in parameters for name in DRAW))
     if temperature == 0 or not sample:
         for field in (*DRAW, "seed"):  # greedy decoding ignores them
@@ -283,16 +299,19 @@ class TokenSampler:
 
     Each sampler has its own random generator and draws one number per token. The same seed and logits therefore produce
     the same tokens. A temperature of 0 selects greedy decoding. Suppresses ``end_ids`` until ``sampling.min_tokens``
-    tokens are generated.
+    tokens are generated. With a ``mask``, only the tokens that it allows are chosen, and it decides on ``end_ids``.
     """
 
-    def __init__(self, sampling: Sampling, ids: Sequence[int], end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, ids: Sequence[int], end_ids: frozenset[int], mask: TokenMask | None = None
+    ) -> None:
         self._sampling = sampling
+        self.mask = mask
         self._has_repetition = sampling.repetition_penalty != 1
         self._has_counts = bool(sampling.presence_penalty or sampling.frequency_penalty)
         self._bias_ids = np.array(list(sampling.logit_bias), np.int64)
         self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
-        self._end_ids = np.array(sorted(end_ids), np.int64)
+        self._end_ids = np.array(sorted(end_ids) if mask is None else (), np.int64)
         self._counts = dict.fromkeys(ids if self._has_repetition else (), 0)
         """Number of occurrences of each token in the generated text; 0 for tokens that occur only in the prompt."""
         self._generated = 0
@@ -310,12 +329,16 @@ class TokenSampler:
         penalties and temperature, as in OpenAI's API and vLLM (logprobs_mode raw_logprobs).
         """
         scores = self.process(logits)
+        if self.mask is not None:
+            scores = self.mask.apply(scores)
         if self._random is None:
             token = int(scores.argmax())
             _require_finite(scores[token])
         else:
             token = draw(*candidates(scores, self._sampling), self._random.random())
         self.add(token)
+        if self.mask is not None:
+            self.mask.add(token)
         logprobs = self._sampling.logprobs
         return token, None if logprobs is None else score(logits, token, logprobs)
 

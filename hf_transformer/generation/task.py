@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, read_sampling
+from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, STRUCTURED, read_sampling
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, read_text
@@ -21,7 +21,7 @@ MAX_TOKENS = ("max_new_tokens", "max_tokens")
 PARAMETERS = (
     *("output_format", "max_length", *MAX_TOKENS, *MIN_TOKENS, "do_sample", *DRAW, "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
-    *(*STOP, "stop_token_ids", *CHOICES, "return_full_text", "stream"),
+    *(*STOP, "stop_token_ids", *CHOICES, "return_full_text", "stream", STRUCTURED),
 )
 
 
@@ -52,7 +52,8 @@ class TextGeneration(Servable):
         if tokens is not None and "max_length" in reader:
             raise InvalidInput("parameters.max_length", f"either max_length or {tokens}", "both")
         max_length = None if tokens is not None else reader.integer("max_length", defaults.max_length, 1)
-        sampling = read_sampling(reader, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
+        size, limit = self.settings.vocabulary.vocab_size, defaults.max_schema_bytes
+        sampling = read_sampling(reader, defaults, size, tokens=tokens, max_schema_bytes=limit)
         return GenerationRequest(prompts=(), sampling=sampling, echo=echo, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:

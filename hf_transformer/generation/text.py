@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.constraint import STRUCTURED_OUTPUTS, vllm_fields
 from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, TensorGenerator, numeric_data
 from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
@@ -82,10 +83,14 @@ class TextGenerator(TensorGenerator):
         super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs
         self._takes_json = PARAMETERS in inputs
+        self._form = settings.structured_output_form
         self.takes_adapters = self._takes_json
         self.supported_fields -= {"logprobs"}  # the model does not return the corresponding tokens
         if self._takes_json:
             self.supported_fields |= {"max_tokens", "greedy", *_IN_JSON}
+            self.constraint_hint = "the service runs with --structured_output_form=none"
+            if settings.structured_output_form != "none":
+                self.supported_fields |= {"constraint"}
         returned = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in returned)]
         # vLLM's backend excludes the prompt when it streams.
@@ -103,6 +108,15 @@ class TextGenerator(TensorGenerator):
                 ", ".join(FIELDS["max_tokens"]),
                 PARAMETERS,
             )
+
+    async def prepare(self, sampling: Sampling) -> None:
+        if not self._takes_json:
+            await super().prepare(sampling)
+        elif (
+            sampling.constraint is not None and sampling.constraint.kind == "tool" and self._form != STRUCTURED_OUTPUTS
+        ):
+            hint = f"calls next to other text need --structured_output_form={STRUCTURED_OUTPUTS}"
+            raise InvalidInput(sampling.path("constraint"), "a constraint on the whole text", hint=hint)
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
@@ -126,7 +140,8 @@ class TextGenerator(TensorGenerator):
         tensors = [self._inputs[self._input].tensor(text), *self._sampling_tensors(sampling), *self._return_flags]
         if self._takes_json:
             chosen = {"lora_name": adapter} if adapter else {}
-            parameters = orjson.dumps({**_sampling_params(sampling), **chosen}).decode()
+            form = {} if sampling.constraint is None else vllm_fields(sampling.constraint, self._form)
+            parameters = orjson.dumps({**_sampling_params(sampling), **form, **chosen}).decode()
             tensors.append(self._inputs[PARAMETERS].tensor(parameters))
         return tensors
 

@@ -1,8 +1,10 @@
-"""Parser of tool calls in generated text, in the format of Hermes and Qwen models:
+"""Parsers of tool calls in generated text. Calls that the model makes freely have the format of Hermes and Qwen models:
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
+
+A forced call (``tool_choice``) is the whole text: its arguments alone, or [{"name": ..., "arguments": {...}}, ...].
 
 Source: https://github.com/NousResearch/Hermes-Function-Calling, its prompt format.
 """
@@ -10,12 +12,17 @@ Source: https://github.com/NousResearch/Hermes-Function-Calling, its prompt form
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from hf_transformer.generation.stops import partial_match
 from hf_transformer.types.request import Json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+_CALL = re.compile(r'\s*\}?\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+"""The text between the arguments of two forced calls, or before the first ones, with the name."""
+_LAST = re.compile(r"\s*\}?\s*\]?\s*")
+_STRUCTURE = re.compile(r'[{}"]|\\.?', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,70 @@ class ToolCall:
 
     name: str
     arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of a call. ``name`` is set in its first part; ``arguments`` are a part of a JSON object."""
+
+    name: str | None
+    arguments: str
+
+
+class ForcedCallParser:
+    """Reads forced calls while they are written. ``name`` is the called tool; empty for a list of calls.
+
+    Returns text that is no call as content at the end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._has_begun = self._is_in_arguments = False
+        self._held = ""
+        self._depth = 0
+        self._is_in_string = self._is_escaped = False
+
+    def push(self, text: str) -> tuple[str, list[CallPiece]]:
+        """Adds a chunk. Returns no content, and the new parts of calls."""
+        if self._name:
+            begin = [] if self._has_begun or not text else [CallPiece(self._name, "")]
+            self._has_begun = self._has_begun or bool(text)
+            return "", [*begin, *([CallPiece(None, text)] if text else [])]
+        pieces: list[CallPiece] = []
+        self._held += text
+        while self._held:
+            if not self._is_in_arguments:
+                found = _CALL.match(self._held)
+                if found is None:
+                    break
+                pieces.append(CallPiece(json.loads(found[1], strict=False), ""))
+                self._held, self._has_begun, self._is_in_arguments = self._held[found.end() :], True, True
+            end = self._end_of_arguments()
+            if end:
+                pieces.append(CallPiece(None, self._held[:end]))
+                self._held = self._held[end:]
+        return "", pieces
+
+    def flush(self) -> tuple[str, list[CallPiece]]:
+        """Returns the rest at the end of the text."""
+        is_text = not self._has_begun or not _LAST.fullmatch(self._held)
+        return (self._held if is_text else ""), []
+
+    def _end_of_arguments(self) -> int:
+        """Returns the end of the arguments in the buffer, or of the buffer."""
+        start, self._is_escaped = int(self._is_escaped), False
+        for found in _STRUCTURE.finditer(self._held, start):
+            character = found[0]
+            if character[0] == "\\":
+                self._is_escaped = len(character) == 1  # the escaped character follows in the next chunk
+            elif character == '"':
+                self._is_in_string = not self._is_in_string
+            elif not self._is_in_string:
+                self._depth += 1 if character == "{" else -1
+                if not self._depth:
+                    self._is_in_arguments = False
+                    return found.end()
+        return len(self._held)
 
 
 class ToolCallParser:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.constraint import Constraint, StructuredOutputForm
 from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import TextInput
 
@@ -34,6 +35,7 @@ class Sampling:
         ignore_eos: treat end-of-sequence tokens like any other token.
         logprobs: number of top logprobs to return per token; None for no log probabilities.
         n: number of continuations of each prompt.
+        constraint: the form of the text; None for free text.
         names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
     """
 
@@ -54,6 +56,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    constraint: Constraint | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, field: str) -> str:
@@ -178,6 +181,7 @@ class GeneratorSettings:
         output_names: --tensor_output_names.
         concurrency_limit: limit of a logits model's batches in flight. Generators share it when the model is replaced.
         cache_budget: memory budget of key-value caches (--max_cache_bytes). Generators share it likewise.
+        structured_output_form: --structured_output_form.
     """
 
     model_config: Mapping[str, Any]
@@ -192,6 +196,7 @@ class GeneratorSettings:
     scheduling: SchedulerSettings
     concurrency_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
     cache_budget: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
+    structured_output_form: StructuredOutputForm = "structured_outputs"
 
 
 class Generator(ABC):
@@ -208,6 +213,13 @@ class Generator(ABC):
 
     takes_adapters: bool = False
     """Whether the model takes the name of a LoRA adapter (``Context.adapter``)."""
+
+    constraint_hint: str = "this model can't hold a text to a form; leave it out"
+    """Advice to a client whose constraint the model does not support."""
+
+    async def prepare(self, sampling: Sampling) -> None:
+        """Compiles the constraint of a request, if the model needs that. Called first. Raises RequestError."""
+        return
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises RequestError if the model can't generate one of a request's texts. Called before ``generate``."""

@@ -107,7 +107,8 @@ class GenerationSettings:
     """Default sampling parameters of V1, V2 and Triton's generate endpoints; OpenAI's API has OpenAI's defaults.
 
     ``max_length`` is the maximum number of prompt and new tokens together. ``max_new_tokens`` is the maximum number of
-    new tokens per text in every API; None means the model's length. ``top_k`` 0 means all tokens.
+    new tokens per text in every API; None means the model's length. ``top_k`` 0 means all tokens. ``max_schema_bytes``
+    is the maximum size of a JSON schema, regular expression, grammar or list of choices.
     """
 
     max_length: int = 20
@@ -117,6 +118,7 @@ class GenerationSettings:
     top_p: float = 1.0
     return_full_text: bool = True
     max_new_tokens: int | None = None
+    max_schema_bytes: int = 65_536
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ FOLDER = DEMO_MODELS / "gpt2"
 PROMPT = "The capital of france is"
 ALL = (
     "greedy temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty logit_bias "
-    "min_tokens stop_token_ids ignore_eos logprobs"
+    "min_tokens stop_token_ids ignore_eos logprobs constraint"
 ).split()
 """Every field of Sampling that a model may support."""
 

@@ -46,9 +46,24 @@ USUAL = {
     "logit_bias": ('{"5":100}',),
     "logprobs": ("true", "0"),
     "echo": ("true",),
-    "tools": ('[{"type":"function","function":{"name":"f"}}]', '[{"type":"function","name":"f"}]'),
+    "tools": (
+        '[{"type":"function","name":"f"}]',
+        '[{"type":"function","function":{"name":"f"}}]',
+        '[{"type":"function","function":{"name":"f","strict":true,"parameters":{"properties":{"a":{"const":1}}}}}]',
+    ),
     "include": ('["message.output_text.logprobs"]',),
-    "text": ('{"format":{"type":"text"},"verbosity":"medium"}',),
+    "text": (
+        '{"format":{"type":"json_object"},"verbosity":"medium"}',
+        '{"format":{"type":"json_schema","schema":{"type":"array"}}}',
+    ),
+    "tool_choice": ('{"type":"function","name":"f"}', '"required"', '{"type":"function","function":{"name":"f"}}'),
+    "response_format": ('{"type":"json_object"}', '{"type":"json_schema","json_schema":{"schema":{"type":"array"}}}'),
+    "structured_outputs": (
+        '{"regex":"[a-z]"}',
+        '{"json":{}}',
+        r'"{\"choice\":[\"a\"]}"',
+        '{"grammar":"root ::= root"}',
+    ),
     "chat_template_kwargs": ('{"documents":5}',),
 }
 """Valid values, so that requests also reach the code after validation."""

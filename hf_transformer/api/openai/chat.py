@@ -1,7 +1,8 @@
 """OpenAI's chat completions API: generates the assistant's next message, complete or streamed.
 
     {"model": "m", "messages": [{"role": "user", "content": "..."}], "max_completion_tokens": null, "n": 1,
-     "logprobs": false, "top_logprobs": 0 to 20, "tools": [...], "tool_choice": "auto" | "none", "stream": false, ...}
+     "logprobs": false, "top_logprobs": 0 to 20, "tools": [...], "stream": false,
+     "tool_choice": "auto" | "none" | "required" | {"type": "function", "function": {"name"}}, "response_format", ...}
     -> {"id": "chatcmpl-...", "object": "chat.completion", "created", "model",
         "choices": [{"index": 0, "message": {"role": "assistant", "content", "refusal": null, "tool_calls"},
                      "logprobs": null, "finish_reason": "stop" | "length" | "tool_calls"}],
@@ -25,12 +26,13 @@ from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
+from hf_transformer.api.openai.structured import read_form
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import read_sampling
-from hf_transformer.generation.tools import ToolCallParser
+from hf_transformer.generation.tools import ForcedCallParser, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
 from hf_transformer.tasks.parameters import Parameters
@@ -70,32 +72,27 @@ async def prepare(
 ) -> tuple[Answer, bool]:
     """Returns an answer that has not started, and whether the request asks for a stream. Raises RequestError."""
     stream, usage = read_stream(parameters)
-    _check_response_format(parameters.get("response_format"))
+    one_call = not parameters.flag("parallel_tool_calls", True)
+    tools = read_tools(parameters.get("tools"), call.limits)
+    max_bytes = model.task.settings.generation.max_schema_bytes
+    form = read_form(parameters, tools, max_bytes, single=one_call)
     sampling = read_sampling(
         parameters,
         DEFAULTS,
         model.task.settings.vocabulary.vocab_size,
         tokens=parameters.one_of("max_completion_tokens", "max_tokens", "max_output_tokens"),
         logprobs=_read_logprobs(parameters),
+        constraint=form.constraint,
+        max_schema_bytes=max_bytes,
     )
-    one_call = not parameters.flag("parallel_tool_calls", True)
-    tools = read_tools(parameters.get("tools"), call.limits)
-    may_call = _read_tool_choice(parameters.get("tool_choice"), tools)
-    render = _prompt_renderer(model, parameters, tools if may_call else [], call.limits)
+    render = _prompt_renderer(model, parameters, without_strict(tools) if form.may_call else [], call.limits)
     if len(call.body) <= MAX_INLINE_BYTES:
         prompt = render()
     else:
         prompt = await asyncio.get_running_loop().run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
-    return kind(model, request, call.context, usage, tools=may_call, one_call=one_call), stream
-
-
-def _check_response_format(value: Json) -> None:
-    """Raises InvalidInput for any format except text."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if value is not None and kind != "text":
-        got = describe(value if kind is None else kind, quote=True)
-        raise InvalidInput("response_format", "the type text", got, "the model generates text only")
+    made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
+    return made, stream
 
 
 def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
@@ -250,7 +247,7 @@ def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]]) -
 def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     """Returns the functions that the model may call. Raises InvalidInput or TooLarge.
 
-    Templates render complete tools, so the result excludes ``strict``, ``cache_control``, and nulls outside schemas.
+    Templates render complete tools, so the result excludes ``cache_control``, and nulls outside schemas.
     """
     if value is None:
         return []
@@ -265,68 +262,83 @@ def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
         path, function = f"{path}.function", tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise InvalidInput(path, "an object with a name", describe(function))
-        if function.get("strict"):
-            raise InvalidInput(f"{path}.strict", "false", hint="the service can't enforce a schema")
         expect(function.get("parameters"), dict | None, f"{path}.parameters", "an object")
-        members = {name: member for name, member in without_nulls(function).items() if name != "strict"}
         rest = {name: member for name, member in without_nulls(tool).items() if name != CACHE_CONTROL}
-        tools.append(rest | {"function": members})
+        tools.append(rest | {"function": without_nulls(function)})
     return tools
 
 
-def _read_tool_choice(value: Json, tools: list[dict[str, Json]]) -> bool:
-    """Whether the model may call tools. Raises InvalidInput for a choice that the service can't enforce."""
-    if value is None:
-        return bool(tools)
-    if value == "none":
-        return False
-    if value != "auto":
-        hint = "the service can't make the model call a tool"
-        raise InvalidInput("tool_choice", "none or auto", describe(value, quote=True), hint)
-    if not tools:
-        raise InvalidInput("tool_choice", "no choice without tools", "'auto'", "add tools")
-    return True
+def without_strict(tools: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+    """Returns the tools for a template, which renders all of their fields."""
+    return [
+        {**tool, "function": {name: member for name, member in tool["function"].items() if name != "strict"}}
+        for tool in tools
+    ]
 
 
 # Answers
 
 
 class MessageParser:
-    """Splits a generated message into content and, with ``tools``, tool calls. ``one_call`` drops further calls."""
+    """Splits a generated message into content and, with ``tools``, tool calls. ``one_call`` drops further calls.
 
-    __slots__ = ("_one_call", "_parser", "calls")
+    ``forced`` is MessageForm.forced: such calls are returned in pieces, as they are written.
+    """
 
-    def __init__(self, *, tools: bool, one_call: bool) -> None:
-        self._parser = ToolCallParser() if tools else None
+    __slots__ = ("_forced", "_one_call", "_parser", "calls")
+
+    def __init__(self, *, tools: bool, one_call: bool, forced: str | None = None) -> None:
+        self._forced = forced
+        self._parser: ToolCallParser | ForcedCallParser | None = None
+        if forced is not None:
+            self._parser = ForcedCallParser(forced)
+        elif tools:
+            self._parser = ToolCallParser()
         self._one_call = one_call
         self.calls = 0
 
     def add(self, text: str, *, is_last: bool) -> tuple[str, list[Json]]:
-        """Adds text. Returns new content and complete calls. Buffers text that may begin a call."""
+        """Adds text. Returns new content and new calls or pieces of calls. Buffers text that may begin a call."""
         if self._parser is None:
             return text, []
         content, parsed = self._parser.push(text)
         if is_last:
             rest, more = self._parser.flush()
-            content, parsed = content + rest, parsed + more
-        if self._one_call:
-            parsed = parsed[: 1 - self.calls]
+            content, parsed = content + rest, [*parsed, *more]
         calls: list[Json] = []
-        for call in parsed:
-            function = {"name": call.name, "arguments": call.arguments}
-            calls.append(
-                {"index": self.calls, "id": f"call_{new_request_id()}", "type": "function", "function": function}
-            )
-            self.calls += 1
+        for piece in parsed:
+            self.calls += piece.name is not None
+            if self._one_call and self.calls > 1:
+                self.calls = 1
+                break
+            function = {"arguments": piece.arguments}
+            call: dict[str, Json] = {"index": self.calls - 1, "function": function}
+            if piece.name is not None:
+                function = {"name": piece.name, **function}
+                call = {"index": self.calls - 1, "id": f"call_{new_request_id()}", "type": "function"}
+                call["function"] = function
+            calls.append(call)
         return content, calls
 
     def reason(self, finish: str | None) -> str | None:
-        """Returns the message's finish reason: ``tool_calls`` replaces ``stop`` if the message contains calls."""
-        return "tool_calls" if self.calls and finish == "stop" else finish
+        """Returns the message's finish reason: ``tool_calls`` replaces ``stop`` if the message contains calls, except,
+        as in OpenAI's API, for the call of the tool that ``tool_choice`` names."""
+        return "tool_calls" if self.calls and finish == "stop" and not self._forced else finish
+
+
+def whole_calls(pieces: Sequence[Json]) -> list[Json]:
+    """Joins the pieces of calls. A call outside a stream has no index."""
+    calls: list[Json] = []
+    for piece in pieces:
+        if "id" in piece:
+            calls.append({name: value for name, value in piece.items() if name != "index"})
+        else:
+            calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+    return calls
 
 
 class ChatAnswer(GeneratedAnswer):
-    """A chat completions response. MessageParser describes ``tools`` and ``one_call``."""
+    """A chat completions response. MessageParser describes ``tools``, ``one_call`` and ``forced``."""
 
     __slots__ = ("_make_parser", "_parsers")
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -340,16 +352,16 @@ class ChatAnswer(GeneratedAnswer):
         *,
         tools: bool,
         one_call: bool,
+        forced: str | None = None,
     ) -> None:
         super().__init__(model, request, context, usage)
-        self._make_parser = partial(MessageParser, tools=tools, one_call=one_call)
+        self._make_parser = partial(MessageParser, tools=tools, one_call=one_call, forced=forced)
         self._parsers: dict[int, MessageParser] = {}  # for each unfinished choice of a stream
 
     def choice(self, index: int, whole: Piece) -> Json:
         parser = self._make_parser()
-        content, calls = parser.add(whole.text, is_last=True)
-        for call in calls:
-            del call["index"]  # only streamed calls have an index
+        content, pieces = parser.add(whole.text, is_last=True)
+        calls = whole_calls(pieces)
         message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls

@@ -71,6 +71,7 @@ def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampli
         tokens=parameters.one_of("max_tokens"),
         default_tokens=DEFAULT_MAX_TOKENS if limit is None else min(DEFAULT_MAX_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
+        max_schema_bytes=task.settings.generation.max_schema_bytes,
     )
     if "best_of" in parameters and (best := parameters.integer("best_of", 1, 1)) != sampling.n:
         raise InvalidInput("best_of", f"{sampling.n}, the value of n", str(best), "the service returns all texts")

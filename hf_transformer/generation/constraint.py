@@ -1,0 +1,289 @@
+"""Constraints on the form of a generated text: reading, limits, and the forms that inference engines take.
+
+Every API reads its fields into one Constraint per request. A logits model compiles the constraint to token masks
+(masks.py). Triton's vLLM backend and TensorRT-LLM's models get it in their own form (``vllm_fields``,
+``tensorrt_guide``).
+
+Sources: https://docs.vllm.ai/en/latest/features/structured_outputs.html,
+https://platform.openai.com/docs/guides/structured-outputs and
+https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/guided_decoding.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, Literal, Self
+
+import orjson
+
+from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.generation.tools import BEGIN, END
+from hf_transformer.types.request import Json
+
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tool"]
+StructuredOutputForm = Literal["structured_outputs", "guided_decoding", "none"]
+"""Values of --structured_output_form: the field of ``sampling_parameters`` in Triton's vLLM backend."""
+STRUCTURED_OUTPUTS: Final[StructuredOutputForm] = "structured_outputs"
+MAX_DEPTH: Final = 64
+"""Maximum nesting depth of lists and objects in a schema."""
+ANY_OBJECT: Final[Mapping[str, Json]] = {"type": "object"}
+KINDS: Final[Mapping[str, ConstraintKind]] = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+"""Kinds of a constraint by field of vLLM's StructuredOutputsParams."""
+_SWITCHES: Final = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+"""Booleans of StructuredOutputsParams. Only false is accepted."""
+_INSIDE: Final = {
+    **dict.fromkeys(("const", "enum", "default", "examples"), "value"),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), "schemas"),
+}
+"""What a keyword of JSON Schema contains, unless it is a schema: any value, or schemas by name."""
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The form of a text.
+
+    Attributes:
+        kind: ``tool`` allows calls of tools next to free text, or next to an answer of a schema (``tool_parts``).
+        source: a regular expression, a grammar, or JSON text: a schema, a list of choices, or the parts of ``tool``.
+        key: digest of kind and source, for caches.
+    """
+
+    kind: ConstraintKind
+    source: str
+    key: bytes
+
+    @classmethod
+    def of(cls, kind: ConstraintKind, source: Json) -> Self:
+        """Builds a constraint. ``source`` is a string for a regular expression or a grammar, else a JSON value."""
+        text = source if kind in ("regex", "grammar") else orjson.dumps(source).decode()
+        return cls(kind, text, blake2b(f"{kind} {text}".encode(), digest_size=16).digest())
+
+    @property
+    def schema(self) -> Json:
+        """The JSON schema of the whole text; None for other kinds."""
+        if self.kind == "json_object":
+            return dict(ANY_OBJECT)
+        return orjson.loads(self.source) if self.kind == "json_schema" else None
+
+    @property
+    def choices(self) -> list[str]:
+        """The possible texts of a choice."""
+        choices: list[str] = orjson.loads(self.source)
+        return choices
+
+    @property
+    def tool_parts(self) -> tuple[dict[str, Json], Json]:
+        """Of ``tool``: the schemas of arguments by the tool's name, and the schema of an answer without a call, or
+        None for free text."""
+        tools, answer = orjson.loads(self.source)
+        return tools, answer
+
+
+# Reading
+
+
+def read_structured_outputs(value: Json, path: str, max_bytes: int) -> Constraint:
+    """Reads vLLM's ``structured_outputs``, an object or its JSON text, with exactly one of ``KINDS``.
+
+    Raises:
+        InvalidInput: a field has an invalid value, or there is not exactly one kind.
+        TooLarge: the constraint exceeds ``max_bytes``.
+    """
+    fields = _json_object(value, path, max_bytes)
+    fields = {name: item for name, item in fields.items() if item is not None}
+    for name in fields:
+        if name not in KINDS and not (name in _SWITCHES and fields[name] is False):
+            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(KINDS)}", "an unsupported name")
+    present = [name for name in KINDS if fields.get(name) not in (None, False)]
+    if len(present) != 1:
+        raise InvalidInput(path, f"exactly one of {', '.join(KINDS)}", " and ".join(present) or "none")
+    [name] = present
+    return _read_kind(KINDS[name], fields[name], f"{path}.{name}", max_bytes)
+
+
+def _read_kind(kind: ConstraintKind, value: Json, path: str, max_bytes: int) -> Constraint:
+    if kind == "json_object":
+        if value is not True:
+            raise InvalidInput(path, "true or false", describe(value))
+        return Constraint.of(kind, dict(ANY_OBJECT))
+    if kind == "json_schema":
+        return Constraint.of(kind, read_schema(_json_object(value, path, max_bytes), path, max_bytes))
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
+            raise InvalidInput(path, "a list of strings that are not empty", describe(value))
+        _check_bytes(sum(len(item.encode()) + 3 for item in value), path, max_bytes)
+    elif not isinstance(value, str) or not value:
+        raise InvalidInput(path, "a string that is not empty", describe(value))
+    else:
+        _check_bytes(len(value.encode()), path, max_bytes)
+    return Constraint.of(kind, value)
+
+
+def read_schema(value: Json, path: str, max_bytes: int) -> dict[str, Json]:
+    """Returns a JSON schema after checks of its size, depth and references.
+
+    Raises:
+        InvalidInput: the schema is no object, or refers to another document.
+        TooLarge: the schema exceeds ``max_bytes`` or MAX_DEPTH.
+    """
+    if not isinstance(value, dict):
+        raise InvalidInput(path, "a JSON schema, an object", "nothing" if value is None else describe(value))
+    level: list[tuple[Json, str]] = [(value, "schema")]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[tuple[Json, str]] = []
+        for item, place in level:
+            if isinstance(item, dict):
+                for name, member in item.items():
+                    if place == "schema" and name in _REFERENCES and isinstance(member, str):
+                        _check_reference(member, f"{path}.{name}")
+                    below.append((member, _place(place, name)))
+            elif isinstance(item, list):
+                below += [(member, place) for member in item]
+        level = below
+    if level:
+        raise TooLarge(path, f"at most {MAX_DEPTH} levels of lists and objects", "more")
+    _check_bytes(len(orjson.dumps(value)), path, max_bytes)
+    return value
+
+
+def _place(place: str, name: str) -> str:
+    """What a member of an object contains, if the object is at ``place``: a schema, schemas by name, or a value."""
+    return _INSIDE.get(name, "schema") if place == "schema" else "schema" if place == "schemas" else place
+
+
+def _check_reference(reference: str, path: str) -> None:
+    if not reference.startswith("#"):
+        hint = "the service loads no other documents"
+        raise InvalidInput(path, "a reference within the schema, such as '#/$defs/item'", repr(reference[:80]), hint)
+
+
+def _json_object(value: Json, path: str, max_bytes: int) -> dict[str, Json]:
+    """Returns an object that may be given as JSON text."""
+    if isinstance(value, str):
+        _check_bytes(len(value.encode()), path, 2 * max_bytes)  # quotes inside a string are escaped
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(path, "an object, or its JSON text", "invalid JSON", str(error)) from None
+    if not isinstance(value, dict):
+        raise InvalidInput(path, "an object, or its JSON text", describe(value))
+    return value
+
+
+def _check_bytes(size: int, path: str, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise TooLarge(path, f"at most {max_bytes} bytes (--max_schema_bytes)", str(size))
+
+
+# Tools
+
+
+def calls_schema(tools: Mapping[str, Json], *, single: bool) -> dict[str, Json]:
+    """JSON schema of one or more calls: [{"name": "...", "arguments": {...}}, ...].
+
+    References inside the tools' schemas are moved with them. ``single`` allows one call only.
+    """
+    definitions = {f"tool_{index}": _moved(schema, index) for index, schema in enumerate(tools.values())}
+    calls: list[Json] = []
+    for name, definition in zip(tools, definitions, strict=True):
+        properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{definition}"}}
+        call = {"type": "object", "properties": properties, "required": ["name", "arguments"]}
+        calls.append(call | {"additionalProperties": False})
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    most = {"maxItems": 1} if single else {}
+    return {"type": "array", "items": items, "minItems": 1, **most, "$defs": definitions}
+
+
+def _moved(schema: Json, index: int, place: str = "schema") -> Json:
+    """Copies a schema with its references relative to its place in ``calls_schema``."""
+    if isinstance(schema, list):
+        return [_moved(item, index, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: f"#/$defs/tool_{index}{member[1:]}"
+        if place == "schema" and name in _REFERENCES and isinstance(member, str)
+        else _moved(member, index, _place(place, name))
+        for name, member in schema.items()
+    }
+
+
+def arguments_schema(parameters: Json) -> dict[str, Json]:
+    """JSON schema of a tool's arguments. Arguments are always an object."""
+    return {**ANY_OBJECT, **parameters} if isinstance(parameters, dict) else dict(ANY_OBJECT)
+
+
+def call_text(name: str) -> tuple[str, str]:
+    """The texts before and after the arguments of a call in the form that ToolCallParser reads."""
+    return f'{BEGIN}\n{{"name": {orjson.dumps(name).decode()}, "arguments": ', f"}}\n{END}"
+
+
+# Forms of inference engines
+
+
+def vllm_fields(constraint: Constraint, form: StructuredOutputForm) -> dict[str, str]:
+    """The field of Triton's vLLM backend for a constraint: JSON text inside the JSON of ``sampling_parameters``.
+
+    The backend drops an object there. vLLM's parameters hold the inner schema, not OpenAI's wrapper.
+    """
+    kind, source = constraint.kind, constraint.source
+    if kind == "tool":
+        fields: dict[str, Json] = {"structural_tag": structural_tag(constraint)}
+    elif kind == "json_object":
+        fields = {kind: True}
+    else:
+        is_text = kind in ("regex", "grammar")
+        fields = {"json" if kind == "json_schema" else kind: source if is_text else orjson.Fragment(source)}
+    return {form: orjson.dumps(fields).decode()}
+
+
+def structural_tag(constraint: Constraint) -> str:
+    """XGrammar's structural tag for calls of tools next to free text, or next to an answer of a schema.
+
+    Source: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
+    """
+    tools, answer = constraint.tool_parts
+    tags: list[Json] = []
+    for name, schema in tools.items():
+        begin, end = call_text(name)
+        tags.append({"type": "tag", "begin": begin, "content": _schema_format(schema), "end": end})
+    if answer is None:
+        found: Json = {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags}
+    else:
+        calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+        found = {"type": "or", "elements": [_schema_format(answer), calls]}
+    return orjson.dumps({"type": "structural_tag", "format": found}).decode()
+
+
+def _schema_format(schema: Json) -> Json:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def tensorrt_guide(constraint: Constraint) -> tuple[str, str]:
+    """TensorRT-LLM's ``guided_decoding_guide_type`` and ``guided_decoding_guide``. Raises ValueError for ``tool``."""
+    match constraint.kind:
+        case "json_object":
+            return "json", ""
+        case "choice":
+            return "regex", choice_regex(constraint.choices)
+        case "grammar":
+            return "ebnf_grammar", constraint.source
+        case "json_schema" | "regex":
+            return constraint.kind, constraint.source
+        case "tool":
+            raise ValueError(constraint.kind)
+
+
+def choice_regex(choices: Sequence[str]) -> str:
+    """A regular expression that matches one of the choices."""
+    return f"({'|'.join(map(re.escape, choices))})"

@@ -1,0 +1,248 @@
+"""Constrained texts of logits models: random logits become valid texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.constraint import Constraint, call_text, read_structured_outputs
+from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.logits import LogitsGenerator
+from hf_transformer.generation.masks import GrammarCompiler
+from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor.base import Outputs
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types.tensors import Array, ModelSpec, Tensor, TensorSpec
+from tests.generation.scripted_models import settings, steps
+from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+CHOICES = ["red", "green", 'a "quote"\n', "gr\u00fcn"]
+
+
+class RandomLogits(ScriptedPredictor):
+    """A model with random logits of the last position, or those that ``logits`` makes of a number of tokens."""
+
+    def __init__(self, size: int, seed: int, logits: Callable[[int], Array] | None = None) -> None:
+        super().__init__()
+        self._random = np.random.default_rng(seed)
+        self._size, self._logits = size, logits
+
+    async def respond(self, made: RecordedCall) -> Outputs:
+        rows, length = made.inputs["input_ids"].shape
+        if self._logits is None:
+            data = self._random.standard_normal((rows, self._size))
+        else:
+            data = np.broadcast_to(self._logits(length), (rows, self._size))
+        return {"logits": Tensor("logits", "FP32", data.astype(np.float32))}
+
+
+class Constrained:
+    """A generator with the vocabulary of a tokenizer, and random logits."""
+
+    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor, *, seed: int = 0, **options: Any) -> None:
+        self.tokenizer = tokenizer
+        size = tokenizer.vocab_size
+        self.eos = tokenizer.token_to_id("<|endoftext|>") or 0
+        ids = TensorSpec("input_ids", "INT64", (-1,))
+        spec = ModelSpec("m", "1", (ids,), (TensorSpec("logits", "FP32", (size,)),), 16)
+        ends = frozenset({self.eos})
+        made = settings(eos_ids=ends, max_length=1000)
+        self.predictor = RandomLogits(size, seed, options.pop("logits", None))
+        self.generator = LogitsGenerator(
+            spec, self.predictor, tokenizer, made, executor=executor, metrics=Metrics().of("m"),
+            grammars=GrammarCompiler(Vocabulary(tokenizer), ends),
+        )  # fmt: skip
+
+    async def steps(self, constraint: Constraint, **sampling: Any) -> list[Step]:
+        wanted = Sampling(constraint=constraint, **{"max_tokens": 200, "seed": 5, **sampling})
+        await self.generator.prepare(wanted)
+        return await steps(self.generator, Prompt("a", (5,)), wanted)
+
+    def text(self, found: list[Step]) -> str:
+        return self.tokenizer.decode([token for step in found for token in step.ids], True)
+
+    async def said(self, constraint: Constraint, **sampling: Any) -> tuple[str, str | None]:
+        found = await self.steps(constraint, **sampling)
+        return self.text(found), found[-1].finish
+
+
+def schema_of(value: Any) -> Constraint:
+    return Constraint.of("json_schema", value)
+
+
+@pytest.fixture
+def constrained(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Callable[..., Constrained]:
+    return lambda **options: Constrained(gpt2, executor, **options)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_logits_write_a_valid_object(constrained: Callable[..., Constrained], seed: int) -> None:
+    text, finish = await constrained(seed=seed).said(schema_of(SCHEMA), seed=seed, max_tokens=900)
+    assert finish in ("stop", "length")
+    if finish == "stop":
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "valid"),
+    [
+        ({"regex": "[a-c]{3}-[0-9]{2}"}, lambda text: re.fullmatch("[a-c]{3}-[0-9]{2}", text)),
+        ({"choice": CHOICES}, lambda text: text in CHOICES),
+        ({"grammar": 'start: "(" start ")" | "x"'}, lambda text: re.fullmatch(r"\(*x\)*", text)),
+        ({"grammar": 'root ::= "yes" | "no"'}, lambda text: text in ("yes", "no")),
+        ({"json": {"enum": [1, "two", None]}}, lambda text: json.loads(text) in (1, "two", None)),
+        ({"json": '{"const": {"a": [1]}}'}, lambda text: json.loads(text) == {"a": [1]}),
+    ],
+    ids=lambda value: str(value)[:20] if isinstance(value, dict) else "",
+)  # fmt: skip
+async def test_each_kind(
+    constrained: Callable[..., Constrained], fields: dict[str, Any], valid: Callable[[str], Any]
+) -> None:
+    constraint = read_structured_outputs(fields, "structured_outputs", 10_000)
+    for greedy in (True, False):
+        text, finish = await constrained().said(constraint, greedy=greedy)
+        assert finish == "stop" and valid(text), text
+
+
+async def test_an_object_of_any_form(constrained: Callable[..., Constrained]) -> None:
+    closes = np.zeros(constrained().tokenizer.vocab_size)
+    closes[constrained().tokenizer.first_token_id("}") or 0] = 9.0
+    constraint = read_structured_outputs({"json_object": True}, "s", 100)
+    text, finish = await constrained(logits=lambda length: closes).said(constraint, greedy=True)
+    assert finish == "stop" and json.loads(text) == {}
+
+
+async def test_the_end_token_only_where_the_text_may_end(constrained: Callable[..., Constrained]) -> None:
+    made = constrained()
+    wants_end = np.zeros(made.tokenizer.vocab_size)
+    wants_end[made.eos] = 100.0
+    regex = Constraint.of("regex", "[a-z]{2,9}")
+    for sampling, least in (({}, 2), ({"min_tokens": 4}, 4), ({"ignore_eos": True}, 9)):
+        found = constrained(logits=lambda length: wants_end)
+        [*tokens, last] = await found.steps(regex, greedy=True, **sampling)
+        text = found.text([*tokens, last])
+        assert last.finish == "stop" and len(text) >= least and re.fullmatch("[a-z]{2,9}", text)
+        assert sampling or len(text) < 6  # it ends as soon as it may
+
+
+async def test_a_stop_token_ends_a_text_that_may_end(constrained: Callable[..., Constrained]) -> None:
+    made = constrained()
+    stop = made.tokenizer.first_token_id("z") or 0
+    wants = np.zeros(made.tokenizer.vocab_size)
+    wants[stop] = 100.0
+    found = constrained(logits=lambda length: wants)
+    text, finish = await found.said(Constraint.of("regex", "[a-z]{3}x?"), greedy=True, stop_token_ids=(stop,))
+    assert finish == "stop" and len(text) >= 3 and "z" not in text
+
+
+async def test_the_limit_of_tokens_ends_a_text_before_it_is_valid(constrained: Callable[..., Constrained]) -> None:
+    text, finish = await constrained().said(Constraint.of("regex", "[a-z]{500}"), max_tokens=3)
+    assert finish == "length" and re.fullmatch("[a-z]+", text)
+
+
+async def test_other_parameters(constrained: Callable[..., Constrained]) -> None:
+    """Seeds repeat the text; biases, penalties and log probabilities work with a mask."""
+    regex = Constraint.of("regex", "[a-z]{9}")
+    more: dict[str, Any] = {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "logprobs": 2}
+    more |= {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {7: 5.0}, "temperature": 0.7}
+    first, again = [await constrained(seed=3).steps(regex, **more) for _ in range(2)]
+    assert [step.ids for step in first] == [step.ids for step in again]
+    scores = [score for step in first for score in step.scores]
+    assert len(scores) == sum(len(step.ids) for step in first) and all(len(score.top) == 2 for score in scores)
+    assert all(score.logprob <= score.top[0][1] for score in scores)  # the model's own distribution
+
+
+async def test_nan_is_an_error_of_the_predictor(constrained: Callable[..., Constrained]) -> None:
+    size = constrained().tokenizer.vocab_size
+    found = constrained(logits=lambda length: np.full(size, np.nan))
+    with pytest.raises(PredictorError, match="not finite"):
+        await found.steps(Constraint.of("regex", "[a-z]"), greedy=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "reason"),
+    [
+        ("regex", "(a", "unclosed"),
+        ("grammar", "start: missing", "unknown name"),
+        ("json_schema", {"type": "what"}, "what"),
+        ("json_schema", {"$ref": "#/$defs/absent"}, "absent"),
+        ("json_schema", {"type": "string", "pattern": "(?<!a)b"}, "look"),
+        ("json_schema", False, "false"),
+    ],
+)
+async def test_what_does_not_compile_is_refused_with_the_reason(
+    constrained: Callable[..., Constrained], kind: Any, source: Any, reason: str
+) -> None:
+    found, names = constrained(), {"constraint": "structured_outputs"}
+    with pytest.raises(InvalidInput) as caught:
+        await found.steps(Constraint.of(kind, source), names=names)
+    assert caught.value.path == "parameters.structured_outputs"
+    assert reason in caught.value.hint.lower(), caught.value.hint
+    assert not found.predictor.calls
+
+
+def tool(answer: Any = None) -> Constraint:
+    properties = {"n": {"enum": [1, 2]}}
+    arguments = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
+    return Constraint.of("tool", [{"add": arguments, "other": arguments}, answer])
+
+
+async def test_calls_of_tools_or_an_answer(constrained: Callable[..., Constrained]) -> None:
+    _, end = call_text("add")
+    calls = {f'{call_text(name)[0]}{{"n": {n}}}{end}' for name in ("add", "other") for n in (1, 2)}
+    found = set()
+    for seed in range(12):
+        text, finish = await constrained(seed=seed).said(tool({"const": "no"}), seed=seed, max_tokens=100)
+        text = re.sub(r"\s", "", text)
+        found.add(text.startswith('"no'))
+        allowed = {'"no"', *(re.sub(r"\s", "", call) for call in calls)}
+        written = text.replace("</tool_call><", "</tool_call>\0<").split("\0")
+        assert finish != "stop" or set(written) <= allowed
+    assert found == {True, False}
+
+
+async def test_free_text_with_a_call(constrained: Callable[..., Constrained]) -> None:
+    """Free text, until a call begins: then its form is bound."""
+    made = constrained()
+    wanted = [made.tokenizer.encode(['ok <tool_call>\n{"name": "add", "arguments": {"n": 9}'])[0].ids][0]
+    size = made.tokenizer.vocab_size
+
+    def logits(length: int) -> Array:
+        row = np.zeros(size)
+        row[wanted[length - 1] if length <= len(wanted) else made.eos] = 100.0
+        return row
+
+    text, _ = await constrained(logits=logits).said(tool(), greedy=True, max_tokens=60)
+    assert text.startswith('ok <tool_call>\n{"name": "add", "arguments":')
+    assert re.search(r'"n":\s*[12]', text), text
+
+
+async def test_compiled_constraints_are_cached(gpt2: Tokenizer) -> None:
+    compiler = GrammarCompiler(Vocabulary(gpt2), frozenset({0}))
+    first = Constraint.of("regex", "[a-z]")
+    assert compiler.compile(first) is compiler.compile(Constraint.of("regex", "[a-z]"))
+    kept = compiler.compile(first)
+    for number in range(70):
+        compiler.compile(Constraint.of("regex", f"[a-z]{{{number + 1}}}"))
+    assert compiler.compile(first) is not kept
