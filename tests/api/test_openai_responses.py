@@ -287,7 +287,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict: expected false"),
     ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters: expected an object, got a list"),
     ({"tools": "x"}, "tools: expected a list, got a string"),
-    ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type: expected function, got 'mcp'; the service"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "mcp"}},
+        'tool_choice: expected none, auto, required or {"type": "function", "name": ...}, got \'mcp\'; the',
+    ),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice: expected none or auto"),
     ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: expected none or auto, got 'required'"),
     ({"stream_options": {"include_usage": True}}, "stream_options: expected no options without a stream"),

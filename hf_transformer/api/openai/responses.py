@@ -88,8 +88,10 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         got = describe(text["verbosity"], quote=True)
         raise InvalidInput("text.verbosity", "medium", got, "the model has no such setting")
     choice = parameters.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") != "function":
-        raise InvalidInput("tool_choice.type", "function", describe(choice.get("type"), quote=True), BUILT_IN)
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (("function",) if isinstance(choice, dict) else (None, "none", "auto", "required")):
+        expected = 'none, auto, required or {"type": "function", "name": ...}'
+        raise InvalidInput("tool_choice", expected, describe(kind, quote=True), BUILT_IN)
     messages, calls = _read_input(parameters.get("input"), parameters.string("instructions"))
     fields: dict[str, Json] = {name: parameters.get(name) for name in AS_IN_CHATS} | {
         "messages": messages,
