@@ -238,6 +238,7 @@ async def test_items_become_messages(items: Any, rendered: str) -> None:
 
 
 IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]
+REMOTE = {"properties": {"a": {"$ref": "http://x"}}}
 DEEP = json.dumps({"a": json.loads("[" * 70 + "]" * 70)})
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input: expected a string or a list of items, got nothing"),
@@ -274,8 +275,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": "x"}, "top_logprobs: expected a whole number, got a string"),
     ({"include": ["file_search_call.results"]}, "include: expected only message.output_text.logprobs, reasoning.enc"),
     ({"include": "x"}, "include: expected a list, got a string"),
-    ({"text": {"format": {"type": "json_object", "x": 1}}}, "text.format: expected the type text, got 'json_object'"),
-    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}, "text.format: expected the type text"),
+    (
+        {"text": {"format": {"type": "x"}}},
+        "text.format: expected an object with a type: text, json_object, json_schema",
+    ),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema: expected a JSON schema"),
+    ({"text": {"format": {"type": "json_schema", "name": 1, "schema": {}}}}, "text.format.name: expected a string"),
+    (
+        {"tools": [{**TOOL, "parameters": REMOTE}], "tool_choice": "required"},
+        "tools[0].parameters.$ref: expected a ref",
+    ),
+    ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex: expected a string"),
     ({"text": {"verbosity": "low"}}, "text.verbosity: expected medium, got 'low'; the model has no such setting"),
     ({"text": {"other": "low"}}, "text.other: expected one of format, verbosity, got an unknown name"),
     ({"text": "x"}, "text: expected an object, got a string"),
@@ -284,15 +294,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, "x"]}, "tools[1]: expected"),
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].function: expected one of type, name"),
     ({"tools": [{"type": "function", "name": ""}]}, "tools[0]: expected an object with a name"),
-    ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict: expected false"),
+    ({"tools": [{**TOOL, "strict": "x"}]}, "tools[0].strict: expected true or false"),
     ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters: expected an object, got a list"),
     ({"tools": "x"}, "tools: expected a list, got a string"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "mcp"}},
         'tool_choice: expected none, auto, required or {"type": "function", "name": ...}, got \'mcp\'; the',
     ),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice: expected none or auto"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: expected none or auto, got 'required'"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name: expected one of weather"),
+    ({"tool_choice": "required"}, "tool_choice: expected no choice without tools"),
     ({"stream_options": {"include_usage": True}}, "stream_options: expected no options without a stream"),
     ({"store": True}, "store: expected false, got true; the service stores nothing"),
     ({"background": True}, "background: expected false, got true; the service stores nothing"),
@@ -354,3 +364,45 @@ async def test_an_error_in_a_stream_is_a_failed_response(error: RequestError, co
         assert str(error).rpartition(": ")[2] in about["message"]
     async with served_model(text="Paris is large.", fails=error) as made:
         assert (await refused(made, error.status, stream=True))[1] == param, "before the first event"
+
+
+FORMAT = {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}
+CALLS = '[{"name": "weather", "arguments": {"city": "a"}}, {"name": "weather", "arguments": {"city": "b"}}]'
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"text": {"format": FORMAT}}, "json_schema"),
+        ({"text": {"format": {"type": "json_object"}}}, "json_object"),
+        ({"structured_outputs": {"regex": "a"}}, "regex"),
+        ({"tools": [{**TOOL, "strict": True}]}, "tool"),
+        ({"tools": [TOOL], "text": {"format": FORMAT}}, "tool"),
+    ],
+    ids="schema object regex strict tools_with_schema".split(),
+)
+async def test_a_text_is_constrained_as_in_chats(fields: dict[str, Any], kind: str) -> None:
+    async with served_model(text="{}") as made:
+        answer = await respond(made, **fields)
+        constraint = made.generator.asked[-1][1].constraint
+        assert constraint is not None and constraint.kind == kind
+        assert constraint.kind != "json_schema" or constraint.schema == SCHEMA
+        assert answer["text"]["format"] == fields.get("text", {}).get("format", {"type": "text"})
+        assert [tool["strict"] for tool in answer["tools"]] == [tool.get("strict", False) for tool in answer["tools"]]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}], ids=["required", "named"])
+async def test_forced_calls_stream_as_they_are_written(choice: Any) -> None:
+    text = CALLS if choice == "required" else '{"city": "a"}'
+    async with served_model(text=text) as made:
+        answer = await respond(made, tools=[TOOL], tool_choice=choice)
+        output, count = answer["output"], 2 if choice == "required" else 1
+        expected = [{**FUNCTION_CALL, "arguments": json.dumps({"city": city})} for city in "ab"[:count]]
+        assert without_ids(output) == expected and answer["tool_choice"] == choice
+        events = await streamed(made, tools=[TOOL], tool_choice=choice)
+        assert without_ids(events[-1]["response"]["output"]) == expected
+        for index in range(count):
+            deltas = [one["delta"] for one in events if "delta" in one and one["output_index"] == index]
+            assert len(deltas) > 2 and "".join(deltas) == expected[index]["arguments"]
+        cut = await respond(made, tools=[TOOL], tool_choice=choice, max_output_tokens=2)
+        assert cut["status"] == "incomplete" and {item["status"] for item in cut["output"]} == {"incomplete"}
