@@ -39,7 +39,6 @@ _MODEL_ROUTES = ("/v1/models/", "/v2/models/")
 _ROUTES = sorted(TASKS, key=len, reverse=True)
 """OpenAI's routes, longest first, since a path that ends with chat/completions also ends with completions."""
 _FOREIGN = {
-    r"(?:.*/)?responses": "the service has no Responses API; set the client to {base}/chat/completions",
     r"(?:v\d/)?score|v2/rerank|rerank": "{base}/rerank returns the scores of documents for a query",
     r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings returns the vectors of texts",
     r"v2/chat|api/chat": "{base}/chat/completions answers chats",

@@ -48,7 +48,6 @@ async def test_health_is_also_under_the_openai_prefix(made: ServedModel, prefix:
 
 
 BASE = "the base_url of an OpenAI client is http://HOST:PORT"
-RESPONSES = "Not Found; the service has no Responses API; set the client to /openai/v1/chat/completions"
 VECTORS = "Not Found; /openai/v1/embeddings returns the vectors of texts"
 CHATS = "Not Found; /openai/v1/chat/completions answers chats"
 TEXTS = "Not Found; /openai/v1/completions and /v2/models/NAME/generate generate text"
@@ -72,7 +71,10 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
         *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
         *[("openai", path, 404, SCORES) for path in ("/v2/rerank", "/rerank", "/openai/v2/rerank")],
-        *[("openai", path, 404, RESPONSES) for path in ("/v1/responses", "/openai/v1/responses", "/responses")],
+        *[
+            ("openai", path, 404, expected("responses"))
+            for path in ("/v1/responses", "/openai/responses", "/responses")
+        ],
         *[
             ("openai", path, 404, VECTORS)
             for path in ("/embed", "/embed_all", "/v2/embed", "/api/embed", "/openai/v1/embed")

@@ -24,7 +24,7 @@ from hf_transformer.api import openapi, pages
 from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import EXTRA_OUTPUTS
-from hf_transformer.api.openai import chat, completions, embeddings, rerank
+from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
 from hf_transformer.config.entries import ModelEntries
@@ -234,6 +234,7 @@ def test_the_document_has_all_fields_of_each_api(task: str) -> None:
         "CompletionRequest": completions.FIELDS,
         "ChatRequest": chat.FIELDS,
         "ChatMessage": chat.MESSAGE_FIELDS,
+        "ResponsesRequest": responses.FIELDS,
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name

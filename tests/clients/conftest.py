@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +18,6 @@ __all__ = ["protocol", "repository", "serve", "triton"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-NODE = Path(os.environ.get("HF_TRANSFORMER_NODE_ENVIRONMENT") or ROOT / ".node-clients")
-"""A folder with the packages of programs for Node.js, and a .gitignore."""
 SECONDS = 120
 """How long a program may take; importing KServe's SDK alone takes several seconds."""
 
@@ -32,9 +29,14 @@ def clients_environment(program: str = "") -> Path:
 
     For langchain's program HF_TRANSFORMER_LANGCHAIN_ENVIRONMENT and .venv-langchain, for that of agents' libraries
     HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents, for instructor's likewise: KServe's SDK wants other versions.
+    The packages of the ai-sdk, for node, are in HF_TRANSFORMER_AI_SDK_ENVIRONMENT or .venv-ai-sdk.
     """
-    name = next((one for one in ("langchain", "agents", "instructor") if program.startswith(one)), "clients")
-    return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / f".venv-{name}")
+    name = next(
+        (one for one in ("langchain", "agents", "instructor", "ai-sdk") if program.startswith(one.replace("-", "_"))), "clients"
+    )
+    return Path(
+        os.environ.get(f"HF_TRANSFORMER_{name.upper().replace('-', '_')}_ENVIRONMENT") or ROOT / f".venv-{name}"
+    )
 
 
 def done(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -58,13 +60,11 @@ def client(tmp_path: Path) -> Run:
 
     def run(program: str, *arguments: str, service: Service, **task: Any) -> Any:
         given = {"http": f"127.0.0.1:{service.port}", "grpc": service.grpc_address, "model": service.model, **task}
-        if program.endswith(".mjs"):  # node finds packages from the program's folder upwards
-            copy = shutil.copy(PROGRAMS / program, NODE)
-            try:
-                return json.loads(output(["node", str(copy)], tmp_path, given))
-            finally:
-                Path(copy).unlink()
-        python = str(clients_environment(program) / "bin" / "python")
-        return json.loads(output([python, str(PROGRAMS / f"{program}.py"), *arguments], tmp_path, given))
+        folder = clients_environment(program)
+        if (script := PROGRAMS / f"{program}.mjs").is_file():
+            line = ["node", str(script), str(folder)]
+        else:
+            line = [str(folder / "bin" / "python"), str(PROGRAMS / f"{program}.py")]
+        return json.loads(output([*line, *arguments], tmp_path, given))
 
     return run

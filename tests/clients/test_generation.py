@@ -16,6 +16,13 @@ from tests.support.service import Service
 MODELS = {"tokens": ("gpt2_tokens", "grpc-v2"), "logits": ("gpt2_logits", "v2"), "text": ("gpt2_vllm", "grpc-v2")}
 PROMPT = "The capital of france is"
 MESSAGE = "What is the capital of france?"
+QUESTION = "What is the weather in paris?"
+TOOL: dict[str, Any] = {
+    **{"type": "function", "name": "get_weather", "description": "The weather in a city"},
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+"""The question and the tool that the demo model knows, in the form of the Responses API."""
+CALL = ["get_weather", {"city": "paris"}]
 
 
 @pytest.fixture(params=MODELS)
@@ -56,11 +63,44 @@ def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
 
 
 def test_langchain(service: Service, client: Run) -> None:
-    said = client("langchain_chat", service=service, prompt=PROMPT, message=MESSAGE)
+    said = client("langchain_chat", service=service, prompt=PROMPT, message=MESSAGE, question=QUESTION, tool=TOOL)
     assert said["chat"] and said["chat"] == said["chat_stream"] == said["chat_async"] == said["chat_async_stream"]
     assert said["again"]
     assert said["completion"] == said["completion_stream"] == completed(service)["choices"][0]["text"]
     assert said["usage"]["output_tokens"] <= 8
+    found = said["responses"]
+    assert found["text"] == found["stream"] and found["text"].startswith(said["chat"])
+    assert found["usage"]["output_tokens"] > 0
+    assert found["call"] == CALL and found["invoked"] == CALL[1]
+    assert found["again"] and found["answered"]
+
+
+def test_the_openai_package_with_responses(service: Service, client: Run) -> None:
+    said = client("openai_responses", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
+    text = said["text"]
+    assert text and {text, said["stream"], said["final"], *said["awaited"]} == {said["chat"]}
+    assert said["stream_end"] == ["response.completed", text]
+    assert said["again"] and said["cut"] == "max_output_tokens"
+    assert said["tool"] == ["function_call", json.dumps(CALL[1])]
+    assert said["called"][:2] == CALL and said["called"][2]
+    wrong = ["store", "previous_response_id", "tools[0]", "input[0]"]
+    assert [one[:3] for one in said["errors"]] == [
+        ["NotFoundError", 404, "model"],
+        *(["BadRequestError", 400, name] for name in wrong),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_ai_sdk(service: Service, client: Run) -> None:
+    said = client("ai_sdk", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
+    assert said["text"] and said["stream"]["text"] == said["text"] and said["warnings"] == []
+    assert (said["finish"], said["stream"]["finish"], said["cut"]) == ("stop", "stop", "length")
+    assert said["stream"]["usage"] == said["usage"] and said["usage"]["outputTokens"] > 0
+    assert (said["called"], said["results"], said["steps"]) == ([CALL], ["sunny in paris"], 2)
+    assert said["loop"] and said["loop_stream"]["text"] == said["loop"] and said["loop_stream"]["steps"] == 2
+    assert said["again"]
+    status, message = said["reference"]
+    assert status == 400 and "send the item itself" in message
 
 
 def test_libraries_of_agents(client: Run, serve: Serve) -> None:
@@ -68,6 +108,7 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
     said = client("agents_libraries", service=serve(*MODELS["tokens"]), message=MESSAGE)
     for name in (
         *("openai_agents", "openai_agents_stream", "openai_agents_tools", "pydantic_ai", "pydantic_ai_tools"),
+        *("openai_agents_responses", "openai_agents_responses_stream", "pydantic_ai_responses"),
         *("smolagents", "huggingface_hub"),
     ):
         assert said[name][0] == "answered" and said[name][1], said[name]
@@ -77,7 +118,6 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
             "400",
             "strict: expected a parameter that this tokens model supports; it has no inputs",
         ),
-        ("openai_agents_responses", "404", "set the client to /openai/v1/chat/completions"),
         ("huggingface_hub_root", "405", "/v2/models/NAME/infer return predictions"),
         ("cohere_v2", "404", "/openai/v1/rerank returns the scores"),
     ):

@@ -78,8 +78,8 @@ def test_the_openai_package(service: Service, client: Run) -> None:
     assert {"content.delta", "content.done", "chunk"} <= set(found["events"])
 
 
-def test_the_ai_sdk(service: Service, client: Run) -> None:
-    found = client("ai_sdk.mjs", service=service, message=MESSAGE)
+def test_objects_of_the_ai_sdk(service: Service, client: Run) -> None:
+    found = client("ai_sdk_objects", service=service, message=MESSAGE)
     forced, named = found["calls"]
     assert forced and named
     visits = [found["object"], found["streamed"], *(call["input"] for call in (*forced, *named))]

@@ -22,7 +22,7 @@ PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", 
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^\n]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 ADDRESS = "localhost:8080"
-MADE_ID = re.compile(r"^((chat)?cmpl-|call_).+$")
+MADE_ID = re.compile(r"^((chat)?cmpl-|call_|resp_|msg_).+$")
 TASKS = {task.name for task, _ in ALL_TASKS}
 
 
@@ -102,7 +102,7 @@ def shape(value: Any) -> Any:
         return [shape(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return {key: "a time" if key == "created" else shape(one) for key, one in value.items()}
+    return {key: "a time" if key in ("created", "created_at") else shape(one) for key, one in value.items()}
 
 
 MODELS = {
@@ -124,6 +124,7 @@ NEEDS = {
     "openaiEmbeddings": ("text_embedding",),
     "openaiRerank": ("rerank",),
     "openaiCompletions": GENERATIVE,
+    "openaiResponses": ("text_generation",),
     "openaiChat": ("text_generation",),  # t5_logits has no chat template
     "generate": GENERATIVE,
     "generateVersion": GENERATIVE,
@@ -186,7 +187,8 @@ def validate(document: dict[str, Any], operation: dict[str, Any], response: http
 def bodies(response: httpx.Response, content_type: str) -> list[Any]:
     """What the schema of the content type is about: the body, or each line or event of a stream."""
     if content_type == "text/event-stream":
-        return [{"data": event.removeprefix("data: ")} for event in response.text.strip().split("\n\n")]
+        events = response.text.strip().split("\n\n")
+        return [dict(line.split(": ", 1) for line in event.split("\n")) for event in events]
     if content_type == "application/jsonl":
         return [json.loads(line) for line in response.text.splitlines()]
     return [response.json() if content_type == "application/json" else response.text]
@@ -323,7 +325,7 @@ def test_info_has_the_parameters_that_a_generative_model_honours(serve: Serve) -
     whole = info(serve, "gpt2_past", "--max_new_tokens=50", "--openai_route_prefix=")
     assert whole["generation"].items() >= {"interface": "logits", "chat": True, "max_new_tokens": 50}.items()
     assert {"temperature", "logprobs", "seed", "stop"} <= set(whole["generation"]["parameters"])
-    assert whole["protocols"]["openai"] == ["/v1/completions", "/v1/chat/completions"]
+    assert whole["protocols"]["openai"] == ["/v1/completions", "/v1/chat/completions", "/v1/responses"]
     assert whole["protocols"]["generate"] == "/v2/models/gpt2_past/generate"
     less = info(serve, "gpt2_tutorial")["generation"]
     assert less["interface"] == "text"

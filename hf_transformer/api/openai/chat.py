@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import orjson
 
@@ -56,12 +57,20 @@ MAX_TOOLS = 128
 """OpenAI's maximum number of tools."""
 MAX_INLINE_BYTES = 20_000
 """Maximum body size for rendering the prompt on the event loop. Larger requests use a thread."""
+Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
     served, parameters = read_request(service, call, "chat/completions", FIELDS)
-    model = generative(served, "chat/completions")
+    answer, stream = await prepare(service, call, generative(served, "chat/completions"), parameters, ChatAnswer)
+    return answer if stream else await answer.whole()
+
+
+async def prepare(
+    service: Service, call: Call, model: GenerativeModel, parameters: Parameters, kind: type[Answer]
+) -> tuple[Answer, bool]:
+    """Returns an answer that has not started, and whether the request asks for a stream. Raises RequestError."""
     stream, usage = read_stream(parameters)
     one_call = not parameters.flag("parallel_tool_calls", True)
     tools = read_tools(parameters.get("tools"), call.limits)
@@ -71,7 +80,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         parameters,
         DEFAULTS,
         model.task.settings.vocabulary.vocab_size,
-        tokens=parameters.one_of("max_completion_tokens", "max_tokens"),
+        tokens=parameters.one_of("max_completion_tokens", "max_tokens", "max_output_tokens"),
         logprobs=_read_logprobs(parameters),
         constraint=form.constraint,
         max_schema_bytes=max_bytes,
@@ -82,8 +91,8 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     else:
         prompt = await asyncio.get_running_loop().run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
-    answer = ChatAnswer(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
-    return answer if stream else await answer.whole()
+    made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
+    return made, stream
 
 
 def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:

@@ -27,13 +27,14 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "rerank": ("rerank",),
     "completions": GENERATION,
     "chat/completions": GENERATION,
+    "responses": GENERATION,
 }
 """Tasks that each endpoint supports."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
 
-CHATS, EMBEDDINGS, RERANK = ("chat/completions",), ("embeddings",), ("rerank",)
+CHATS, RESPONSES, EMBEDDINGS, RERANK = ("chat/completions",), ("responses",), ("embeddings",), ("rerank",)
 GENERATING = ("completions", *CHATS)
-OPENAIS = (*GENERATING, *EMBEDDINGS)
+OPENAIS = (*GENERATING, *RESPONSES, *EMBEDDINGS)
 
 
 class IgnoredField(NamedTuple):
@@ -59,7 +60,14 @@ IGNORED_FIELDS: Final = (
     IgnoredField("prompt_cache_retention", OPENAIS),
     IgnoredField("metadata", OPENAIS),  # an object, see _check_metadata
     # Fields of OpenAI's own service.
-    IgnoredField("store", OPENAIS, (True, False), "the service stores nothing"),
+    IgnoredField("store", (*GENERATING, *EMBEDDINGS), (True, False), "the service stores nothing"),
+    IgnoredField("store", RESPONSES, (False,), "the service stores nothing"),
+    IgnoredField("background", RESPONSES, (False,), "the service stores nothing"),
+    IgnoredField("previous_response_id", RESPONSES, (None,), "the service stores nothing; send all items as input"),
+    IgnoredField("conversation", RESPONSES, (None,), "the service stores nothing; send all items as input"),
+    IgnoredField("prompt", RESPONSES, (None,), "the service stores no prompts"),
+    IgnoredField("reasoning", RESPONSES, ({}, {"effort": "none"}), "the model has no such setting"),
+    IgnoredField("truncation", RESPONSES, ("disabled",), "the service drops no items of a conversation"),
     IgnoredField("service_tier", OPENAIS, ("auto", "default"), "the service has one tier"),
     IgnoredField("modalities", CHATS, (["text"],), "the model generates text only"),
     IgnoredField("verbosity", CHATS, ("medium",), "the model has no such setting"),

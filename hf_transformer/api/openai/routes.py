@@ -2,6 +2,7 @@
 
     POST {prefix}/v1/completions        completions.py
     POST {prefix}/v1/chat/completions   chat.py
+    POST {prefix}/v1/responses          responses.py
     POST {prefix}/v1/embeddings         embeddings.py
     POST {prefix}/v1/rerank             rerank.py
     GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import RenderError, error_json
-from hf_transformer.api.openai import chat, completions, embeddings, rerank
+from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
 from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Models, Service
@@ -37,6 +38,7 @@ def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
     handlers: dict[str, Handle] = {
         "completions": partial(completions.create, service),
         "chat/completions": partial(chat.create, service),
+        "responses": partial(responses.create, service),
         "embeddings": partial(embeddings.create, service),
         "rerank": partial(rerank.create, service),
     }

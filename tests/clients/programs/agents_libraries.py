@@ -14,7 +14,7 @@ import cohere
 from huggingface_hub import InferenceClient
 from openai import AsyncOpenAI
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.profiles.openai import OpenAIModelProfile
 from pydantic_ai.providers.openai import OpenAIProvider
 from smolagents import OpenAIServerModel
@@ -41,9 +41,10 @@ class Libraries:
         agent = agents.Agent(name="a", instructions=BRIEF, model=kind(self._model, client), tools=[*tools])
         return str(agents.Runner.run_sync(agent, self._message, max_turns=1).final_output)
 
-    def openai_agents_stream(self) -> str:
+    def openai_agents_stream(self, *, chats: bool = True) -> str:
         client = AsyncOpenAI(base_url=self._base, api_key="none", max_retries=0)
-        model = agents.OpenAIChatCompletionsModel(self._model, client)
+        kind = agents.OpenAIChatCompletionsModel if chats else agents.OpenAIResponsesModel
+        model = kind(self._model, client)
 
         async def read() -> str:
             run = agents.Runner.run_streamed(agents.Agent(name="a", instructions=BRIEF, model=model), self._message)
@@ -53,9 +54,9 @@ class Libraries:
 
         return asyncio.run(read())
 
-    def pydantic_ai(self, *tools: Any, **profile: Any) -> str:
+    def pydantic_ai(self, *tools: Any, kind: Any = OpenAIChatModel, **profile: Any) -> str:
         provider = OpenAIProvider(base_url=self._base, api_key="none")
-        model = OpenAIChatModel(self._model, provider=provider, profile=OpenAIModelProfile(**profile))
+        model = kind(self._model, provider=provider, profile=OpenAIModelProfile(**profile))
         return str(Agent(model, instructions=BRIEF, tools=tools).run_sync(self._message).output)
 
     def smolagents(self) -> str:
@@ -90,9 +91,11 @@ def main(given: dict[str, Any]) -> dict[str, list[str]]:
         "openai_agents_stream": made.openai_agents_stream,
         "openai_agents_tools": lambda: made.openai_agents(loose),
         "openai_agents_strict": lambda: made.openai_agents(agents.function_tool(weather)),
-        "openai_agents_responses": lambda: made.openai_agents(chats=False),
+        "openai_agents_responses": lambda: made.openai_agents(loose, chats=False),
+        "openai_agents_responses_stream": lambda: made.openai_agents_stream(chats=False),
         "pydantic_ai": made.pydantic_ai,
         "pydantic_ai_tools": lambda: made.pydantic_ai(weather, openai_supports_strict_tool_definition=False),
+        "pydantic_ai_responses": lambda: made.pydantic_ai(kind=OpenAIResponsesModel),
         "smolagents": made.smolagents,
         "huggingface_hub": made.huggingface_hub,
         "huggingface_hub_root": made.huggingface_hub_root,
