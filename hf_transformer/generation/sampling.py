@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,8 @@ def read_sampling(
     tokens: str | None,
     default_tokens: int | None = None,
     logprobs: tuple[int, str] | None = None,
+    prompt_logprobs: tuple[int, str] | None = None,
+    least_tokens: int = 1,
 ) -> Sampling:
     """Parses a request's sampling parameters, under any of their alternative names.
 
@@ -149,6 +152,8 @@ def read_sampling(
         defaults: the service's temperature, top_k, top_p and do_sample.
         tokens: name of the request's parameter for the limit of new tokens; None for the limit ``default_tokens``.
         logprobs: number of top logprobs per token, and the name of its parameter.
+        prompt_logprobs: the same for the tokens of the prompt.
+        least_tokens: smallest limit of new tokens.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
@@ -162,7 +167,7 @@ def read_sampling(
             names[field] = name
 
     if tokens is not None:
-        put("max_tokens", parameters.integer(tokens, 0, 1), tokens)
+        put("max_tokens", parameters.integer(tokens, 0, least_tokens), tokens)
     elif default_tokens is not None:
         put("max_tokens", default_tokens, "max_tokens")
     if (name := parameters.one_of(*MIN_TOKENS)) is not None:
@@ -180,9 +185,10 @@ def read_sampling(
     for field, known, read in _READERS:
         if (name := parameters.one_of(*known)) is not None:
             put(field, read(parameters, name, vocab_size), name)
-    if logprobs is not None:
-        count, name = logprobs
-        put("logprobs", _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
+    for field, tops in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if tops is not None:
+            count, name = tops
+            put(field, _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
     sample = parameters.flag("do_sample", defaults.do_sample or any(name in parameters for name in DRAW))
     if temperature == 0 or not sample:
         for field in (*DRAW, "seed"):  # greedy decoding ignores them
@@ -276,6 +282,18 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
     total = best + float(np.log(np.exp(shifted).sum(dtype=np.float64)))
     top = tuple((int(index), float(logits[index]) - total) for index in top_k(logits, count)) if count else ()
     return TokenScore(token, float(logits[token]) - total, top)
+
+
+def score_prompt(logits: Array, ids: Sequence[int], count: int) -> list[TokenScore]:
+    """Scores a prompt's tokens from the logits [S - 1, V] after each token but the last. The first has no logprob.
+
+    Rows are read one by one, so that the memory does not grow with the prompt. Raises PredictorError for NaN or infinity.
+    """
+    scores = [TokenScore(ids[0], None)]
+    for row, token in zip(logits, ids[1:], strict=True):
+        _require_finite(row.max())
+        scores.append(replace(score(row, token, count), rank=int(np.count_nonzero(row >= row[token]))))
+    return scores
 
 
 class TokenSampler:

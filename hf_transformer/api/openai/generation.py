@@ -4,7 +4,7 @@ A stream consists of server-sent events, ``data: {...}``, and ends with ``data: 
 OpenAI's error body as the last event.
 
 Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create. vLLM adds top_k, min_p,
-repetition_penalty, min_tokens, ignore_eos, stop_token_ids and stream_options.continuous_usage_stats:
+repetition_penalty, min_tokens, ignore_eos, stop_token_ids, prompt_logprobs and stream_options.continuous_usage_stats:
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
@@ -34,7 +34,8 @@ SAMPLING = (
     "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
     "repetition_penalty logit_bias ignore_eos"
 ).split()
-SHARED = ("model", "stream", "stream_options", *SAMPLING)
+PROMPT_LOGPROBS = "prompt_logprobs"
+SHARED = ("model", "stream", "stream_options", PROMPT_LOGPROBS, *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's defaults: sampling from the whole distribution."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -62,6 +63,16 @@ def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
     if not options.get("include_usage"):
         return stream, "none"
     return stream, "every" if options.get("continuous_usage_stats") else "last"
+
+
+def read_prompt_logprobs(parameters: Parameters) -> tuple[int, str] | None:
+    """Returns the number of top alternatives per token of the prompt and the name of the field; None without
+    ``prompt_logprobs``. Raises InvalidInput."""
+    if PROMPT_LOGPROBS not in parameters:
+        return None
+    if parameters.flag("stream", False):
+        raise InvalidInput(PROMPT_LOGPROBS, "no value with a stream", hint="leave out either field")
+    return parameters.integer(PROMPT_LOGPROBS, 0, 0), PROMPT_LOGPROBS
 
 
 class GeneratedAnswer(TextStream):
@@ -112,7 +123,26 @@ class GeneratedAnswer(TextStream):
             texts = [text for prompt in await running.collect() for text in prompt]
             tokens = usage(running)
         choices = [self.choice(index, text) for index, text in enumerate(texts)]
-        return reply(orjson.dumps({**self._envelope, "object": self.object, "choices": choices, "usage": tokens}))
+        answer = {**self._envelope, "object": self.object, "choices": choices, "usage": tokens}
+        return reply(orjson.dumps({**answer, **self.more(texts)}))
+
+    def more(self, texts: Sequence[Piece]) -> dict[str, Json]:
+        """Renders further fields of a complete response."""
+        return {}
+
+    def prompt_logprobs(self, whole: Piece) -> dict[str, Json]:
+        """Renders the field ``prompt_logprobs`` as vLLM does, if the request sets it: null for the first token, then an
+        object by token id, with the token of the prompt first."""
+        if self._request.sampling.names.get(PROMPT_LOGPROBS) != PROMPT_LOGPROBS:
+            return {}
+        rendered = [
+            {
+                str(one.id): {"logprob": logprob(one), "rank": one.rank, "decoded_token": one.text}
+                for one in (token, *token.top)
+            }
+            for token in whole.prompt_tokens[1:]
+        ]
+        return {PROMPT_LOGPROBS: [None, *rendered]}
 
     def piece(self, piece: Piece) -> bytes:
         index = piece.prompt * self._request.sampling.n + piece.choice
@@ -141,6 +171,6 @@ def _usage(prompt: int, new: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def logprob(token: TokenText) -> float:
+def logprob(token: TokenText) -> float | None:
     """Returns a token's natural log probability, at least -9999 as in OpenAI's API: JSON can't represent infinity."""
-    return max(token.logprob, -9999.0)
+    return None if token.logprob is None else max(token.logprob, -9999.0)
