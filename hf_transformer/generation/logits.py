@@ -42,7 +42,7 @@ MAX_PADDING = 0.5
 
 Other tasks have a lower limit. A decode step has few tokens, so the overhead of a call outweighs the cost of padding.
 """
-PROMPT_TOKEN_COST = 100
+PROMPT_TOKEN_COST = 200
 """Cost of a prompt token's log probability without the vocabulary's share, in units of the scheduler's INLINE_COST."""
 LOGITS = "logits"
 """Key of the logits in the outputs of a step. The keys of caches are output names."""
@@ -59,7 +59,7 @@ class LogitsSequence:
         max_new: limit of new tokens.
 
     Attributes:
-        prompt: all sequences of a prompt share this object.
+        prompt: shared by all sequences of a prompt.
         source: int64 [S].
         cache: None if the model has no cache.
     """
@@ -102,7 +102,8 @@ class LogitsSequence:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache at its maximum length; 0 if the sequence needs no step."""
-        return 0 if self.is_finished else cache_bytes(self._cache_tensors, self._cache_length, len(self.source))
+        needs_step = self.needs_prompt_scores or not self.is_full
+        return cache_bytes(self._cache_tensors, self._cache_length, len(self.source)) if needs_step else 0
 
     @property
     def _cache_length(self) -> int:
@@ -113,11 +114,6 @@ class LogitsSequence:
     def is_full(self) -> bool:
         """Whether the sequence has reached its limit of tokens."""
         return self._length == len(self._ids)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the sequence needs no further step."""
-        return self.is_full and not self.needs_prompt_scores
 
     @property
     def needs_prompt_scores(self) -> bool:
@@ -472,7 +468,7 @@ class LogitsGenerator(Generator):
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """Reserves memory for the cache, and runs the decode loop of one sequence."""
         sequence = self._sequence(prompt, sampling)
-        if sequence.is_finished:
+        if sequence.is_full and not sequence.needs_prompt_scores:
             yield Step(finish="length")
             return
         size = sequence.cache_bytes
@@ -535,9 +531,9 @@ class LogitsGenerator(Generator):
             if len(source) > limit:
                 raise InvalidInput("", f"a prompt of at most {limit} tokens", str(len(source)))
             limit = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)
-        elif len(start) >= limit + (sampling.max_tokens == 0):
+        elif len(start) > (most := limit - (sampling.max_tokens != 0)):
             hint = f"the model's {limit} tokens include the new ones"
-            raise InvalidInput("", f"a prompt of at most {limit - 1} tokens", str(len(start)), hint)
+            raise InvalidInput("", f"a prompt of at most {most} tokens", str(len(start)), hint)
         max_new = limit - len(start)
         if sampling.max_tokens is not None:
             max_new = min(sampling.max_tokens, max_new)

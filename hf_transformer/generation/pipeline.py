@@ -84,15 +84,10 @@ class GenerationPipeline(Pipeline):
         if ticket is not None:
             ticket.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
+        generator, metrics, executor = self._generator, self._metrics, self._executor
+        count, limit = self._count_text, self._timeout
         return Generation(
-            sequences,
-            self._generator,
-            context,
-            self._metrics,
-            prompt_tokens=tokens,
-            count_text=self._count_text,
-            executor=self._executor,
-            timeout=self._timeout,
+            sequences, generator, context, metrics, executor, prompt_tokens=tokens, count_text=count, timeout=limit
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
@@ -204,8 +199,9 @@ class GenerationPipeline(Pipeline):
         sampling, limit, max_new = request.sampling, self._settings.max_length, self._max_new_tokens
         start, size, path = self._settings.decoder_start_ids, len(prompt.ids), request.prompt_path(index)
         used = len(start) if start else size
-        if size > limit or used >= limit + (sampling.max_tokens == 0):
-            most, hint = (limit, "") if start else (limit - 1, f"the model's {limit} tokens include the new ones")
+        most = limit if start else limit - (sampling.max_tokens != 0)
+        if size > most or len(start) >= limit:
+            hint = "" if start else f"the model's {limit} tokens include the new ones"
             raise TooLarge(path, f"a prompt of at most {most} tokens", str(size), hint)
         room = limit - used
         if sampling.max_tokens is not None:

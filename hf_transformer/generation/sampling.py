@@ -43,6 +43,7 @@ MIN_TOKENS = ("min_new_tokens", "min_tokens")
 CHOICES = ("num_return_sequences", "n")
 STOP = ("stop", "stop_strings", "stop_words")
 """Alternative names of one parameter: from transformers, vLLM and TensorRT-LLM."""
+PROMPT_LOGPROBS = "prompt_logprobs"
 DRAW = ("temperature", "top_k", "top_p", "min_p")
 """Parameters that enable sampling unless the request sets do_sample."""
 _RANGES = {
@@ -143,8 +144,7 @@ def read_sampling(
     tokens: str | None,
     default_tokens: int | None = None,
     logprobs: tuple[int, str] | None = None,
-    prompt_logprobs: tuple[int, str] | None = None,
-    least_tokens: int = 1,
+    echo: bool = False,
 ) -> Sampling:
     """Parses a request's sampling parameters, under any of their alternative names.
 
@@ -152,8 +152,7 @@ def read_sampling(
         defaults: the service's temperature, top_k, top_p and do_sample.
         tokens: name of the request's parameter for the limit of new tokens; None for the limit ``default_tokens``.
         logprobs: number of top logprobs per token, and the name of its parameter.
-        prompt_logprobs: the same for the tokens of the prompt.
-        least_tokens: smallest limit of new tokens.
+        echo: whether the text contains the prompt, whose tokens then have logprobs too, and may have no new token.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
@@ -167,7 +166,7 @@ def read_sampling(
             names[field] = name
 
     if tokens is not None:
-        put("max_tokens", parameters.integer(tokens, 0, least_tokens), tokens)
+        put("max_tokens", parameters.integer(tokens, 0, 0 if echo else 1), tokens)
     elif default_tokens is not None:
         put("max_tokens", default_tokens, "max_tokens")
     if (name := parameters.one_of(*MIN_TOKENS)) is not None:
@@ -185,7 +184,10 @@ def read_sampling(
     for field, known, read in _READERS:
         if (name := parameters.one_of(*known)) is not None:
             put(field, read(parameters, name, vocab_size), name)
-    for field, tops in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+    prompt_logprobs = logprobs if echo else None
+    if PROMPT_LOGPROBS in parameters:
+        prompt_logprobs = parameters.integer(PROMPT_LOGPROBS, 0, 0), PROMPT_LOGPROBS
+    for field, tops in (("logprobs", logprobs), (PROMPT_LOGPROBS, prompt_logprobs)):
         if tops is not None:
             count, name = tops
             put(field, _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
@@ -287,7 +289,7 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
 def score_prompt(logits: Array, ids: Sequence[int], count: int) -> list[TokenScore]:
     """Scores a prompt's tokens from the logits [S - 1, V] after each token but the last. The first has no logprob.
 
-    Rows are read one by one, so that the memory does not grow with the prompt. Raises PredictorError for NaN or infinity.
+    Reads the rows one by one: the memory does not grow with the prompt. Raises PredictorError for NaN or infinity.
     """
     scores = [TokenScore(ids[0], None)]
     for row, token in zip(logits, ids[1:], strict=True):

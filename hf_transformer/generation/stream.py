@@ -162,8 +162,8 @@ class Generation:
 
     Args:
         sequences: assemblers in the order of prompts and choices.
+        executor: reads and renders the log probabilities of prompts.
         count_text: counts the tokens of a text if the generator doesn't.
-        executor: reads the scores of prompts.
         timeout: time limit in seconds for all sequences together, from the creation of this object.
 
         Attributes:
@@ -177,10 +177,10 @@ class Generation:
         generator: Generator,
         context: Context,
         metrics: ModelMetrics,
+        executor: Executor,
         *,
         prompt_tokens: int,
         count_text: Callable[[str], Awaitable[int]],
-        executor: Executor,
         timeout: float,
     ) -> None:
         self._sequences = sequences
@@ -189,8 +189,8 @@ class Generation:
         self._metrics = metrics.generation
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = self._uncounted_characters = 0
+        self.executor = executor
         self._count_text = count_text
-        self._executor = executor
         self._timeout = timeout
         self._created = perf_counter()
         self._has_begun = False
@@ -367,7 +367,7 @@ class Generation:
                     metrics.inter_token.observe(now - last)
                 last = now
                 if is_first and sampling.prompt_logprobs is not None:
-                    await self._loop.run_in_executor(self._executor, sequence.read_prompt)
+                    await self._loop.run_in_executor(self.executor, sequence.read_prompt)
                 if step.ids:
                     self._count(len(step.ids))
                 elif step.text:

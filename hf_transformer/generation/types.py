@@ -97,9 +97,8 @@ class GenerationRequest:
 class Prompt:
     """A tokenized prompt: ``text`` and ``ids`` [S].
 
-    ``special_tokens`` is true if the service's tokenizer added special tokens to ``ids`` that ``text`` lacks. With
-    ``Sampling.prompt_logprobs`` the generator sets ``scores`` before its first step, one per id. All continuations of
-    the prompt share them.
+    ``special_tokens`` is true if the service's tokenizer added special tokens to ``ids`` that ``text`` lacks. For
+    ``Sampling.prompt_logprobs`` the generator sets ``scores``, one per id, before the first step of a continuation.
     """
 
     text: str
@@ -110,11 +109,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Natural log probability of a token, None for the first token of a prompt.
-
-    ``top`` lists (id, logprob) of the most likely tokens, best first. ``rank`` is 1 for the most likely token, and set
-    for tokens of a prompt only.
-    """
+    """Natural log probability of a token, None for a prompt's first token. ``top`` lists (id, logprob) of the most
+    likely tokens, best first. ``rank`` is 1 for the most likely token, and set for a prompt's tokens only."""
 
     id: int
     logprob: float | None

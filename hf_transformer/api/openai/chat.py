@@ -23,15 +23,7 @@ import orjson
 from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import ignored_fields, read_request
-from hf_transformer.api.openai.generation import (
-    DEFAULTS,
-    SHARED,
-    GeneratedAnswer,
-    UsageChunks,
-    logprob,
-    read_prompt_logprobs,
-    read_stream,
-)
+from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge, describe
@@ -76,7 +68,6 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         model.task.settings.vocabulary.vocab_size,
         tokens=parameters.one_of("max_completion_tokens", "max_tokens"),
         logprobs=_read_logprobs(parameters),
-        prompt_logprobs=read_prompt_logprobs(parameters),
     )
     one_call = not parameters.flag("parallel_tool_calls", True)
     tools = read_tools(parameters.get("tools"), call.limits)
@@ -331,6 +322,7 @@ class ChatAnswer(GeneratedAnswer):
 
     __slots__ = ("_make_parser", "_parsers")
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    has_one_prompt = True
 
     def __init__(
         self,
@@ -360,10 +352,6 @@ class ChatAnswer(GeneratedAnswer):
             "logprobs": self._logprobs(whole.tokens),
             "finish_reason": parser.reason(whole.finish),
         }
-
-    def more(self, texts: Sequence[Piece]) -> dict[str, Json]:
-        """Renders the log probabilities of the prompt, which all choices share."""
-        return self.prompt_logprobs(texts[0])
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
         """Renders a piece. A choice's first chunk has the role; its last chunk has only the finish reason."""

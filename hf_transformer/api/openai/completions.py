@@ -15,14 +15,7 @@ from collections.abc import Sequence
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.openai.fields import ignored_fields, read_request, read_texts
-from hf_transformer.api.openai.generation import (
-    DEFAULTS,
-    SHARED,
-    GeneratedAnswer,
-    logprob,
-    read_prompt_logprobs,
-    read_stream,
-)
+from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
@@ -68,9 +61,6 @@ def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampli
     if echo and not task.knows_full_text:
         raise InvalidInput("echo", "false", "true", f"{task.name} returns the new text only")
     logprobs = parameters.integer("logprobs", 0, 0) if "logprobs" in parameters else None
-    prompt_logprobs = read_prompt_logprobs(parameters)
-    if echo and logprobs is not None and prompt_logprobs is None:
-        prompt_logprobs = logprobs, "logprobs"
     limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
         parameters,
@@ -79,8 +69,7 @@ def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampli
         tokens=parameters.one_of("max_tokens"),
         default_tokens=DEFAULT_MAX_TOKENS if limit is None else min(DEFAULT_MAX_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
-        prompt_logprobs=prompt_logprobs,
-        least_tokens=0 if echo else 1,
+        echo=echo,
     )
     if "best_of" in parameters and (best := parameters.integer("best_of", 1, 1)) != sampling.n:
         raise InvalidInput("best_of", f"{sampling.n}, the value of n", str(best), "the service returns all texts")
