@@ -28,9 +28,10 @@ def clients_environment(program: str = "") -> Path:
     """The folder that HF_TRANSFORMER_CLIENTS_ENVIRONMENT names, else .venv-clients of the checkout.
 
     For langchain's program HF_TRANSFORMER_LANGCHAIN_ENVIRONMENT and .venv-langchain, for that of agents' libraries
-    HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents: KServe's SDK wants other versions.
+    HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents, for that of lm-evaluation-harness
+    HF_TRANSFORMER_LM_EVALUATION_ENVIRONMENT and .venv-lm_evaluation: KServe's SDK wants other versions.
     """
-    name = next((one for one in ("langchain", "agents") if program.startswith(one)), "clients")
+    name = next((one for one in ("langchain", "agents", "lm_evaluation") if program.startswith(one)), "clients")
     return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / f".venv-{name}")
 
 
