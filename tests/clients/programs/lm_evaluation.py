@@ -15,7 +15,7 @@ from typing import Any
 # The libraries read it when they are imported.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-import lm_eval  # noqa: E402
+import lm_eval
 from lm_eval.tasks import TaskManager
 from task import answer
 
