@@ -36,7 +36,7 @@ class Likelihood:
         self._url = f"http://{triton.http_address}/v2/models/{MODEL}/infer"
         self.tokenizer = Tokenizer.from_file(str(task_model_folder(MODEL) / "tokenizer.json"))
 
-    def of(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    def of(self, context: list[Any], continuation: list[int]) -> tuple[float, bool]:
         """The log likelihood of a continuation, and whether each of its tokens is the likeliest."""
         ids = [*context, *continuation]
         inputs = [

@@ -190,7 +190,8 @@ def test_scores_are_a_log_softmax(dtype: Any, size: int) -> None:
     for row, score in zip(logits, scores[1:], strict=True):
         expected = log_softmax(row)
         assert score.logprob == pytest.approx(expected[score.id], abs=1e-4)
-        assert score.top == ((int(row.argmax()), pytest.approx(expected.max(), abs=1e-4)),)
+        [(likeliest, value)] = score.top
+        assert likeliest == row.argmax() and value == pytest.approx(expected.max(), abs=1e-4)
         assert score.rank == np.count_nonzero(row >= row[score.id])
     assert scores[3].logprob == -np.inf and scores[3].rank == size
 
