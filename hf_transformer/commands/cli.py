@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_streams()
     # By default gRPC's core logs to stderr, for example each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # The tokenizers library would encode in a thread pool of its own, where a short text waits for all texts of other
+    # calls. The tokenizer splits its calls among threads itself.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     words = sys.argv[1:] if argv is None else list(argv)
     code: int | None = None
     try:

@@ -165,7 +165,7 @@ class TensorGenerator(Generator):
         self.supported_fields = frozenset(self._fields)
         if self.supported_fields & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
             self.supported_fields |= {"greedy"}
-        self.constraint_hint = f"it has no inputs {GUIDE_TYPE} and {GUIDE}"
+        self.hints = {**self.hints, "constraint": f"it has no inputs {GUIDE_TYPE} and {GUIDE}"}
         if self._takes_guide:
             self._input_problems += [one for name in (GUIDE_TYPE, GUIDE) for one in inputs[name].problems("text")]
             self.supported_fields |= {"constraint"}

@@ -18,11 +18,11 @@ import numpy as np
 from hf_transformer.core.batch import BatchBuilder, Packed, PaddingBuckets, padding_buckets
 from hf_transformer.core.queue import BatchLimits
 from hf_transformer.core.scheduler import Entry, Scheduler, SchedulerSettings
-from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, cache_bytes, past_input
 from hf_transformer.generation.logits_signature import CACHE_BRANCH, LogitsSignature, fit_logits
 from hf_transformer.generation.masks import EXTRA_HINT, GrammarCompiler, TokenMask
-from hf_transformer.generation.sampling import TokenSampler
+from hf_transformer.generation.sampling import TokenSampler, score_prompt
 from hf_transformer.generation.types import (
     FinishReason,
     Generator,
@@ -43,8 +43,12 @@ MAX_PADDING = 0.5
 
 Other tasks have a lower limit. A decode step has few tokens, so the overhead of a call outweighs the cost of padding.
 """
+PROMPT_TOKEN_COST = 200
+"""Cost of a prompt token's log probability without the vocabulary's share, in units of the scheduler's INLINE_COST."""
 LOGITS = "logits"
 """Key of the logits in the outputs of a step. The keys of caches are output names."""
+PROMPT_LOGITS = "prompt_logits"
+"""Key of the logits [S - 1, V] after each token of a prompt but the last, in the first step."""
 
 
 class LogitsSequence:
@@ -57,7 +61,7 @@ class LogitsSequence:
         grammars: compiles the request's constraint.
 
     Attributes:
-        prompt: the prompt's ids. All sequences of a prompt share this object.
+        prompt: shared by all sequences of a prompt.
         source: int64 [S].
         cache: None if the model has no cache.
         mask: the tokens that the request's constraint allows, from ``begin``; None for free text.
@@ -90,7 +94,7 @@ class LogitsSequence:
         caches: Sequence[CacheTensor],
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        self.prompt = prompt.ids
+        self.prompt = prompt
         self.source = np.array(source, np.int64)
         self.cache: Cache | None = None
         self._sampling = sampling
@@ -118,8 +122,9 @@ class LogitsSequence:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache at its maximum length; 0 if the sequence generates no token."""
-        return 0 if self.is_full else cache_bytes(self._cache_tensors, self._cache_length, len(self.source))
+        """Bytes of the cache at its maximum length; 0 if the sequence needs no step."""
+        needs_step = self.needs_prompt_scores or not self.is_full
+        return cache_bytes(self._cache_tensors, self._cache_length, len(self.source)) if needs_step else 0
 
     @property
     def _cache_length(self) -> int:
@@ -130,6 +135,11 @@ class LogitsSequence:
     def is_full(self) -> bool:
         """Whether the sequence has reached its limit of tokens."""
         return self._length == len(self._ids)
+
+    @property
+    def needs_prompt_scores(self) -> bool:
+        """Whether the next step has to score the prompt's tokens."""
+        return self._sampling.prompt_logprobs is not None and self.is_new and not self.prompt.scores
 
     @property
     def tokens(self) -> Array:
@@ -149,6 +159,9 @@ class LogitsSequence:
     def decode(self, rows: Mapping[str, Array]) -> tuple[int, TokenScore | None]:
         """Chooses the next token from a step's outputs, and extends the cache. May run in a thread. Raises
         PredictorError."""
+        top = self._sampling.prompt_logprobs
+        if top is not None and self.needs_prompt_scores:
+            self.prompt.scores = score_prompt(rows[PROMPT_LOGITS], self.prompt.ids, top)
         chosen = self._sampler.choose(rows[LOGITS])
         if self.cache is not None:
             self.cache.append(rows, 1 if self.cache.length else self._length)
@@ -156,14 +169,17 @@ class LogitsSequence:
 
     def add(self, token: int, score: TokenScore | None) -> Step:
         """Adds a chosen token. Returns a step, with ``finish`` set if the token ends the text."""
+        if self.is_full:  # the step was for the prompt's scores only
+            return Step(finish="length")
+        scores = () if score is None else (score,)
         if token in self._end_ids:
-            return Step(finish="stop")
+            return Step(scores=scores, finish="stop")
         self._ids[self._length] = token
         self._length += 1
         finish: FinishReason | None = "length" if self.is_full else None
         if self.mask is not None and self.mask.is_over:
             finish = "stop"
-        return Step((token,), scores=() if score is None else (score,), finish=finish)
+        return Step((token,), scores=scores, finish=finish)
 
 
 class StepShape(NamedTuple):
@@ -304,9 +320,11 @@ class StepBatchBuilder(BatchBuilder[LogitsSequence]):
         present = [(cache, self._verified_cache(outputs[cache.present], cache, shape)) for cache in caches]
         # Read all lengths before decoding the first item, since decoding changes its length.
         lengths = [(row, len(item.tokens), len(item.source)) for row, item in zip(row_of_item, items, strict=True)]
-        for row, length, source in lengths:
+        for item, (row, length, source) in zip(items, lengths, strict=True):
             last = length - 1 if self._positions(shape) > 1 and not shape.has_past else -1
             values = {LOGITS: logits[row, last]}
+            if item.needs_prompt_scores:
+                values[PROMPT_LOGITS] = logits[row, : length - 1]
             for cache, data in present:
                 if cache.source:
                     index = cache.index(0, source)
@@ -443,8 +461,14 @@ class LogitsGenerator(Generator):
         self._executor = executor
         if grammars is None:
             self.supported_fields -= {"constraint"}
-            self.constraint_hint = EXTRA_HINT
+            self.hints = {**self.hints, "constraint": EXTRA_HINT}
         self._signature = signature = fit_logits(spec, tokenizer, settings)
+        if signature.encoder_decoder or not signature.all_positions:
+            self.supported_fields -= {"prompt_logprobs"}
+            reads = (
+                "reads prompts in its encoder" if signature.encoder_decoder else "returns the last position's logits"
+            )
+            self.hints = {**self.hints, "prompt_logprobs": f"the model {reads} only"}
         self._settings = settings
         self._cache_budget = settings.cache_budget
         self._vocabulary = signature.vocabulary or signature.min_vocabulary
@@ -454,9 +478,9 @@ class LogitsGenerator(Generator):
         scheduling, limit = settings.scheduling, settings.concurrency_limit
         limit.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
         widths = padding_buckets(settings.pad_to_multiple_of, settings.max_length)
-        builder = StepBatchBuilder(signature, settings.pad_id, scheduling, widths)
+        self._builder = StepBatchBuilder(signature, settings.pad_id, scheduling, widths)
         self._scheduler = Scheduler[LogitsSequence](
-            predictor, builder, scheduling, executor=executor, metrics=metrics, limit=limit
+            predictor, self._builder, scheduling, executor=executor, metrics=metrics, limit=limit
         )
 
     async def prepare(self, sampling: Sampling) -> None:
@@ -465,12 +489,19 @@ class LogitsGenerator(Generator):
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         for prompt, sampling in texts:
-            self._cache_budget.check(self._sequence(prompt, sampling).cache_bytes)
+            sequence = self._sequence(prompt, sampling)
+            self._cache_budget.check(sequence.cache_bytes)
+            if sequence.needs_prompt_scores:
+                limits, (_, width) = self._builder.limits(sequence), self._builder.bucket(sequence)
+                size, most = limits.output_bytes(limits.fixed_length or width), limits.max_output_bytes
+                if size > most:
+                    expected = f"prompts with at most {most} bytes of outputs (--max_batch_output_bytes)"
+                    raise TooLarge(sampling.path("prompt_logprobs"), expected, f"{size} bytes", "shorten the prompt")
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """Reserves memory for the cache, and runs the decode loop of one sequence."""
         sequence = self._sequence(prompt, sampling)
-        if sequence.is_full:
+        if sequence.is_full and not sequence.needs_prompt_scores:
             yield Step(finish="length")
             return
         size = sequence.cache_bytes
@@ -509,6 +540,8 @@ class LogitsGenerator(Generator):
             cost += self._vocabulary // 60
         if sequence.mask is not None:
             cost += self._vocabulary // 100
+        if sequence.needs_prompt_scores:
+            cost += len(sequence.tokens) * (PROMPT_TOKEN_COST + self._vocabulary // 60)
         if sequence.is_new:
             cost += cache_bytes(self._signature.caches, len(sequence.tokens), len(sequence.source)) // BYTES_PER_COST
         entry = Entry(sequence, None, cost)
@@ -535,9 +568,9 @@ class LogitsGenerator(Generator):
             if len(source) > limit:
                 raise InvalidInput("", f"a prompt of at most {limit} tokens", str(len(source)))
             limit = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)
-        elif len(start) >= limit:
+        elif len(start) > (most := limit - (sampling.max_tokens != 0)):
             hint = f"the model's {limit} tokens include the new ones"
-            raise InvalidInput("", f"a prompt of at most {limit - 1} tokens", str(len(start)), hint)
+            raise InvalidInput("", f"a prompt of at most {most} tokens", str(len(start)), hint)
         max_new = limit - len(start)
         if sampling.max_tokens is not None:
             max_new = min(sampling.max_tokens, max_new)

@@ -17,7 +17,7 @@ from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
-from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt
+from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
 from hf_transformer.generation.verification import Verifier
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Answers, Context, Query
@@ -84,6 +84,7 @@ class GenerationPipeline(Pipeline):
                 await verifier.prepare(constraint, request.sampling.path("constraint"))
         prompts = await self._tokenize(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
+        self._check_prompt_logprobs(request.sampling, tokens)
         sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
         self._generator.check([(one.prompt, one.sampling) for one in sequences])
         context.instances, context.tokens = len(prompts), tokens
@@ -92,15 +93,17 @@ class GenerationPipeline(Pipeline):
         if ticket is not None:
             ticket.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
-        metrics, count = self._metrics, self._count_text
+        generator, metrics, executor = self._generator, self._metrics, self._executor
+        count, limit = self._count_text, self._timeout
         return Generation(
             sequences,
-            self._generator,
+            generator,
             context,
             metrics,
+            executor,
             prompt_tokens=tokens,
             count_text=count,
-            timeout=self._timeout,
+            timeout=limit,
             verifier=verifier,
         )
 
@@ -139,8 +142,8 @@ class GenerationPipeline(Pipeline):
         for field, name in sampling.names.items():
             if field not in self.supported_fields:
                 expected = f"a parameter that this {self._generator.interface} model supports"
-                hint = f"the service's {name} sets it" if name.startswith("--") else "leave it out"
-                hint = self._generator.constraint_hint if field == "constraint" else hint
+                hint = self._generator.hints.get(field, "leave it out")
+                hint = f"the service's {name} sets it" if name.startswith("--") else hint
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")
@@ -156,6 +159,15 @@ class GenerationPipeline(Pipeline):
             each = f"{len(request.prompts)} with {sampling.names.get('n', 'n')}={sampling.n}"
             raise TooLarge(request.name, f"at most {limit} texts in a request (--max_sequences)", f"{count} ({each})")
         return length
+
+    def _check_prompt_logprobs(self, sampling: Sampling, tokens: int) -> None:
+        """Raises TooLarge if prompts of ``tokens`` tokens together have too many log probabilities for an answer."""
+        if sampling.prompt_logprobs is None:
+            return
+        limit, count = self._limits.max_answer_values, tokens * sampling.n * (1 + sampling.prompt_logprobs)
+        if count > limit:
+            expected = f"at most {limit} log probabilities of prompts in an answer (--max_answer_values)"
+            raise TooLarge(sampling.path("prompt_logprobs"), expected, str(count))
 
     async def _tokenize(self, request: GenerationRequest) -> list[Prompt]:
         """Tokenizes the prompts without truncation. ``_max_tokens`` rejects long prompts later."""
@@ -185,7 +197,7 @@ class GenerationPipeline(Pipeline):
         sampling, max_tokens = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != max_tokens:
             sampling = replace(sampling, n=1, max_tokens=max_tokens)
-        seed, prefix = sampling.seed, prompt.text if request.echo else ""
+        seed, prefix = sampling.seed, prompt.text if request.echo else None
         continues = not self._settings.decoder_start_ids
         assemblers = []
         for choice in range(request.sampling.n):
@@ -204,8 +216,9 @@ class GenerationPipeline(Pipeline):
         sampling, limit, max_new = request.sampling, self._settings.max_length, self._max_new_tokens
         start, size, path = self._settings.decoder_start_ids, len(prompt.ids), request.prompt_path(index)
         used = len(start) if start else size
-        if size > limit or used >= limit:
-            most, hint = (limit, "") if start else (limit - 1, f"the model's {limit} tokens include the new ones")
+        most = limit if start else limit - (sampling.max_tokens != 0)
+        if size > most or len(start) >= limit:
+            hint = "" if start else f"the model's {limit} tokens include the new ones"
             raise TooLarge(path, f"a prompt of at most {most} tokens", str(size), hint)
         room = limit - used
         if sampling.max_tokens is not None:

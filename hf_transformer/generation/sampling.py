@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ MIN_TOKENS = ("min_new_tokens", "min_tokens")
 CHOICES = ("num_return_sequences", "n")
 STOP = ("stop", "stop_strings", "stop_words")
 """Alternative names of one parameter: from transformers, vLLM and TensorRT-LLM."""
+PROMPT_LOGPROBS = "prompt_logprobs"
 DRAW = ("temperature", "top_k", "top_p", "min_p")
 """Parameters that enable sampling unless the request sets do_sample."""
 STRUCTURED = "structured_outputs"
@@ -150,6 +152,7 @@ def read_sampling(
     logprobs: tuple[int, str] | None = None,
     constraint: tuple[Constraint, str] | None = None,
     max_schema_bytes: int = GenerationSettings().max_schema_bytes,
+    echo: bool = False,
 ) -> Sampling:
     """Parses a request's sampling parameters, under any of their alternative names.
 
@@ -159,6 +162,7 @@ def read_sampling(
         logprobs: number of top logprobs per token, and the name of its parameter.
         constraint: a constraint, and the name of its parameter. It excludes ``structured_outputs``.
         max_schema_bytes: the maximum size of a constraint.
+        echo: whether the text contains the prompt, whose tokens then have logprobs too, and may have no new token.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
@@ -172,7 +176,7 @@ def read_sampling(
             names[field] = name
 
     if tokens is not None:
-        put("max_tokens", parameters.integer(tokens, 0, 1), tokens)
+        put("max_tokens", parameters.integer(tokens, 0, 0 if echo else 1), tokens)
     elif default_tokens is not None:
         put("max_tokens", default_tokens, "max_tokens")
     if (name := parameters.one_of(*MIN_TOKENS)) is not None:
@@ -190,9 +194,13 @@ def read_sampling(
     for field, known, read in _READERS:
         if (name := parameters.one_of(*known)) is not None:
             put(field, read(parameters, name, vocab_size), name)
-    if logprobs is not None:
-        count, name = logprobs
-        put("logprobs", _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
+    prompt_logprobs = logprobs if echo else None
+    if PROMPT_LOGPROBS in parameters:
+        prompt_logprobs = parameters.integer(PROMPT_LOGPROBS, 0, 0), PROMPT_LOGPROBS
+    for field, tops in (("logprobs", logprobs), (PROMPT_LOGPROBS, prompt_logprobs)):
+        if tops is not None:
+            count, name = tops
+            put(field, _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
     if STRUCTURED in parameters:
         if constraint is not None:
             other = f"another one in {constraint[1]}"
@@ -294,6 +302,18 @@ def score(logits: Array, token: int, count: int) -> TokenScore:
     total = best + float(np.log(np.exp(shifted).sum(dtype=np.float64)))
     top = tuple((int(index), float(logits[index]) - total) for index in top_k(logits, count)) if count else ()
     return TokenScore(token, float(logits[token]) - total, top)
+
+
+def score_prompt(logits: Array, ids: Sequence[int], count: int) -> list[TokenScore]:
+    """Scores a prompt's tokens from the logits [S - 1, V] after each token but the last. The first has no logprob.
+
+    Reads the rows one by one: the memory does not grow with the prompt. Raises PredictorError for NaN or infinity.
+    """
+    scores = [TokenScore(ids[0], None)]
+    for row, token in zip(logits, ids[1:], strict=True):
+        _require_finite(row.max())
+        scores.append(replace(score(row, token, count), rank=int(np.count_nonzero(row >= row[token]))))
+    return scores
 
 
 class TokenSampler:

@@ -9,16 +9,19 @@ which pauses the tasks and the model.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import aclosing
+from dataclasses import replace
 from time import perf_counter
 from typing import Self
 
 from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stops import StopSearch
-from hf_transformer.generation.types import Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
+from hf_transformer.generation.types import NEUTRAL, Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
 from hf_transformer.generation.verification import BrokenForm, Verifier
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.types.request import Context
@@ -34,11 +37,13 @@ class SequenceAssembler:
 
     Args:
         key: indices of the prompt and of the choice.
-        prefix: text to prepend to the first piece (echo).
+        prefix: text to prepend to the first piece (echo). Its tokens' log probabilities then include an end token's,
+            so that their number does not depend on the model's choice.
         continues: whether the text continues the prompt, which determines the space between them.
 
     Attributes:
         count: number of new tokens so far, including tokens of buffered text.
+        prompt_tokens: tokens for the first piece, see ``read_prompt``.
         parts: the text so far, if the model returns text and no ids.
         written: the new text so far, if it is to be verified; else None.
         is_cut: whether a stop string ended the text.
@@ -50,16 +55,20 @@ class SequenceAssembler:
         prompt: Prompt,
         sampling: Sampling,
         key: tuple[int, int],
-        prefix: str = "",
+        prefix: str | None = None,
         continues: bool = True,
     ) -> None:
+        self._vocabulary = vocabulary
         self._text_and_bytes = vocabulary.text_and_bytes
         self._detokenizer = vocabulary.continue_text(prompt.ids if continues else ())
         self._stops = StopSearch(sampling.stop)
         self.prompt = prompt
         self.sampling = sampling
         self.key = key
-        self.prefix = prefix
+        self.prefix = prefix or ""
+        self._echoes = prefix is not None
+        self._start = len(self.prefix)
+        self.prompt_tokens: Sequence[TokenText] = ()
         self._waiting: deque[tuple[int, TokenScore]] = deque()
         """Tokens of buffered text, each with its offset."""
         self._uncounted = self._detokenized = self._released = self._offset = 0
@@ -82,11 +91,24 @@ class SequenceAssembler:
             self.written.append(text)
         self._released += len(text)
         tokens = self._tokens(is_end=finish is not None and not stopped) if self._waiting else ()
-        if not text and not tokens and finish is None and not self.prefix:
+        prompt_tokens, self.prompt_tokens = self.prompt_tokens, ()
+        if not text and not tokens and finish is None and not self.prefix and not prompt_tokens:
             return None
         text, self.prefix = self.prefix + text, ""
         count, self._uncounted = self._uncounted, 0
-        return Piece(*self.key, text, tokens, count, finish)
+        return Piece(*self.key, text, tokens, count, finish, prompt_tokens)
+
+    def read_prompt(self) -> None:
+        """Makes ``prompt_tokens`` from the prompt's scores. May run in a thread."""
+        prompt, shift, tokens = self.prompt, 0, []
+        reader = SequenceAssembler(self._vocabulary, prompt, NEUTRAL, self.key, continues=False)
+        piece = reader.add(Step(prompt.ids, scores=prompt.scores, finish="length"))
+        for token in () if piece is None else piece.tokens:
+            offset = token.offset + shift
+            if self._vocabulary.is_special(token.id) and prompt.text.startswith(token.text, offset):
+                shift += len(token.text)  # the text of token ids contains special tokens, decoded text does not
+            tokens.append(replace(token, offset=min(offset, len(prompt.text))))
+        self.prompt_tokens = tokens
 
     def _text(self, step: Step) -> tuple[str, str]:
         """Splits the step's text at ``min_tokens``. Stop strings apply only to the second part."""
@@ -99,9 +121,11 @@ class SequenceAssembler:
             texts = [step.text]
         elif step.scores:
             texts = []
-            for token, score in zip(ids, step.scores, strict=True):
+            for token, score in zip(ids, step.scores[: len(ids)], strict=True):
                 texts.append(push(token))
                 self._waiting.append((self._token_offset(token, len(texts[-1])), score))
+            if self._echoes and len(step.scores) > len(ids):
+                self._waiting.append((sys.maxsize, step.scores[-1]))  # an end token, at the end of the text
         else:
             texts = [push(token) for token in ids]
         if step.finish is not None and not self.parts:
@@ -127,10 +151,13 @@ class SequenceAssembler:
         tokens = []
         while waiting and (is_end or waiting[0][0] < self._released):
             offset, score = waiting.popleft()
-            top = tuple(TokenText(*text_and_bytes(token), logprob) for token, logprob in score.top)
+            top = tuple(
+                TokenText(*text_and_bytes(token), logprob, id=token, rank=rank)
+                for rank, (token, logprob) in enumerate(score.top, 1)
+            )
             # The offset may include trailing spaces that the cleanup has removed.
-            offset = min(offset, self._released)
-            tokens.append(TokenText(*text_and_bytes(score.id), score.logprob, top, offset))
+            offset = self._start + min(offset, self._released)
+            tokens.append(TokenText(*text_and_bytes(score.id), score.logprob, top, offset, score.id, score.rank))
         return tokens
 
 
@@ -142,6 +169,7 @@ class Generation:
 
     Args:
         sequences: assemblers in the order of prompts and choices.
+        executor: reads and renders the log probabilities of prompts.
         count_text: counts the tokens of a text if the generator doesn't.
         verifier: verifies the texts of a request with a constraint; None to trust the predictor.
         timeout: time limit in seconds for all sequences together, from the creation of this object.
@@ -157,6 +185,7 @@ class Generation:
         generator: Generator,
         context: Context,
         metrics: ModelMetrics,
+        executor: Executor,
         *,
         prompt_tokens: int,
         count_text: Callable[[str], Awaitable[int]],
@@ -169,6 +198,7 @@ class Generation:
         self._metrics = metrics.generation
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = self._uncounted_characters = 0
+        self.executor = executor
         self._count_text = count_text
         self._timeout = timeout
         self._verifier = verifier
@@ -255,7 +285,8 @@ class Generation:
         for (prompt, choice), parts in pieces.items():
             text = "".join([part.text for part in parts])
             tokens, count = [token for part in parts for token in part.tokens], sum(part.count for part in parts)
-            texts[prompt].append(Piece(prompt, choice, text, tokens, count, parts[-1].finish))
+            finish, prompt_tokens = parts[-1].finish, parts[0].prompt_tokens
+            texts[prompt].append(Piece(prompt, choice, text, tokens, count, finish, prompt_tokens))
         return texts
 
     def _expire(self, is_callers: bool) -> None:
@@ -331,7 +362,7 @@ class Generation:
         The call to the predictor can therefore end before a slow reader reads the last piece.
         """
         sampling, metrics = sequence.sampling, self._metrics
-        if sampling.max_tokens == 0:
+        if sampling.max_tokens == 0 and sampling.prompt_logprobs is None:
             return Piece(*sequence.key, sequence.prefix, finish="length")
         first = last = 0.0
         if self._verifier is not None:
@@ -347,6 +378,8 @@ class Generation:
                 else:
                     metrics.inter_token.observe(now - last)
                 last = now
+                if is_first and sampling.prompt_logprobs is not None:
+                    await self._loop.run_in_executor(self.executor, sequence.read_prompt)
                 if step.ids:
                     self._count(len(step.ids))
                 elif step.text:

@@ -88,7 +88,7 @@ class TextGenerator(TensorGenerator):
         self.supported_fields -= {"logprobs"}  # the model does not return the corresponding tokens
         if self._takes_json:
             self.supported_fields |= {"max_tokens", "greedy", *_IN_JSON}
-            self.constraint_hint = "the service runs with --structured_output_form=none"
+            self.hints = {**self.hints, "constraint": "the service runs with --structured_output_form=none"}
             if settings.structured_output_form != "none":
                 self.supported_fields |= {"constraint"}
         returned = [name for name, output in _RETURNED.items() if name in inputs and output in names]

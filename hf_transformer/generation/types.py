@@ -34,6 +34,7 @@ class Sampling:
         stop_token_ids: tokens that end the text. The text excludes them.
         ignore_eos: treat end-of-sequence tokens like any other token.
         logprobs: number of top logprobs to return per token; None for no log probabilities.
+        prompt_logprobs: the same for the tokens of the prompt.
         n: number of continuations of each prompt.
         constraint: the form of the text; None for free text.
         names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
@@ -55,6 +56,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     constraint: Constraint | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -98,21 +100,25 @@ class GenerationRequest:
 class Prompt:
     """A tokenized prompt: ``text`` and ``ids`` [S].
 
-    ``special_tokens`` is true if the service's tokenizer added special tokens to ``ids`` that ``text`` lacks.
+    ``special_tokens`` is true if the service's tokenizer added special tokens to ``ids`` that ``text`` lacks. For
+    ``Sampling.prompt_logprobs`` the generator sets ``scores``, one per id, before the first step of a continuation.
     """
 
     text: str
     ids: tuple[int, ...]
     special_tokens: bool = True
+    scores: Sequence[TokenScore] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Natural log probability of a chosen token. ``top`` lists (id, logprob) of the most likely tokens, best first."""
+    """Natural log probability of a token, None for a prompt's first token. ``top`` lists (id, logprob) of the most
+    likely tokens, best first. ``rank`` is 1 for the most likely token, and set for a prompt's tokens only."""
 
     id: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -121,7 +127,7 @@ class Step:
 
     Attributes:
         ids: new tokens, without an end token.
-        scores: one element per id if the request asks for logprobs.
+        scores: one element per id if the request asks for logprobs, and one more if the model chose an end token.
         finish: set in the last step.
         total: number of tokens of a text without ids, set in the last step if the generator counts them.
     """
@@ -137,15 +143,17 @@ class Step:
 class TokenText:
     """A token in an answer: its ``text`` and its ``bytes``, which may be part of a character.
 
-    ``offset`` is the token's start in the new text, in characters. A part of a character has the character's offset.
-    Tokens in ``top`` have no offset.
+    ``offset`` is the token's start in the text, in characters. A part of a character has the character's offset.
+    Tokens in ``top`` have no offset. The other fields are those of TokenScore.
     """
 
     text: str
     bytes: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[TokenText, ...] = ()
     offset: int = 0
+    id: int = -1
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -156,6 +164,7 @@ class Piece:
         tokens: the tokens of the text if the request asks for logprobs.
         count: number of new tokens since the previous piece.
         finish: set in the last piece.
+        prompt_tokens: the prompt's tokens if the request asks for their logprobs, set in the first piece.
     """
 
     prompt: int
@@ -164,6 +173,7 @@ class Piece:
     tokens: Sequence[TokenText] = ()
     count: int = 0
     finish: FinishReason | None = None
+    prompt_tokens: Sequence[TokenText] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +221,14 @@ class Generator(ABC):
     The pipeline itself supports ``stop`` and ``n``.
     """
 
+    hints: Mapping[str, str] = {
+        "prompt_logprobs": "the model returns no log probabilities of prompts",
+        "constraint": "this model can't hold a text to a form; leave it out",
+    }
+    """Reasons why the model does not support a field, for errors."""
+
     takes_adapters: bool = False
     """Whether the model takes the name of a LoRA adapter (``Context.adapter``)."""
-
-    constraint_hint: str = "this model can't hold a text to a form; leave it out"
-    """Advice to a client whose constraint the model does not support."""
 
     async def prepare(self, sampling: Sampling) -> None:
         """Compiles the constraint of a request, if the model needs that. Called first. Raises RequestError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +16,6 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.cached import CachedEncoder, longest_first
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
-
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-"""Encodes each call of the library in the calling thread. Its thread pool is shared by all calls: a short text would
-wait there for all texts of other calls."""
 
 LONG_TEXT_CHARACTERS = 32_768
 """Maximum length of a text to encode whole. The engine encodes longer texts one by one, and only a prefix if

@@ -110,6 +110,7 @@ ABOUT: Final = {
     "finish": "stop at such a token, else length",
     "text": "tokenizer.decode(ids, skip_special_tokens=True)",
     "whole_text": "the same of prompt_ids and ids together, for a decoder alone",
+    "prompt_logprobs": "log_softmax of the logits at each token of prompt_ids but the first",
     "rendered": "apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)",
 }
 
@@ -140,7 +141,16 @@ class Model:
         finish = "stop" if new[-1] in self.ends else "length"
         new = new[:-1] if finish == "stop" else new
         case = {"prompt_ids": ids, "ids": new, "finish": finish, "text": self.decode(new)}
-        return case if self.encodes else {**case, "whole_text": self.decode(ids + new)}
+        if self.encodes:
+            return case
+        return {**case, "whole_text": self.decode(ids + new), "prompt_logprobs": self.prompt_logprobs(ids)}
+
+    def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """Log probabilities of a prompt's tokens after the first."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([ids])).logits[0, :-1].double()
+        chosen = logits.log_softmax(dim=-1)[range(len(ids) - 1), ids[1:]]
+        return [round(value, 5) for value in chosen.tolist()]
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -52,7 +52,7 @@ FOLDER = DEMO_MODELS / "gpt2"
 PROMPT = "The capital of france is"
 ALL = (
     "greedy temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty logit_bias "
-    "min_tokens stop_token_ids ignore_eos logprobs constraint"
+    "min_tokens stop_token_ids ignore_eos logprobs prompt_logprobs constraint"
 ).split()
 """Every field of Sampling that a model may support."""
 
@@ -151,7 +151,11 @@ class ServedModel:
 
     def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
         ids = self.tokenizer.encode([self.text])[0].ids
-        count = sampling.max_tokens or len(ids)
+        if (most := sampling.prompt_logprobs) is not None:
+            top = tuple((token, -1.5 - rank) for rank, token in enumerate((5, 6)[:most], 1))
+            prompt.scores = [TokenScore(token, -1.5, top, 3) for token in prompt.ids]
+            prompt.scores[0] = TokenScore(prompt.ids[0], None)
+        count = len(ids) if sampling.max_tokens is None else sampling.max_tokens
         for number, token in enumerate(ids[:count]):
             if self.fails is not None and number == self.after:
                 yield self.fails

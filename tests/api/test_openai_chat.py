@@ -131,6 +131,18 @@ async def test_logprobs(stream: bool) -> None:
             assert not top or all(token["top_logprobs"][0]["bytes"] == token["bytes"] for token in tokens)
 
 
+async def test_prompt_logprobs_stand_beside_the_choices(made: ServedModel) -> None:
+    """As in vLLM, where the choices of a completion have them."""
+    answer = await chat(made, prompt_logprobs=0, n=2)
+    first, *others = answer["prompt_logprobs"]
+    ids = made.generator.asked[0][0].ids
+    assert first is None and [list(one) for one in others] == [[str(token)] for token in ids[1:]]
+    assert all(one[key]["logprob"] == -1.5 and one[key]["rank"] == 3 for one in others for key in one)
+    assert all("prompt_logprobs" not in one and one["logprobs"] is None for one in answer["choices"])
+    message, param = await refused(made, prompt_logprobs=0, stream=True)
+    assert param == "prompt_logprobs" and "expected no value with a stream" in message
+
+
 MARK = {"cache_control": {"type": "ephemeral"}}
 NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -223,7 +224,10 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": 5}, "stop_token_ids", "a list of token ids, got a number"),
     ({"stop_token_ids": [5, True]}, "stop_token_ids", "expected token ids from 0 to 767, got a boolean"),
     ({"suffix": "x"}, "suffix", "expected no suffix; the service can't insert text"),
-    ({"echo": True, "logprobs": 1}, "logprobs", "expected no logprobs with echo"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "expected 0 or more, got -1"),
+    ({"prompt_logprobs": True}, "prompt_logprobs", "expected a whole number, got a boolean"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "expected no value with a stream; leave out either"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens", "expected 0 or more, got -1"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "expected token ids from 0 to 767 as keys, got 'x'"),
     ({"logit_bias": {"5": 200}}, "logit_bias", "expected numbers from -100 to 100, got 200 for token 5"),
     ({"stream_options": {}}, "stream_options", "expected no options without a stream"),
@@ -239,6 +243,9 @@ TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 200}, "n", "expected at most 128 texts per prompt, got 200"),
     ({"n": 13}, "prompt", "expected at most 12 texts in a request (--max_sequences), got 13 (1 with n=13)"),
     ({"logprobs": 21}, "logprobs", "expected at most 20 tokens per token, got 21"),
+    ({"logprobs": 21, "echo": True}, "logprobs", "expected at most 20 tokens per token, got 21"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "expected at most 20 tokens per token, got 21"),
+    ({"prompt": [5] * 256, "echo": True}, "prompt", "expected a prompt of at most 255 tokens, got 256; the model's"),
     ({"stop_token_ids": [1] * 129}, "stop_token_ids", "expected at most 128 token ids, got 129"),
     ({"stop": "a" * 1001}, "stop", "1 to 1000 characters, got 1001"),
     ({"prompt": "word " * 300}, "prompt", "expected a prompt of at most 255 tokens, got "),
@@ -301,6 +308,59 @@ async def test_echo_puts_the_prompt_first(made: ServedModel) -> None:
     async with served_model(task=Text2TextGeneration) as made:
         assert text_of(await complete(made)) == " paris."
         await refused_at(made, "echo", "text2text_generation returns the new text only", echo=True)
+
+
+@either_way
+@pytest.mark.parametrize("prompt", [PROMPT, "ids"])
+async def test_echo_with_logprobs_has_the_prompt_s_tokens_first(made: ServedModel, prompt: str, stream: bool) -> None:
+    ids = made.tokenizer.encode([PROMPT])[0].ids
+    new = len(made.tokenizer.encode([" paris."])[0].ids)
+    for count, text in ((1, " par"), (0, ""), (50, " paris.")):
+        asked = {"prompt": ids if prompt == "ids" else prompt, "max_tokens": count}
+        found, logprobs = await logprobs_and_text(made, **asked, logprobs=2, echo=True, stream=stream)
+        assert found.startswith(PROMPT) and len(found) >= len(PROMPT + text[:2]) and (PROMPT + text).startswith(found)
+        values = logprobs["token_logprobs"]
+        assert values == [None, *[-1.5] * (len(ids) - 1), *[-0.5] * min(count, new)]
+        assert [
+            top and top[name] for name, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+        ] == values
+        offsets = [*logprobs["text_offset"], len(found)]
+        assert [found[start:end] for start, end in pairwise(offsets)] == logprobs["tokens"]
+    answer = await complete(made, prompt=[ids, ids[:2]], max_tokens=0, echo=True, n=2, best_of=2, logprobs=0)
+    assert [one["text"] for one in answer["choices"]] == [PROMPT] * 2 + [made.tokenizer.decode(ids[:2])] * 2
+    assert [len(one["logprobs"]["tokens"]) for one in answer["choices"]] == [len(ids)] * 2 + [2, 2]
+    assert {one["finish_reason"] for one in answer["choices"]} == {"length"}
+    assert "top_logprobs" not in answer["choices"][0]["logprobs"]
+    assert answer["usage"] == {name: len(ids) + 2 for name in ("prompt_tokens", "total_tokens")} | {
+        "completion_tokens": 0
+    }
+
+
+async def test_prompt_logprobs_have_the_form_of_vllm_s(made: ServedModel) -> None:
+    ids = made.tokenizer.encode([PROMPT])[0].ids
+    own = {"logprob": -1.5, "rank": 3, "decoded_token": " capital"}
+    answer = await complete(made, prompt_logprobs=1, logprobs=0)
+    [choice] = answer["choices"]
+    found = choice["prompt_logprobs"]
+    assert found[0] is None and len(found) == len(ids)
+    likeliest = {"logprob": -2.5, "rank": 1, "decoded_token": made.tokenizer.decode((5,))}
+    assert [list(one) for one in found[1:]] == [[str(token), "5"] for token in ids[1:]]
+    assert all(one["5"] == likeliest for one in found[1:])
+    texts = [one[str(token)]["decoded_token"] for token, one in zip(ids[1:], found[1:], strict=True)]
+    assert PROMPT.endswith("".join(texts)) and found[1][str(ids[1])] == own | {"decoded_token": texts[0]}
+    assert set(choice["logprobs"]["token_logprobs"]) == {-0.5}, "without echo the tokens are the new ones"
+    echoed = await complete(made, prompt_logprobs=1, echo=True, max_tokens=0)
+    assert echoed["choices"][0]["logprobs"] is None and echoed["choices"][0]["prompt_logprobs"] == found
+    assert "prompt_logprobs" not in (await complete(made, echo=True, logprobs=1))["choices"][0]
+
+
+async def test_a_model_without_log_probabilities_of_prompts_says_so() -> None:
+    async with served_model(supported_fields=["logprobs"]) as made:
+        for param, fields in (("prompt_logprobs", {}), ("logprobs", {"echo": True})):
+            says = "model supports; the model returns no log probabilities of prompts"
+            await refused_at(made, param, says, **{param: 0}, **fields)
+        await complete(made, echo=True, max_tokens=0)
+        assert made.generator.asked == []
 
 
 def test_base64_is_little_endian_float32() -> None:

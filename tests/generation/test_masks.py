@@ -170,7 +170,9 @@ async def test_other_parameters(constrained: Callable[..., Constrained]) -> None
     assert [step.ids for step in first] == [step.ids for step in again]
     scores = [score for step in first for score in step.scores]
     assert len(scores) == sum(len(step.ids) for step in first) and all(len(score.top) == 2 for score in scores)
-    assert all(score.logprob <= score.top[0][1] for score in scores)  # the model's own distribution
+    assert all(
+        score.logprob is not None and score.logprob <= score.top[0][1] for score in scores
+    )  # the model's own distribution
 
 
 async def test_nan_is_an_error_of_the_predictor(constrained: Callable[..., Constrained]) -> None:

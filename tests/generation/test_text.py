@@ -212,7 +212,7 @@ async def test_who_cannot_hold_a_form_says_so(harness: TextModelHarness) -> None
         generator = harness.generator(found, **more)
         assert "constraint" not in generator.supported_fields
         hint = "--structured_output_form=none" if more else "guided_decoding_guide_type and guided_decoding_guide"
-        assert hint in generator.constraint_hint
+        assert hint in generator.hints["constraint"]
 
 
 async def test_an_ensemble_gets_one_input_per_parameter(harness: TextModelHarness) -> None:

@@ -23,6 +23,7 @@ from tests.integration.generating import (
     cases_of,
     client_of,
     complete,
+    events,
     executions,
     side_by_side,
 )
@@ -74,6 +75,43 @@ async def test_greedy_texts_are_those_of_transformers_side_by_side(serve: Serve,
     for (answer,), case in zip(found, cases, strict=True):
         prompt = "" if model.startswith("t5") else case["prompt"]
         assert answer == {"generated_text": prompt + case["text"]}, case["id"]
+
+
+@pytest.mark.parametrize(("model", "protocol"), [("gpt2_logits", "v2"), ("gpt2_past", "grpc-v2")])
+async def test_log_probabilities_of_prompts_are_those_of_transformers(serve: Serve, model: str, protocol: str) -> None:
+    """Side by side, as texts and as token ids, without a new token and with one; and all of them in one request."""
+    cases, service = cases_of(model), serve(model, protocol)
+
+    async def ask(numbered: Any) -> None:
+        number, case = numbered
+        prompt = case["prompt_ids"] if number % 3 else case["prompt"]
+        fields = {"echo": True, "logprobs": 1, "max_tokens": number % 2, "stream": not number % 5, **GREEDY}
+        body = {"model": service.model, "prompt": prompt, **fields}
+        if fields["stream"]:
+            async with client.stream("POST", COMPLETIONS, json=body) as response:
+                choices = [chunk["choices"][0] async for chunk in events(response)]
+        else:
+            choices = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+        parts = [choice["logprobs"] for choice in choices if choice["logprobs"]["tokens"]]
+        found = [value for part in parts for value in part["token_logprobs"]]
+        assert_scored(found[: len(case["prompt_ids"])], case)
+        assert len(found) == len(case["prompt_ids"]) + number % 2, case["id"]
+        assert sum(len(part["top_logprobs"]) for part in parts) == len(found)
+
+    async with client_of(service, kept=AT_ONCE) as client:
+        await side_by_side(ask, list(enumerate(cases)))
+        body = {"model": service.model, "prompt": [case["prompt"] for case in cases], "prompt_logprobs": 0, **GREEDY}
+        response = await client.post(COMPLETIONS, json={**body, "max_tokens": 1})
+    assert response.status_code == 200, response.text
+    for choice, case in zip(response.json()["choices"], cases, strict=True):
+        first, *others = choice["prompt_logprobs"]
+        ids = case["prompt_ids"][1:]
+        assert_scored([first, *(one[str(token)]["logprob"] for token, one in zip(ids, others, strict=True))], case)
+
+
+def assert_scored(found: list[float | None], case: Any) -> None:
+    assert found[0] is None
+    assert found[1:] == pytest.approx(case["prompt_logprobs"], abs=1e-4), case["id"]
 
 
 @pytest.mark.parametrize(("model", "protocol"), ALONE)

@@ -342,6 +342,7 @@ class ChatAnswer(GeneratedAnswer):
 
     __slots__ = ("_make_parser", "_parsers")
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    has_one_prompt = True
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """OpenAI's completions API: generates continuations of prompts, complete or streamed.
 
     {"model": "m", "prompt": string | [string] | [int] | [[int]], "max_tokens": 16, "n": 1, "stop": [...],
-     "echo": false, "logprobs": null | 0 to 20, "stream": false, ...}
+     "echo": false, "logprobs": null | 0 to 20, "prompt_logprobs": null | 0 to 20, "stream": false, ...}
     -> {"id": "cmpl-...", "object": "text_completion", "created", "model",
         "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
@@ -61,8 +61,6 @@ def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampli
     if echo and not task.knows_full_text:
         raise InvalidInput("echo", "false", "true", f"{task.name} returns the new text only")
     logprobs = parameters.integer("logprobs", 0, 0) if "logprobs" in parameters else None
-    if echo and logprobs is not None:
-        raise InvalidInput("logprobs", "no logprobs with echo", hint="the prompt's log probabilities are unknown")
     limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
         parameters,
@@ -71,6 +69,7 @@ def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampli
         tokens=parameters.one_of("max_tokens"),
         default_tokens=DEFAULT_MAX_TOKENS if limit is None else min(DEFAULT_MAX_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
+        echo=echo,
         max_schema_bytes=task.settings.generation.max_schema_bytes,
     )
     if "best_of" in parameters and (best := parameters.integer("best_of", 1, 1)) != sampling.n:
@@ -87,8 +86,9 @@ class CompletionAnswer(GeneratedAnswer):
 
     def choice(self, index: int, whole: Piece) -> Json:
         top = self._request.sampling.logprobs
-        logprobs = None if top is None else _logprobs(whole.tokens, top)
-        return {"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": whole.finish}
+        tokens = [*whole.prompt_tokens, *whole.tokens] if self._request.echo else whole.tokens
+        choice = {"index": index, "text": whole.text, "logprobs": None if top is None else _logprobs(tokens, top)}
+        return {**choice, "finish_reason": whole.finish, **self.prompt_logprobs(whole)}
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
         is_empty = not piece.text and not piece.tokens and piece.finish is None
@@ -98,7 +98,8 @@ class CompletionAnswer(GeneratedAnswer):
 def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
     """Renders log probabilities of tokens and of the ``top`` likeliest alternatives to each token.
 
-    ``text_offset`` counts characters in the choice's text. As in OpenAI's API, alternatives include the chosen token.
+    ``text_offset`` counts characters in the choice's text. As in OpenAI's API, alternatives include the chosen token,
+    and are null for a prompt's first token.
     """
     return {
         "tokens": [_name(token) for token in tokens],
@@ -108,9 +109,11 @@ def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
     }
 
 
-def _alternatives(token: TokenText) -> dict[str, float]:
+def _alternatives(token: TokenText) -> dict[str, Json] | None:
     """Returns the likeliest tokens and the chosen token. Equal texts share an entry for the likeliest token."""
-    alternatives: dict[str, float] = {}
+    if token.logprob is None:
+        return None
+    alternatives: dict[str, Json] = {}
     for candidate in (*token.top, token):
         alternatives.setdefault(_name(candidate), logprob(candidate))
     return alternatives

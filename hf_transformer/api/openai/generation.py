@@ -4,12 +4,13 @@ A stream consists of server-sent events, ``data: {...}``, and ends with ``data: 
 OpenAI's error body as the last event.
 
 Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create. vLLM adds top_k, min_p,
-repetition_penalty, min_tokens, ignore_eos, stop_token_ids and stream_options.continuous_usage_stats:
+repetition_penalty, min_tokens, ignore_eos, stop_token_ids, prompt_logprobs and stream_options.continuous_usage_stats:
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from hf_transformer.api.responses import reply
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.generation.sampling import STRUCTURED
+from hf_transformer.generation.sampling import PROMPT_LOGPROBS, STRUCTURED
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
@@ -35,7 +36,7 @@ SAMPLING = (
     "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
     "repetition_penalty logit_bias ignore_eos"
 ).split()
-SHARED = ("model", "stream", "stream_options", STRUCTURED, *SAMPLING)
+SHARED = ("model", "stream", "stream_options", PROMPT_LOGPROBS, STRUCTURED, *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's defaults: sampling from the whole distribution."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -48,6 +49,8 @@ def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
     """Returns the flag ``stream``, and the chunks that report usage. As in vLLM, ``continuous_usage_stats`` has no
     effect without ``include_usage``. Raises InvalidInput."""
     stream = parameters.flag("stream", False)
+    if stream and PROMPT_LOGPROBS in parameters:  # as in vLLM
+        raise InvalidInput(PROMPT_LOGPROBS, "no value with a stream", hint="leave out either field")
     options = parameters.get("stream_options")
     if options is None:
         return stream, "none"
@@ -72,6 +75,7 @@ class GeneratedAnswer(TextStream):
         prefix: prefix of the response's id.
         object: type of a complete response.
         chunk_object: type of a chunk of a stream.
+        has_one_prompt: whether the response has ``prompt_logprobs`` instead of its choices, as in vLLM.
 
     If ``usage`` is "last", the last chunk reports the tokens of all choices. If ``usage`` is "every", each earlier
     chunk also reports the tokens of its choice so far.
@@ -81,6 +85,7 @@ class GeneratedAnswer(TextStream):
     prefix: ClassVar[str]
     object: ClassVar[str]
     chunk_object: ClassVar[str]
+    has_one_prompt: ClassVar[bool] = False
 
     def __init__(
         self, model: GenerativeModel, request: GenerationRequest, context: Context, usage: UsageChunks
@@ -112,8 +117,23 @@ class GeneratedAnswer(TextStream):
         async with await self.start() as running:
             texts = [text for prompt in await running.collect() for text in prompt]
             tokens = usage(running)
+        if self._request.sampling.prompt_logprobs is None:
+            return reply(self._render(texts, tokens))
+        # Long prompts with log probabilities would delay other requests.
+        return reply(await asyncio.get_running_loop().run_in_executor(running.executor, self._render, texts, tokens))
+
+    def _render(self, texts: Sequence[Piece], tokens: Json) -> bytes:
         choices = [self.choice(index, text) for index, text in enumerate(texts)]
-        return reply(orjson.dumps({**self._envelope, "object": self.object, "choices": choices, "usage": tokens}))
+        answer = {**self._envelope, "object": self.object, "choices": choices, "usage": tokens}
+        return orjson.dumps({**answer, **(self.prompt_logprobs(texts[0]) if self.has_one_prompt else {})})
+
+    def prompt_logprobs(self, whole: Piece) -> dict[str, Json]:
+        """Renders vLLM's field if the request sets it: null for the first token, then an object by token id, in which
+        the prompt's own token is first."""
+        if self._request.sampling.names.get(PROMPT_LOGPROBS) != PROMPT_LOGPROBS:
+            return {}
+        rows = [{str(one.id): _ranked(one) for one in (token, *token.top)} for token in whole.prompt_tokens[1:]]
+        return {PROMPT_LOGPROBS: [None, *rows]}
 
     def piece(self, piece: Piece) -> bytes:
         index = piece.prompt * self._request.sampling.n + piece.choice
@@ -142,6 +162,10 @@ def _usage(prompt: int, new: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def logprob(token: TokenText) -> float:
+def logprob(token: TokenText) -> float | None:
     """Returns a token's natural log probability, at least -9999 as in OpenAI's API: JSON can't represent infinity."""
-    return max(token.logprob, -9999.0)
+    return None if token.logprob is None else max(token.logprob, -9999.0)
+
+
+def _ranked(token: TokenText) -> Json:
+    return {"logprob": logprob(token), "rank": token.rank, "decoded_token": token.text}

@@ -35,7 +35,7 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 
 AS_IN_CHATS = (
-    *(name for name in SHARED if name not in ("model", "n")),
+    *(name for name in SHARED if name not in ("model", "n", "prompt_logprobs")),
     *"max_output_tokens top_logprobs parallel_tool_calls chat_template_kwargs".split(),
 )
 """Fields with the same meaning in chat completions."""
