@@ -21,6 +21,7 @@ from hf_transformer.api.responses import JsonResponse, json_route
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.sampling import STRUCTURED
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.types.request import Json
@@ -124,9 +125,10 @@ def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
 def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
     """The fields of a generative model, such as its supported parameters of OpenAI's API and V1."""
     pipeline, template, defaults = model.pipeline, model.chat_template, model.task.settings.generation
+    fields = pipeline.supported_fields - {"greedy"}
     return {
         "interface": pipeline.interface,
-        "parameters": sorted(pipeline.supported_fields - {"greedy"}),
+        "parameters": sorted(STRUCTURED if name == "constraint" else name for name in fields),
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,

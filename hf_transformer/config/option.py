@@ -80,7 +80,7 @@ def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, me
 
 
 def one_of(*names: str, why: str = "") -> Converter:
-    """Accepts one of the names, ignoring case and the kind of separator. ``why`` explains the choice in errors."""
+    """Accepts one of the names, ignoring case and separators. ``why`` explains the choice in error messages."""
     expects = ", ".join(names[:-1]) + f" or {names[-1]}" + (f" ({why})" if why else "")
 
     known = {name.replace("_", "-"): name for name in names}

@@ -175,6 +175,22 @@ def test_a_chat_goes_on(playground: Open) -> None:
     assert page.out(".bubble") == []
 
 
+def test_a_chat_with_a_schema(playground: Open) -> None:
+    page = playground("text_generation").open()
+    page.field("Temperature").fill("0")
+    page.field("JSON schema").fill(
+        '{"type": "object", "properties": {"city": {"enum": ["rome"]}}, "required": ["city"]'
+    )
+    page.run()
+    expected = "400 response_format.json_schema.schema: expected a JSON schema, an object, got a string"
+    assert page.error() == expected and "400" in page.console.pop()
+    page.field("JSON schema").fill('{"enum": ["rome"]}')
+    page.run()
+    assert page.error() == "" and page.out(".bubble")[-1] == '"rome"'
+    page = playground("text_generation", model="gpt2_tutorial").open()
+    assert page.page.get_by_label("JSON schema").count() == 0
+
+
 def test_a_completion_is_streamed_and_stopped(playground: Open) -> None:
     # This model takes its time for a prompt that begins so.
     page = playground("text_generation", model="gpt2_tokens", protocol="grpc-v2").open()

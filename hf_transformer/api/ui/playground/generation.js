@@ -24,12 +24,24 @@ function saidIn({ messages, message }) {
   return messages.slice(0, messages.findLastIndex(({ role }) => role === "user") + 1);
 }
 
+/** The schema in a field. What is no JSON is sent as it is: the service says what it expects. */
+function schemaIn(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
 /** The body of the request that the form stands for. */
 function bodyOf(values, { name, generation }) {
   const body = { model: name };
   if (chats(values)) {
     const system = values.system ? [{ role: "system", content: values.system }] : [];
     body.messages = [...system, ...saidIn(values)];
+    if (values.schema?.trim()) {
+      body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: schemaIn(values.schema) } };
+    }
   } else body.prompt = values.prompt;
   body.max_tokens = values.max_tokens;
   for (const [field, [, , neutral]] of Object.entries(SLIDERS)) {
@@ -60,6 +72,9 @@ export default {
     form.into(chat);
     form.text("message", "Message", { rows: 3 });
     form.line("system", "System", { hint: "Instructions for the whole chat, if any." });
+    if (generation.parameters.includes("structured_outputs")) {
+      form.text("schema", "JSON schema", { hint: "The form of the answer, if it is to be JSON." });
+    }
     const fresh = () => {
       form.set({ messages: [] });
       page.out.replaceChildren();
