@@ -154,7 +154,8 @@ class Load:
 
     def answered(self, client: ClientTransport, data: bytes) -> None:
         if not data.startswith(b"HTTP/1.1 200 "):
-            raise ValueError(data)
+            self.over.set_exception(ValueError(f"expected 200, got {data!r}"))
+            return
         self._unanswered -= 1
         if self._unanswered:
             self._loop.call_soon(self.send, client)
