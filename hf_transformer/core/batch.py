@@ -6,7 +6,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -132,7 +131,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
     ) -> None:
         self._signature = signature
         self._policy = policy
-        self._dtypes = [field.dtype for field in signature.inputs]
+        self._inputs = [(field.name, field.role, field.datatype, field.dtype) for field in signature.inputs]
         self._output_names = [output.name for output in signature.outputs]
         self._token_axes = [
             [number for number, axis in enumerate(output.axes) if axis.tokens] for output in signature.outputs
@@ -179,12 +178,16 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         if rows > len(items):  # surplus rows of an exact batch repeat the last instance, which is a valid input
             items = [*items, *[items[-1]] * (rows - len(items))]
         inputs = []
-        for field, dtype in zip(signature.inputs, self._dtypes, strict=False):
-            if field.role == "attention_mask":
-                data = self._mask(items, dtype, rows, width, padding)
+        for name, role, datatype, dtype in self._inputs:
+            if role != "attention_mask":
+                values = self._values(items, role, width, padding)
+                data = np.fromiter(values, dtype, rows * width).reshape(rows, width)
+            elif padding:
+                data = self._mask(items, width).astype(dtype)
             else:
-                data = self._tokens(items, field.role, dtype, rows, width, padding)
-            inputs.append(Tensor(field.name, field.datatype, data if signature.batch_axis else data[0]))
+                data = np.empty((rows, width), dtype)
+                data.fill(1)
+            inputs.append(Tensor(name, datatype, data if signature.batch_axis else data[0]))
         sizes = {name: rows * size * width**axes for name, size, axes in self._known_sizes}
         return Packed(inputs, self._output_names, sizes, real, padding)
 
@@ -195,15 +198,15 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         signature = self._signature
         shape = packed.inputs[0].data.shape
         rows, width = shape if signature.batch_axis else (1, shape[0])
-        roles = [output.role for output in signature.outputs]
         verified = [
-            _verified(outputs[output.name], output, rows, width, signature.batch_axis) for output in signature.outputs
+            (output.role, _verified(outputs[output.name], output, rows, width, signature.batch_axis), axes)
+            for output, axes in zip(signature.outputs, self._token_axes, strict=True)
         ]
-        for item, *arrays in zip(items, *verified, strict=False):
-            if packed.padding:
-                for number, axes in enumerate(self._token_axes):
-                    arrays[number] = self._without_padding(arrays[number], axes, len(item.ids))
-            yield dict(zip(roles, arrays, strict=False))
+        for row, item in enumerate(items):
+            yield {
+                role: self._without_padding(data[row], axes, len(item.ids)) if axes else data[row]
+                for role, data, axes in verified
+            }
 
     def _without_padding(self, array: Array, axes: Sequence[int], length: int) -> Array:
         """Returns one instance's output of ``length`` tokens, without the padding along its token ``axes``."""
@@ -213,26 +216,22 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
             array = array[(slice(None),) * axis + (tokens,)]
         return array
 
-    def _tokens(
-        self, items: Sequence[Encoding], role: str, dtype: np.dtype[Any], rows: int, width: int, padding: int
-    ) -> Array:
-        """Makes the input of a role other than the mask."""
-        lists = [item.ids if role == "input_ids" else item.type_ids for item in items]
-        if padding:
-            pad = [self._policy.pad_id if role == "input_ids" else 0] * width
-            left = self._policy.left
-            lists = [pad[len(ids) :] + ids if left else ids + pad[len(ids) :] for ids in lists]
-        return np.fromiter(chain.from_iterable(lists), dtype, rows * width).reshape(rows, width)
+    def _values(self, items: Sequence[Encoding], role: str, width: int, padding: int) -> list[int]:
+        """Returns the values of an input other than a mask, row by row."""
+        values: list[int] = []
+        pad = [self._policy.pad_id if role == "input_ids" else 0] * padding
+        for item in items:
+            row = item.ids if role == "input_ids" else item.type_ids
+            if padding and self._policy.left:
+                values += pad[: width - len(row)]
+            values += row
+            if padding and not self._policy.left:
+                values += pad[: width - len(row)]
+        return values
 
-    def _mask(self, items: Sequence[Encoding], dtype: np.dtype[Any], rows: int, width: int, padding: int) -> Array:
-        """Makes an attention mask."""
-        data = np.empty((rows, width), dtype)
-        if padding:
-            columns, lengths = np.arange(width), np.array([len(item.ids) for item in items])[:, np.newaxis]
-            data[:] = columns >= width - lengths if self._policy.left else columns < lengths
-        else:
-            data.fill(1)
-        return data
+    def _mask(self, items: Sequence[Encoding], width: int) -> Array:
+        columns, lengths = np.arange(width), np.array([len(item.ids) for item in items])[:, np.newaxis]
+        return columns >= width - lengths if self._policy.left else columns < lengths
 
 
 def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, batch_axis: bool) -> Array:
