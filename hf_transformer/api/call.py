@@ -91,4 +91,4 @@ def apply_triton_parameters(parameters: Mapping[str, Json], context: Context) ->
 
 def new_request_id() -> str:
     """A random 128-bit id in hex. The id is not a secret, so a pseudo-random generator is sufficient."""
-    return f"{random.getrandbits(128):032x}"
+    return random.getrandbits(128).to_bytes(16, "big").hex()

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hf_transformer.core.batch_costs import BatchCosts
-from hf_transformer.core.contract import InputSignature, OutputSignature, Signature, axis_error
+from hf_transformer.core.contract import OutputSignature, Signature, axis_error
 from hf_transformer.core.queue import BatchLimits
 from hf_transformer.errors import PredictorError
 from hf_transformer.types.tensors import Array, Tensor
@@ -131,10 +131,18 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
     ) -> None:
         self._signature = signature
         self._policy = policy
+        self._inputs = [(field.name, field.role, field.datatype, field.dtype) for field in signature.inputs]
         self._output_names = [output.name for output in signature.outputs]
         self._token_axes = [
             [number for number, axis in enumerate(output.axes) if axis.tokens] for output in signature.outputs
         ]
+        sizes = [output.row_bytes(1) for output in signature.outputs]
+        self._known_sizes = [
+            (name, size, len(axes))
+            for name, size, axes in zip(self._output_names, sizes, self._token_axes, strict=True)
+            if size is not None
+        ]
+        """The outputs of known size: their names, bytes of a row of one token, and numbers of token axes."""
         padding = signature.length is not None or (signature.masked and not policy.equal_lengths)
         if padding and signature.length is None and signature.max_rows > 1 and signature.exact_rows is None:
             self.costs = costs
@@ -146,9 +154,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
             padding=padding,
             fixed_length=signature.length,
             costs=self.costs,
-            allow_in_shared_memory=allow_in_shared_memory
-            if all(output.row_bytes(1) is not None for output in signature.outputs)
-            else None,
+            allow_in_shared_memory=None if None in sizes else allow_in_shared_memory,
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:
@@ -168,17 +174,22 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         if buckets is not None:
             width = buckets.of(width)
         rows = signature.exact_rows or len(items)
-        fill = self._rectangle if real == rows * width else self._padded
+        padding = rows * width - real
+        if rows > len(items):  # surplus rows of an exact batch repeat the last instance, which is a valid input
+            items = [*items, *[items[-1]] * (rows - len(items))]
         inputs = []
-        for field in signature.inputs:
-            data = fill(items, field, rows, width)
-            inputs.append(Tensor(field.name, field.datatype, data if signature.batch_axis else data[0]))
-        sizes = {}
-        for output in signature.outputs:
-            size = output.row_bytes(width)
-            if size is not None:
-                sizes[output.name] = rows * size
-        return Packed(inputs, self._output_names, sizes, real, rows * width - real)
+        for name, role, datatype, dtype in self._inputs:
+            if role != "attention_mask":
+                values = self._values(items, role, width, padding)
+                data = np.fromiter(values, dtype, rows * width).reshape(rows, width)
+            elif padding:
+                data = self._mask(items, width).astype(dtype)
+            else:
+                data = np.empty((rows, width), dtype)
+                data.fill(1)
+            inputs.append(Tensor(name, datatype, data if signature.batch_axis else data[0]))
+        sizes = {name: rows * size * width**axes for name, size, axes in self._known_sizes}
+        return Packed(inputs, self._output_names, sizes, real, padding)
 
     def unpack(
         self, items: Sequence[Encoding], packed: Packed, outputs: Mapping[str, Tensor]
@@ -205,25 +216,22 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
             array = array[(slice(None),) * axis + (tokens,)]
         return array
 
-    def _rectangle(self, items: Sequence[Encoding], field: InputSignature, rows: int, width: int) -> Array:
-        """Makes an input without padding from texts of equal length."""
-        if field.role == "attention_mask":
-            return np.ones((rows, width), field.dtype)
-        return np.array([item.ids if field.role == "input_ids" else item.type_ids for item in items], field.dtype)
+    def _values(self, items: Sequence[Encoding], role: str, width: int, padding: int) -> list[int]:
+        """Returns the values of an input other than a mask, row by row."""
+        values: list[int] = []
+        pad = [self._policy.pad_id if role == "input_ids" else 0] * padding
+        for item in items:
+            row = item.ids if role == "input_ids" else item.type_ids
+            if padding and self._policy.left:
+                values += pad[: width - len(row)]
+            values += row
+            if padding and not self._policy.left:
+                values += pad[: width - len(row)]
+        return values
 
-    def _padded(self, items: Sequence[Encoding], field: InputSignature, rows: int, width: int) -> Array:
-        data = np.full((rows, width), self._policy.pad_id if field.role == "input_ids" else 0, field.dtype)
-        for row in range(rows):
-            # Surplus rows of an exact batch repeat the last instance, which is a valid input.
-            item = items[min(row, len(items) - 1)]
-            tokens = slice(width - len(item), width) if self._policy.left else slice(0, len(item))
-            if field.role == "input_ids":
-                data[row, tokens] = item.ids
-            elif field.role == "attention_mask":
-                data[row, tokens] = 1
-            else:
-                data[row, tokens] = item.type_ids
-        return data
+    def _mask(self, items: Sequence[Encoding], width: int) -> Array:
+        columns, lengths = np.arange(width), np.array([len(item.ids) for item in items])[:, np.newaxis]
+        return columns >= width - lengths if self._policy.left else columns < lengths
 
 
 def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, batch_axis: bool) -> Array:
@@ -236,16 +244,18 @@ def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, ba
         raise PredictorError(
             f"the model answered {output.name!r} as {tensor.datatype}, its configuration says {output.datatype}"
         )
-    data = tensor.data if batch_axis else tensor.data[np.newaxis]
-    sizes = [width if axis.tokens else size for axis, size in zip(output.axes, data.shape[1:], strict=False)]
-    if data.shape != (rows, *sizes) or len(sizes) != len(output.axes):
-        expected = [rows, *[width if axis.tokens else -1 for axis in output.axes]]
+    data, axes = tensor.data if batch_axis else tensor.data[np.newaxis], output.axes
+    shape = data.shape
+    fits = len(shape) == len(axes) + 1 and shape[0] == rows
+    for number, axis in enumerate(axes if fits else (), 1):
+        if axis.tokens:
+            fits = fits and shape[number] == width
+        elif wrong := axis_error(axis, shape[number]):
+            raise PredictorError(f"the model answered {output.name!r} with {wrong}")
+    if not fits:
+        expected = [rows, *[width if axis.tokens else -1 for axis in axes]]
         shown = expected if batch_axis else expected[1:]
         raise PredictorError(
             f"the model answered {output.name!r} with the shape {list(tensor.shape)}, expected {shown} (-1 is any size)"
         )
-    for axis, size in zip(output.axes, data.shape[1:], strict=True):
-        wrong = "" if axis.tokens else axis_error(axis, size)
-        if wrong:
-            raise PredictorError(f"the model answered {output.name!r} with {wrong}")
     return data

@@ -34,6 +34,9 @@ ENDINGS = ("stop", "length", "error", "abandoned")
 COMPLETE_ENDINGS = ENDINGS[:2]
 """Outcomes of completely generated texts."""
 
+STAGES_TOGETHER = 512
+"""Requests whose stages are counted at a time, which takes a tenth of a millisecond."""
+
 PREDICT_APIS = ("v1", "v2", "grpc", "openai", "generate")  # APIs with requests that call the model
 
 PROCESS = ProcessCollector(registry=None)
@@ -216,6 +219,8 @@ class ModelMetrics(_RequestMetrics):
         text = "Instances whose text was truncated to the model's length."
         self._truncated = self._counter("truncated_instances", text)
         self._last_inference = 0.0
+        self._stages: list[tuple[float, ...]] = []
+        """The durations of requests that are not in the histograms yet."""
         text = "When a request was last answered with predictions, in seconds since 1970; 0 before the first one."
         self._gauge("last_inference_timestamp_seconds", text).set_function(lambda: self._last_inference)
         text = "Instances in a batch, of one request or of several."
@@ -235,11 +240,20 @@ class ModelMetrics(_RequestMetrics):
 
     def observe(self, context: Context) -> None:
         """Records the durations of the stages of one answered request."""
-        self._preprocess.observe(context.preprocess)
-        self._predict.observe(context.predict)
-        self._postprocess.observe(context.postprocess)
-        self._queue.observe(context.queue)
+        self._stages.append((context.preprocess, context.predict, context.postprocess, context.queue))
+        if len(self._stages) == STAGES_TOGETHER:
+            self._count_stages()
         self._last_inference = time.time()
+
+    def families(self) -> Iterator[Family]:
+        self._count_stages()
+        return super().families()
+
+    def _count_stages(self) -> None:
+        histograms = self._preprocess, self._predict, self._postprocess, self._queue
+        for histogram, amounts in zip(histograms, zip(*self._stages, strict=True), strict=False):
+            histogram.observe_all(amounts)
+        self._stages.clear()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Records one batch sent to the predictor."""

@@ -106,7 +106,7 @@ def verified(requested: Sequence[str], outputs: Mapping[str, Tensor], *, some: b
     An empty ``requested`` allows every output; ``some`` allows missing outputs. Triton does not check a model's
     outputs.
     """
-    if outputs.keys() == set(requested):
+    if [*outputs] == requested:  # in another order they are examined below
         return outputs
     missing = [name for name in requested if name not in outputs and not some]
     unknown = [name for name in outputs if requested and name not in requested]

@@ -31,6 +31,7 @@ from hf_transformer.observability.logging import ModelLog
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
+from hf_transformer.predictor.timeouts import SharedTimeouts
 from hf_transformer.types.tensors import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Resilience(Predictor):
         """The number of recoveries. Failures of calls from before the last recovery do not count."""
         self._probe: asyncio.Task[None] | None = None
         self._probe_pause = MIN_PROBE_SECONDS
+        self._timeouts = SharedTimeouts()
         self._closed = False
         metrics.circuit_open.set_function(lambda: self.is_open)
         for kind in failures.ALL:  # so that each has a sample from the start
@@ -174,7 +176,7 @@ class Resilience(Predictor):
         self._budget += self._budget_per_call
         deadline = asyncio.get_running_loop().time() + self._timeout
         try:
-            async with asyncio.timeout_at(deadline):
+            with self._timeouts.limit(deadline):
                 while True:
                     try:
                         result = await call()

@@ -71,8 +71,9 @@ def checked_shape(shape: Json) -> tuple[int, ...]:
         raise Malformed("shape", "a list of integers", describe(shape))
     if len(shape) > _MAX_RANK:
         raise Malformed("shape", f"at most {_MAX_RANK} axes", str(len(shape)))
-    if shape and (set(map(type, shape)) != {int} or min(shape) < 0):
-        raise Malformed("shape", "integers of at least 0", shorten(shape))
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise Malformed("shape", "integers of at least 0", shorten(shape))
     if extent_of(shape) > _MAX_ELEMENTS:
         raise Malformed("shape", f"at most {_MAX_ELEMENTS} elements", shorten(shape))
     return tuple(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
@@ -256,11 +256,11 @@ class Task(Servable, Generic[Item, Options, Part]):
             InvalidInput: the instance has an invalid form.
             TooLarge: the instance exceeds a limit.
         """
-        return cast(Item, read_text(instance, path))
+        return read_text(instance, path)  # type: ignore[return-value]
 
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
         """The texts of an item: by default the item itself, in some tasks a text per label or document."""
-        return (cast(TextInput, item),)
+        return (item,)  # type: ignore[return-value]
 
     def text_path(self, path: str, index: int) -> str:
         """The path of ``texts[index]`` in the instance at ``path``, for errors."""
