@@ -41,6 +41,7 @@ class Options:
     service: list[str]
     minutes: float
     batches_in_flight: bool
+    instructions: bool
     memory: bool
     memory_requests: int
     checkout: list[Checkout]
@@ -112,6 +113,7 @@ def parse(argv: Sequence[str]) -> Options:
         help="a further configuration of the service; repeatable",
     )
     add("--batches_in_flight", action="store_true", help="instead measure the best number of batches in flight")
+    add("--instructions", action="store_true", help="instead count the instructions of a request by callgrind")
     add("--memory", action="store_true", help="instead measure the memory after many requests")
     add("--memory_requests", type=int, default=200_000, help="requests for --memory [200000]")
     add_flags(parser)

@@ -20,6 +20,7 @@ from benchmarks import cases
 from benchmarks.cases import FILL_MASK, MINILM, REDUCED, Cell, Model
 from benchmarks.checkouts import MODELS, measure_checkouts
 from benchmarks.goals import write_goals
+from benchmarks.instructions import measure_instructions
 from benchmarks.load import LoadFailed
 from benchmarks.measuring import Result, count_runs, measure
 from benchmarks.modes import measure_in_flight, measure_memory
@@ -60,10 +61,11 @@ def say(text: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Measures and writes the results; returns the exit code."""
     options = parse(argv)
-    if shutil.which("wrk") is None:
+    if not options.instructions and shutil.which("wrk") is None:
         print("wrk is not installed (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
         return 1
-    plots = not (options.goals or options.memory or options.batches_in_flight or options.checkout)
+    others = (options.goals, options.memory, options.batches_in_flight, options.checkout, options.instructions)
+    plots = not any(others)
     if plots and importlib.util.find_spec("matplotlib") is None:
         print("The plot needs matplotlib: make bench has an environment with it (.venv-bench).", file=sys.stderr)
         return 1
@@ -71,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix="hf-transformer-bench-"))
     try:
-        return run(options, folder)
+        return measure_instructions(options, folder) if options.instructions else run(options, folder)
     except (LoadError, LoadFailed) as exc:
         print(exc, file=sys.stderr)
         return 1
