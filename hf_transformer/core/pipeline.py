@@ -27,8 +27,7 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 TRIAL_TEXT = "A short text."
 INLINE_VALUES = 20_000
-"""Maximum number of answer values for assembly on the event loop, about 5 ms. A thread may hold the GIL equally long
-(sys.getswitchinterval)."""
+"""Maximum number of answer values for assembly on the event loop, about 5 ms. A thread takes 0.06 to 0.15 ms more."""
 
 
 @dataclass(frozen=True, slots=True)

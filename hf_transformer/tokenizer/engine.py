@@ -156,9 +156,9 @@ class RustEngine(Engine):
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         encodings = self._encode_bounded(texts, options)
         if self._words is not None and not options.detail:
-            for text in texts:
-                for part in () if isinstance(text, Words) else strings(text):
-                    self._words.learn(part)
+            # Learning holds the GIL, so learn from one text of each call.
+            for text in () if isinstance(texts[0], Words) else strings(texts[0]):
+                self._words.learn(text)
         return encodings
 
     def _encode_bounded(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:

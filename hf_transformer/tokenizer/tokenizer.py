@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 from copy import copy
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
 from typing import Any, TypeVar
 
 from tokenizers import decoders
@@ -34,17 +33,17 @@ INLINE_CHARACTERS = 2000
 """Maximum number of characters to encode on the event loop. Longer inputs are encoded in a thread.
 
 Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 0.6 microseconds per character, about
-1 ms at the limit. Switching to a thread and back takes 0.06 to 0.15 ms.
+1 ms at the limit. Switching to a thread and back takes 0.06 to 0.15 ms. A single text of cached words may be longer.
 """
 
-MAX_LOOP_SECONDS = 0.0005
-"""Time on the event loop after which the texts of a request let other requests continue."""
+CPUS = len(os.sched_getaffinity(0))
+"""Number of chunks of texts to encode at a time, in all requests."""
 
 CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 16_000
 """Maximum number of texts, and approximate number of characters, per call of the library, about 10 ms.
 
-A request runs at most one call per CPU at a time, so that texts of other requests need not wait for all of it. The
-library keeps all encodings of a call in memory, gigabytes for a thousand long texts.
+Requests take turns after each chunk. The library keeps all encodings of a call in memory, gigabytes for a thousand long
+texts.
 """
 
 INLINE_IDS = 2000
@@ -91,6 +90,7 @@ class Tokenizer:
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         self._engine = engine
+        self._turns = asyncio.Semaphore(CPUS)
         self.max_length = max_length
         backend, self._slow = loaded.backend, loaded.slow
         self._backend: Any = backend
@@ -141,10 +141,6 @@ class Tokenizer:
         """Encodes each text into windows. Adds the tokens' strings if ``options`` requests whole texts in detail."""
         return self._named(self._engine.encode(texts, options), options)
 
-    def _encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Encodes as ``_encode`` does, for texts that are not ``cached``."""
-        return self._named(self._engine.encode_missed(texts, options), options)
-
     def _named(self, encodings: list[list[Encoding]], options: Tokenization) -> list[list[Encoding]]:
         if options.whole and options.detail:
             for [encoding] in encodings:
@@ -155,48 +151,48 @@ class Tokenizer:
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
-        """Calls ``encode_windows`` without blocking the event loop: the executor encodes long texts with unknown words.
+        """Calls ``encode_windows`` without blocking the event loop.
 
-        Cancellation stops the executor's work after the current chunks. ``length`` is the total number of characters,
-        if known.
+        The executor encodes long texts with unknown words, and many texts. Cancellation stops it after the current
+        chunks. ``length`` is the total number of characters, if known.
         """
         if length is None:
             length = sum(map(characters, texts))
         if length <= INLINE_CHARACTERS:
             return self._encode(texts, options)
-        encodings: list[list[Encoding]] = []
-        started = perf_counter()
-        for text in texts:
-            if perf_counter() - started > MAX_LOOP_SECONDS:
-                await asyncio.sleep(0)
-                _check_totals(encodings, options)
-                started = perf_counter()
-            encodings.append(self._engine.cached(text, options) or [])
-        misses = [text for text, windows in zip(texts, encodings, strict=True) if not windows]
-        encoded = iter(await self._encode_in_threads(misses, executor, options))
-        encodings = [windows or next(encoded) for windows in encodings]
+        if len(texts) > 1:
+            return await self._encode_many(texts, executor, options)
+        if windows := self._engine.cached(texts[0], options):
+            encodings = [windows]
+        else:
+            loop, missed = asyncio.get_running_loop(), self._engine.encode_missed
+            encodings = self._named(await loop.run_in_executor(executor, missed, texts, options), options)
         _check_totals(encodings, options)
         return encodings
 
-    async def _encode_in_threads(
+    async def _encode_many(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization
     ) -> list[list[Encoding]]:
-        """Encodes chunks of texts in the executor, one per CPU at a time."""
-        encodings: list[list[Encoding]] = []
-        loop, chunks, running = asyncio.get_running_loop(), _chunks(texts), deque[asyncio.Future[Any]]()
+        """Encodes chunks of texts in the executor on all CPUs, in turn with those of other requests."""
+        loop, encodings = asyncio.get_running_loop(), list[list[Encoding]]()
+
+        async def encode_in_turn(chunk: Sequence[TextInput]) -> list[list[Encoding]]:
+            async with self._turns:
+                return await loop.run_in_executor(executor, self._encode, chunk, options)
+
         # The engine encodes the longest texts one by one, so further threads would only wait.
-        threads = 1 if any(characters(text) > LONG_TEXT_CHARACTERS for text in texts) else len(os.sched_getaffinity(0))
+        threads = 1 if any(characters(text) > LONG_TEXT_CHARACTERS for text in texts) else CPUS
+        chunks, running = _chunks(texts), deque[asyncio.Task[list[list[Encoding]]]]()
         try:
             while True:
-                for chunk in islice(chunks, threads - len(running)):
-                    running.append(loop.run_in_executor(executor, self._encode_missed, chunk, options))
+                running.extend(map(loop.create_task, map(encode_in_turn, islice(chunks, threads - len(running)))))
                 if not running:
                     return encodings
                 encodings += await running.popleft()
                 _check_totals(encodings, options)
         finally:
-            for future in running:
-                future.cancel()
+            for task in running:
+                task.cancel()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decodes ids to text, as AutoTokenizer.decode does."""

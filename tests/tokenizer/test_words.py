@@ -296,7 +296,9 @@ def test_special_tokens_are_those_of_the_post_processor(make: Callable[[], Token
         engine = RustEngine(backend, 512, special_tokens=special, truncation_side="right")
         for text in ("Paris is the capital", ("Paris is", "the capital")):
             [encoded] = backend.encode_batch([text], add_special_tokens=special)
-            assert engine.cached(text, PLAIN) == [Encoding(encoded.ids, encoded.type_ids)]
+            cached = engine.cached(text, PLAIN)
+            # Without a post-processor, the library's type ids of a pair depend on other options.
+            assert cached == [Encoding(encoded.ids, encoded.type_ids)] or (processor is None and cached is None)
 
 
 @pytest.mark.parametrize(
