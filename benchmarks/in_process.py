@@ -262,7 +262,11 @@ class Service:
 
     def connect(self, answered: Callable[[ClientTransport, bytes], object]) -> ClientTransport:
         """A new connection."""
-        return ClientTransport(HttpConnection(self._server, self._state, self._lifespan.state), answered)
+        return ClientTransport(self.protocol(), answered)
+
+    def protocol(self) -> HttpConnection:
+        """The server's side of a new connection."""
+        return HttpConnection(self._server, self._state, self._lifespan.state)
 
     async def answer(self, form: Form, requests: int) -> float:
         """Answers requests; returns the number of texts in a batch, on average."""

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def count(options: Options, checkout: Checkout, folder: Path) -> dict[str, Count
 def measure_instructions(options: Options, folder: Path) -> int:
     """Prints the table; returns the exit code. ``folder`` gets callgrind's files, for callgrind_annotate."""
     if shutil.which("valgrind") is None:
-        print("valgrind is not installed (on Debian and Ubuntu: apt install valgrind).")
+        print("valgrind is not installed (on Debian and Ubuntu: apt install valgrind).", file=sys.stderr)
         return 1
     checkouts = [Checkout("this", ROOT), *options.checkout]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

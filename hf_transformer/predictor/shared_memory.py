@@ -22,10 +22,11 @@ import secrets
 import shutil
 import stat
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.logging import ModelLog
@@ -135,27 +136,30 @@ class SharedMemory(Predictor):
     async def model_ready(self) -> bool:
         return await self.transport.model_ready()
 
-    async def infer(self, call: ModelCall) -> Reply:
+    def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
         slot = self._take(call.outputs, call.sizes) if call.sizes else None
-        if slot is not None:
-            try:
-                reply = await self.transport.infer(call, slot.destination)
-            except (UnknownRegion, StaleConnection) as error:
-                self.registration.give_back(slot)
-                if isinstance(error, UnknownRegion):
-                    self.registration.unknown(slot.region)
-                self._batches["inline_resent"] += 1
-            except BaseException:
-                self.registration.give_back(slot)
-                raise
-            else:
-                self._batches["shared"] += 1
+        return self.transport.infer(call) if slot is None else self._infer_into(slot, call)
 
-                def release() -> None:
-                    reply.release()
-                    self.registration.give_back(slot)
+    async def _infer_into(self, slot: Slot, call: ModelCall) -> Reply:
+        """Runs the model once with the outputs in a slot, or inline if the slot can't be used."""
+        try:
+            reply = await self.transport.infer(call, slot.destination)
+        except (UnknownRegion, StaleConnection) as error:
+            self.registration.give_back(slot)
+            if isinstance(error, UnknownRegion):
+                self.registration.unknown(slot.region)
+            self._batches["inline_resent"] += 1
+        except BaseException:
+            self.registration.give_back(slot)
+            raise
+        else:
+            self._batches["shared"] += 1
 
-                return Reply(reply.tensors, release)
+            def release() -> None:
+                reply.release()
+                self.registration.give_back(slot)
+
+            return Reply(reply.tensors, release)
         return await self.transport.infer(call)
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
@@ -185,14 +189,13 @@ class SharedMemory(Predictor):
 
     def _take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> Slot | None:
         """A slot for the outputs of known size, None if all are inline."""
-        lengths = {name: sizes[name] for name in outputs if name in sizes}
-        if sum(lengths.values()) < self._min_bytes:
+        if sum(sizes.values()) < self._min_bytes:
             return None
         region = self.registration.usable()
         if region is None:
             self._batches["inline_unregistered"] += 1
             return None
-        slot = region.take(lengths)
+        slot = region.take({name: sizes[name] for name in outputs if name in sizes})
         if slot is None:
             self._batches["inline_full"] += 1
         return slot

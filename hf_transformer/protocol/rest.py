@@ -53,9 +53,9 @@ def encode_infer_request(
     for tensor in inputs:
         chunk = raw_view(tensor)
         chunks.append(chunk)
-        entry: Json = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
-        entry["parameters"] = {BINARY_DATA_SIZE: len(chunk)}
-        entries.append(entry)
+        parameters = {BINARY_DATA_SIZE: len(chunk)}
+        shape = tensor.data.shape
+        entries.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "parameters": parameters})
     if not outputs:
         return orjson.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}), chunks
     wanted: list[Json] = [  # binary_data for each: Triton ignores binary_data_output in a request that lists outputs
