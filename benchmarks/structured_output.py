@@ -82,7 +82,8 @@ class Random(ScriptedPredictor):
 
 def mask_times(compiler: GrammarCompiler, constraint: Constraint, ends: frozenset[int], tokens: int) -> list[float]:
     """CPU milliseconds of each mask of one text of random tokens."""
-    mask, chance, times = compiler.mask(constraint, "", ends, tokens), np.random.default_rng(5), []
+    mask, chance = compiler.mask(constraint, "", ends, tokens), np.random.default_rng(5)
+    times: list[float] = []
     scores = np.random.default_rng(6).standard_normal(mask._size).astype(np.float32)
     while len(times) < tokens and not mask.is_over:
         started = time.thread_time()
@@ -106,7 +107,7 @@ async def rates(made: LogitsGenerator, sampling: Sampling, rounds: int, together
 async def measure(size: int, tokens: int, rounds: int) -> bool:
     words: Any = Words(size)
     ends, constraint = frozenset({size - 1}), Constraint.of("json_schema", SCHEMA)
-    compiler = GrammarCompiler(words, ends)
+    compiler = GrammarCompiler(words)
     compiler.compile(Constraint.of("regex", "a"))  # makes the tokenizer
     started = time.perf_counter()
     compiler.compile(constraint)

@@ -176,7 +176,7 @@ class Config:
         "ones are refused with 413.", integer(1), 65_536)
     structured_output_form: Literal["structured_outputs", "guided_decoding", "none"] = option(
         GENERATION, "Field of sampling_parameters for structured output in Triton's vLLM backend: structured_outputs "
-        "since Triton 25.11 (vLLM 0.11), guided_decoding before, none to refuse such requests. Backends ignore an "
+        "since Triton 25.11, guided_decoding before, none to refuse such requests. Backends ignore an "
         "unknown field or fail; the doctor tries it.",
         one_of("structured_outputs", "guided_decoding", "none"), "structured_outputs")
     verify_structured_output: bool = option(

@@ -119,7 +119,7 @@ def make_generator(
     """
     interface = choose_interface(spec, settings)
     if interface == "logits":
-        grammars = GrammarCompiler(Vocabulary(tokenizer), settings.eos_ids) if IS_INSTALLED else None
+        grammars = GrammarCompiler(Vocabulary(tokenizer)) if IS_INSTALLED else None
         return LogitsGenerator(
             spec, predictor, tokenizer, settings, executor=executor, metrics=metrics, grammars=grammars
         )

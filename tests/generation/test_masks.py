@@ -71,7 +71,7 @@ class Constrained:
         self.predictor = RandomLogits(size, seed, options.pop("logits", None))
         self.generator = LogitsGenerator(
             spec, self.predictor, tokenizer, made, executor=executor, metrics=Metrics().of("m"),
-            grammars=GrammarCompiler(Vocabulary(tokenizer), ends),
+            grammars=GrammarCompiler(Vocabulary(tokenizer)),
         )  # fmt: skip
 
     async def steps(self, constraint: Constraint, **sampling: Any) -> list[Step]:
@@ -154,6 +154,18 @@ async def test_a_stop_token_ends_a_text_that_may_end(constrained: Callable[..., 
     found = constrained(logits=lambda length: wants)
     text, finish = await found.said(Constraint.of("regex", "[a-z]{3}x?"), greedy=True, stop_token_ids=(stop,))
     assert finish == "stop" and len(text) >= 3 and "z" not in text
+
+
+async def test_a_model_without_an_end_token_ends_a_complete_text(gpt2: Tokenizer) -> None:
+    compiler = GrammarCompiler(Vocabulary(gpt2))
+    last = gpt2.vocab_size - 1
+    mask = compiler.mask(Constraint.of("regex", "ab?"), "", frozenset(), 0)
+    for letter in "ab":
+        allowed = np.flatnonzero(mask.apply(np.zeros(gpt2.vocab_size, np.float32)) > -np.inf)
+        assert last not in allowed and not mask.is_over
+        [token] = [one for one in allowed.tolist() if gpt2.decode([one]) == letter]
+        mask.add(token)
+    assert mask.is_over
 
 
 async def test_the_limit_of_tokens_ends_a_text_before_it_is_valid(constrained: Callable[..., Constrained]) -> None:
@@ -241,7 +253,7 @@ async def test_free_text_with_a_call(constrained: Callable[..., Constrained]) ->
 
 
 async def test_compiled_constraints_are_cached(gpt2: Tokenizer) -> None:
-    compiler = GrammarCompiler(Vocabulary(gpt2), frozenset({0}))
+    compiler = GrammarCompiler(Vocabulary(gpt2))
     first = Constraint.of("regex", "[a-z]")
     assert compiler.compile(first) is compiler.compile(Constraint.of("regex", "[a-z]"))
     kept = compiler.compile(first)
