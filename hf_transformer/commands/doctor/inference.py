@@ -58,8 +58,6 @@ FORM = {
 FORM_TOKENS = 64
 
 MIB = 2**20
-LARGE_OUTPUT_BYTES = MIB
-"""Outputs of a text at the model's length that take the service longer to receive than the model may take."""
 INLINE = "or set --predictor_shared_memory=off; until then the service works with outputs in the responses"
 
 Outputs = Mapping[str, Array]
@@ -211,18 +209,7 @@ async def _continued(pipeline: GenerationPipeline, prompts: Sequence[str]) -> li
 
 
 async def shared_memory(subject: Subject) -> list[Finding]:
-    """Check that the predictor writes an output into a region of shared memory, and that large outputs need no other
-    way. Raises RequestError."""
-    findings, size = await _shared_memory(subject), subject.fitted.signature.output_bytes(subject.fitted.length)
-    if all(finding.status == "ok" for finding in findings) or size < LARGE_OUTPUT_BYTES:
-        return findings
-    change = "export the model with hf-transformer export --reduce, which makes its outputs small"
-    if subject.config.predictor_protocol == "grpc-v2":
-        change += ", or set --predictor_protocol=v2, since gRPC takes longer for large outputs"
-    return [*findings, *warning(f"the outputs of a text have up to {size} bytes, and no shared memory", change)]
-
-
-async def _shared_memory(subject: Subject) -> list[Finding]:
+    """Check that the predictor writes an output into a region of shared memory. Raises RequestError."""
     binding, config = subject.fitted, subject.config
     if config.predictor_shared_memory != "auto":
         return skipped("switched off (--predictor_shared_memory)")
