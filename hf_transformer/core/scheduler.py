@@ -37,7 +37,8 @@ Decode = Callable[[Any, Any, Mapping[str, Array], Any], Any]
 """Makes an entry's answer from its owner, item, outputs by role and the request's options, see Task.decode."""
 
 INLINE_COST = 20_000
-"""Maximum packing or decoding cost of a batch on the event loop (see Task.decode_cost), about 5 ms. A thread takes 0.06 to 0.15 ms more."""
+"""Maximum packing or decoding cost of a batch on the event loop (see Task.decode_cost), about 5 ms. A thread takes 0.06
+to 0.15 ms more."""
 
 MAX_OUTPUT_BYTES = 4 * 2**20
 """Default maximum of a batch's outputs without shared memory. Twice the size costs 20 % of the requests per second."""

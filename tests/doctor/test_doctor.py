@@ -393,15 +393,56 @@ class Elsewhere(Index):
     async def unregister_region(self, name: str) -> None:
         pass
 
+    width = 1024
+
     async def infer(self, *args: Any, **kwargs: Any) -> Reply:
         shared = any(isinstance(value, Destination) for value in (*args, *kwargs.values()))
-        return Reply({"logits": Tensor("logits", "FP32", np.full((1, 9, 1024), float(shared), np.float32))})
+        return Reply({"logits": Tensor("logits", "FP32", np.full((1, 9, self.width), float(shared), np.float32))})
+
+
+class Wide(Elsewhere):
+    """The same with the logits of a large vocabulary."""
+
+    width = 30_522
 
 
 async def test_shared_memory_without_the_outputs_is_a_warning(subject: Subject) -> None:
     subject.binding, subject.admin = binding_of(GOOD), Elsewhere(predictor_settings(subject.config))
     [finding] = await inference.shared_memory(subject)
     assert finding.status == "warning" and "does not see the outputs" in finding.found
+
+
+WIDE = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 30_522)),))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "remedies"),
+    [("v2", ["export the model with --reduce"]), ("grpc-v2", ["export", "set --predictor_protocol=v2"])],
+)
+async def test_large_outputs_without_shared_memory_are_a_warning(protocol: str, remedies: list[str]) -> None:
+    flags = ["--predictor_host=triton:8000", "--predictor_shared_memory=off", f"--predictor_protocol={protocol}"]
+    subject = Subject(*parse_config(flags, {}))
+    subject.binding = binding_of(WIDE, *flags[1:], vocab_size=30_522)
+    [finding] = await inference.shared_memory(subject)
+    size = len(inference.sample(subject.binding)) * 30_522 * 4
+    assert finding.status == "warning" and f"have {size} bytes" in finding.found
+    found = finding.change.split("; or ")
+    assert len(found) == len(remedies) and all(map(str.startswith, found, remedies))
+
+
+async def test_small_outputs_need_no_shared_memory() -> None:
+    flags = ["--predictor_host=triton:8000", "--predictor_shared_memory=off", "--predictor_protocol=grpc-v2"]
+    subject = Subject(*parse_config(flags, {}))
+    subject.binding = binding_of(GOOD, *flags[1:])
+    [finding] = await inference.shared_memory(subject)
+    assert (finding.status, finding.change) == ("skipped", "")
+
+
+async def test_a_failure_of_shared_memory_keeps_its_remedy_beside_those_for_large_outputs(subject: Subject) -> None:
+    subject.binding, subject.admin = binding_of(WIDE, vocab_size=30_522), Wide(predictor_settings(subject.config))
+    [finding] = await inference.shared_memory(subject)
+    assert "does not see the outputs" in finding.found and "bytes" in finding.found
+    assert finding.change.startswith("mount the same /dev/shm") and "; or export" in finding.change
 
 
 @pytest.mark.parametrize(

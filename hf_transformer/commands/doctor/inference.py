@@ -32,6 +32,7 @@ from hf_transformer.predictor.shared_memory import (
     free_bytes,
     is_disallowed,
 )
+from hf_transformer.tasks.reduced import REDUCED
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TokenIds
@@ -56,6 +57,9 @@ FORM = {
 }
 """The schema that the doctor tries."""
 FORM_TOKENS = 64
+LARGE_OUTPUT_BYTES = 2**18
+"""The size of a text's outputs from which there is advice: above hidden states of a short text, below a vocabulary's
+logits."""
 
 MIB = 2**20
 INLINE = "or set --predictor_shared_memory=off; until then the service works with outputs in the responses"
@@ -209,7 +213,25 @@ async def _continued(pipeline: GenerationPipeline, prompts: Sequence[str]) -> li
 
 
 async def shared_memory(subject: Subject) -> list[Finding]:
-    """Check that the predictor writes an output into a region of shared memory. Raises RequestError."""
+    """Check that the predictor writes an output into a region of shared memory. Raises RequestError.
+
+    Without shared memory, warns about a text's outputs of LARGE_OUTPUT_BYTES or more, and how to make them cheaper.
+    """
+    binding, [finding] = subject.fitted, await _region_in_use(subject)
+    tokens = binding.signature.length or len(sample(binding))
+    size = binding.signature.output_bytes(tokens)
+    remedies = [finding.change] if finding.change else []
+    if type(binding.task) in REDUCED:
+        remedies.append("export the model with --reduce, for small responses (hf-transformer export)")
+    if subject.config.predictor_protocol == "grpc-v2":
+        remedies.append("set --predictor_protocol=v2: large responses take less CPU time over REST")
+    if finding.status == "ok" or size < LARGE_OUTPUT_BYTES or not remedies:
+        return [finding]
+    return warning(f"{finding.found}; the outputs for {tokens} tokens have {size} bytes", "; or ".join(remedies))
+
+
+async def _region_in_use(subject: Subject) -> list[Finding]:
+    """Check that an output arrives in a region of shared memory. Raises RequestError."""
     binding, config = subject.fitted, subject.config
     if config.predictor_shared_memory != "auto":
         return skipped("switched off (--predictor_shared_memory)")
