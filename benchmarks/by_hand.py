@@ -170,7 +170,7 @@ def logging_lines(rounds: int) -> list[Row]:
 
 def tokenizing(rounds: int) -> list[Row]:
     """Natural text of 8 words with BERT's vocabulary. The first half fills the cache."""
-    cost = measure_words(NATURAL, 2 * TEXTS * rounds)
+    cost = measure_words("BERT", NATURAL, 2 * TEXTS * rounds)
     half = len(cost.cache) // 2
     return [("tokenizer/words.py: a text of 8 words", "tokenizers", cost.library[half:], cost.cache[half:])]
 
