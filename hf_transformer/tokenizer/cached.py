@@ -8,7 +8,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from hf_transformer.tokenizer.words import Layout, WordCache
-from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization, Truncation
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Truncation
 
 
 class CachedEncoder:
@@ -22,20 +22,35 @@ class CachedEncoder:
         self._words = words
         self._special_tokens, self._left = special_tokens, truncates_left
         self._layouts = {(n, special): Layout.of(backend, n, special) for n in (1, 2) for special in (True, False)}
+        single = self._layouts[1, special_tokens]
+        # Special tokens around a text, if all type ids are 0.
+        self._around = None if single is None or single.has_types else (single.special[0][0], single.special[1][0])
 
     def encode(self, text: TextInput, limit: int, options: Tokenization) -> list[Encoding] | None:
         """Encodes a text into windows of at most ``limit`` tokens: one unless ``options.windows`` is set."""
+        if options is PLAIN and type(text) is str and self._around is not None:  # the usual case
+            plain, (before, after) = self._words.ids(text), self._around
+            if plain is None:
+                return None
+            excess = len(before) + len(plain) + len(after) - limit
+            if excess > 0:
+                if excess > len(plain):
+                    return None
+                plain = plain[excess:] if self._left else plain[:-excess]
+            plain = [*before, *plain, *after]
+            return [Encoding(plain, [0] * len(plain), excess > 0)]
         if options.detail or options.max_length or not isinstance(text, str | tuple):
             return None
+        parts = (text,) if isinstance(text, str) else text
+        layout = self._layouts[len(parts), self._special_tokens]
+        if layout is None or (options.windows and (options.one_side or len(parts) > 1)):
+            return None
         texts = []
-        for part in (text,) if isinstance(text, str) else text:
+        for part in parts:
             ids = self._words.ids(part)
             if ids is None:
                 return None
             texts.append(ids)
-        layout = self._layouts[len(texts), self._special_tokens]
-        if layout is None or (options.windows and (options.one_side or len(texts) > 1)):
-            return None
         room = limit - layout.size
         stride = min(limit // 2, 128) if options.stride is None else options.stride
         if options.windows and stride >= room:

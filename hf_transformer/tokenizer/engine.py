@@ -79,8 +79,13 @@ class Engine(ABC):
                 option.
             TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids in a text.
         """
-        encodings = [self.cached(text, options) or [] for text in texts]
-        misses = [text for text, windows in zip(texts, encodings, strict=True) if not windows]
+        encodings: list[list[Encoding]] = []
+        misses: list[TextInput] = []
+        for text in texts:
+            windows = self.cached(text, options)
+            if windows is None:
+                misses.append(text)
+            encodings.append(windows or [])
         if not misses:
             return encodings
         encoded = iter(self.encode_missed(misses, options))

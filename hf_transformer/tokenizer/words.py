@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count, pairwise
@@ -69,21 +69,22 @@ A process grew by 3 MiB with natural text and 4 MiB with random words (benchmark
 """
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
 """Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
-MIN_UNKNOWN_CHARACTERS, CHARACTERS_PER_UNKNOWN = 500, 16
-"""Maximum length of a text's unknown chunks in characters, and reciprocal of the additional share of a long text.
+MIN_UNKNOWN, MAX_UNKNOWN, CHARACTERS_PER_UNKNOWN = 500, 2000, 3
+"""Maximum number of characters in a text's unknown chunks: a third of the text, at least 500 and at most 2,000.
 
-The library encodes texts with more unknown chunks whole. The cache takes about 0.3 ms for 500 characters.
+Encoding them separately takes about as long as the library needs, up to 1.5 ms for 2,000 characters, and holds the GIL.
+The library encodes texts with more unknown chunks whole.
 """
-CHUNKS_PER_UNKNOWN = 4
-"""Reciprocal of the largest share of unknown chunks that AsciiEncoder can't encode. One additional chunk is allowed.
+CHARACTERS_PER_OTHER = 4
+"""Reciprocal of the largest share of characters in unknown chunks that AsciiEncoder can't encode, beside one chunk.
 
-A separate chunk costs the library about twice as much as the same characters in a text.
+The library takes about twice as long for a separate chunk as for the same characters in a text.
 """
 LEARN_EVERY = 32
 """Interval of texts to learn from, among those with too many unknown chunks, after the first full generation."""
 
-MAX_LEARNED = 256
-"""Maximum number of chunks to learn from a text at a time, which takes about 1 ms."""
+MAX_LEARNED = 64
+"""Maximum number of chunks to learn from such a text, which takes about 0.3 ms."""
 
 CL100K_START = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 CL100K_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -241,6 +242,11 @@ class Layout:
         ids = tuple((tuple(encoded.ids[part]), tuple(encoded.type_ids[part])) for part in special)
         return cls(ids, tuple(encoded.type_ids[index] for index in places), len(encoded) - texts)
 
+    @property
+    def has_types(self) -> bool:
+        """Whether a type id is not 0."""
+        return any(self.types) or any(type_id for _, types in self.special for type_id in types)
+
     def fill(self, texts: Sequence[Sequence[int]]) -> Encoding:
         """Adds the special tokens to the ids of the texts."""
         ids, types = map(list, self.special[0])
@@ -308,6 +314,7 @@ class WordCache:
         self._backend = backend
         self._ascii = AsciiEncoder.of(backend, rules)
         self._spaced, self._graphemes = rules.spaced, rules.graphemes
+        self._all_separable = not (rules.spaced or rules.graphemes)
         self._young: dict[str, Ids] = {}
         self._old: dict[str, Ids] = {}
         self._bytes = 0
@@ -329,16 +336,17 @@ class WordCache:
             for chunk in chunks:
                 ids += young[chunk]
         except KeyError:
-            return self._encode(chunks, MIN_UNKNOWN_CHARACTERS + len(text) // CHARACTERS_PER_UNKNOWN)
+            return self._encode(chunks, len(text))
         return ids
 
     def learn(self, text: str) -> None:
-        """Learns the chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
+        """Learns chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
         if len(text) <= MAX_TEXT_CHARACTERS and (not self._old or next(self._missed_texts) % LEARN_EVERY == 0):
-            chunks = dict.fromkeys(self._chunks(text)).keys() - self._young.keys()
-            usable = [chunk for chunk in chunks if len(chunk) <= MAX_CHUNK_CHARACTERS and self._is_separable(chunk)]
-            with suppress(Exception):  # the library's errors: the text has been refused already
-                self._learn(usable[:MAX_LEARNED], len(usable))
+            unknown = set(self._chunks(text)).difference(self._young, self._old)
+            if all(map(self._is_separable, unknown)):
+                short = [chunk for chunk in unknown if len(chunk) <= MAX_CHUNK_CHARACTERS]
+                with suppress(Exception):  # the library's errors: the text has been refused already
+                    self._learn(short[:MAX_LEARNED], len(text), {})
 
     def _chunks(self, text: str) -> list[str]:
         chunks = text.split(" ")
@@ -360,45 +368,49 @@ class WordCache:
         # Marks, format characters and unassigned ones may share a grapheme cluster with the space next to them.
         return category(chunk[0])[0] not in "MC" and category(chunk[-1])[0] != "C" and JOINING.match(chunk) is None
 
-    def _encode(self, chunks: Sequence[str], max_unknown: int) -> list[int] | None:
-        """Implements ``ids`` with at most ``max_unknown`` characters of unknown chunks."""
-        young, old, known, unknown = self._young, self._old, dict[str, Ids](), list[str]()
+    def _encode(self, chunks: Sequence[str], size: int) -> list[int] | None:
+        """Implements ``ids`` for a text of ``size`` characters with chunks that are not in the young generation."""
+        young, old, all_separable = self._young, self._old, self._all_separable
+        known: dict[str, Ids] = {}
+        unknown: list[str] = []
+        max_unknown = min(MIN_UNKNOWN + size // CHARACTERS_PER_UNKNOWN, MAX_UNKNOWN)
         for chunk in dict.fromkeys(chunks):
             ids = young.get(chunk)
             if ids is None:
                 ids = old.get(chunk)
                 if ids is None:
                     max_unknown -= len(chunk)
-                    if max_unknown < 0 or not self._is_separable(chunk):
+                    if max_unknown < 0 or not (all_separable or self._is_separable(chunk)):
                         return None
                     unknown.append(chunk)
                     continue
                 self._keep(chunk, ids)
             known[chunk] = ids
         try:
-            known |= self._learn(unknown, 1 + len(chunks) // CHUNKS_PER_UNKNOWN)
+            self._learn(unknown, MAX_CHUNK_CHARACTERS + size // CHARACTERS_PER_OTHER, known)
             return [*chain.from_iterable([known[chunk] for chunk in chunks])]
         except Exception:  # TypeError or bare Exception: encoding the whole text raises it again, for the client
             return None
 
-    def _learn(self, chunks: Sequence[str], max_others: int) -> dict[str, Ids]:
-        """Encodes chunks separately, and caches them. Omits some if more than ``max_others`` are not for AsciiEncoder.
+    def _learn(self, chunks: Iterable[str], max_others: int, known: dict[str, Ids]) -> None:
+        """Encodes chunks separately, caches them, and adds them to ``known``.
 
-        Raises the library's errors.
+        Omits those that AsciiEncoder can't encode if they have more than ``max_others`` characters together. Raises the
+        library's errors.
         """
-        learned, others = dict[str, Ids](), list[str]()
+        others = []
         for chunk in chunks:
             is_first = chunk[:1] == " "
             ids = None if self._ascii is None else self._ascii.ids(chunk[1:] if is_first else chunk, is_first)
             if ids is None:
                 others.append(chunk)
             else:
-                learned[chunk] = ids
-        if len(others) <= max_others and others:
-            learned |= self._library_ids(others)
-        for chunk, ids in learned.items():
-            self._keep(chunk, ids)
-        return learned
+                known[chunk] = ids
+                self._keep(chunk, ids)
+        if others and sum(map(len, others)) <= max_others:
+            for chunk, ids in self._library_ids(others).items():
+                known[chunk] = ids
+                self._keep(chunk, ids)
 
     def _library_ids(self, chunks: Sequence[str]) -> dict[str, Ids]:
         words = chunks

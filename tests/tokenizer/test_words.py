@@ -150,11 +150,12 @@ def test_the_cache_stays_within_its_bound_of_bytes(name: str, alphabet: str, mon
 
 
 def test_long_chunks_are_not_kept_and_long_texts_skip_the_cache() -> None:
-    words, library = cache_of("bert"), Library("bert", 512, special=False)
+    words, library = cache_of("bert"), Library("bert", 5000, special=False)
     for length, kept in ((MAX_CHUNK_CHARACTERS, 1), (MAX_CHUNK_CHARACTERS + 1, 0), (500, 0)):
         for letter in "aé":
             chunk = letter * length
-            assert words.ids(chunk) == library.encode(chunk).ids
+            text = chunk + " Paris" * length
+            assert words.ids(text) == library.encode(text).ids
             assert (chunk in words._young) == kept
     assert words.ids("a" + " " * MAX_TEXT_CHARACTERS) is None
     assert words.ids("a" + " " * (MAX_TEXT_CHARACTERS - 1)) == library.encode("a").ids
