@@ -69,14 +69,15 @@ A process grew by 3 MiB with natural text and 4 MiB with random words (benchmark
 """
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
 """Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
-MIN_UNKNOWN, MAX_UNKNOWN, CHARACTERS_PER_UNKNOWN = 500, 2000, 3
-"""Maximum number of characters in a text's unknown chunks: a third of the text, at least 500 and at most 2,000.
+SAMPLE, SAMPLE_PER_UNKNOWN = 64, 3
+"""Approximate number of chunks of a long text to look up first, and reciprocal of the largest unknown share of them.
 
-Encoding them separately takes about as long as the library needs, up to 1.5 ms for 2,000 characters, and holds the GIL.
-The library encodes texts with more unknown chunks whole.
+The library encodes texts with more unknown chunks. Attempts to encode them take 2 % of its time.
 """
+MAX_UNKNOWN_CHARACTERS = 2000
+"""Maximum number of characters in a text's unknown chunks. Encoding them takes 0.5 to 1.5 ms, and holds the GIL."""
 CHARACTERS_PER_OTHER = 4
-"""Reciprocal of the largest share of characters in unknown chunks that AsciiEncoder can't encode, beside one chunk.
+"""Reciprocal of the largest share of characters in unknown chunks beyond ASCII, beside one chunk.
 
 The library takes about twice as long for a separate chunk as for the same characters in a text.
 """
@@ -342,11 +343,11 @@ class WordCache:
     def learn(self, text: str) -> None:
         """Learns chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
         if len(text) <= MAX_TEXT_CHARACTERS and (not self._old or next(self._missed_texts) % LEARN_EVERY == 0):
-            unknown = set(self._chunks(text)).difference(self._young, self._old)
+            unknown = set(self._chunks(text)).difference(self._young).difference(self._old)
             if all(map(self._is_separable, unknown)):
                 short = [chunk for chunk in unknown if len(chunk) <= MAX_CHUNK_CHARACTERS]
                 with suppress(Exception):  # the library's errors: the text has been refused already
-                    self._learn(short[:MAX_LEARNED], len(text), {})
+                    self._learn(short[:MAX_LEARNED], {})
 
     def _chunks(self, text: str) -> list[str]:
         chunks = text.split(" ")
@@ -373,31 +374,34 @@ class WordCache:
         young, old, all_separable = self._young, self._old, self._all_separable
         known: dict[str, Ids] = {}
         unknown: list[str] = []
-        max_unknown = min(MIN_UNKNOWN + size // CHARACTERS_PER_UNKNOWN, MAX_UNKNOWN)
+        if len(chunks) > SAMPLE:
+            sample = chunks[:: len(chunks) // SAMPLE]
+            if SAMPLE_PER_UNKNOWN * len(set(sample).difference(young).difference(old)) > len(sample):
+                return None
+        max_unknown = MAX_UNKNOWN_CHARACTERS
+        max_others = MAX_CHUNK_CHARACTERS + size // CHARACTERS_PER_OTHER
         for chunk in dict.fromkeys(chunks):
             ids = young.get(chunk)
             if ids is None:
                 ids = old.get(chunk)
                 if ids is None:
                     max_unknown -= len(chunk)
-                    if max_unknown < 0 or not (all_separable or self._is_separable(chunk)):
+                    if not chunk.isascii():
+                        max_others -= len(chunk)
+                    if max_unknown < 0 or max_others < 0 or not (all_separable or self._is_separable(chunk)):
                         return None
                     unknown.append(chunk)
                     continue
                 self._keep(chunk, ids)
             known[chunk] = ids
         try:
-            self._learn(unknown, MAX_CHUNK_CHARACTERS + size // CHARACTERS_PER_OTHER, known)
+            self._learn(unknown, known)
             return [*chain.from_iterable([known[chunk] for chunk in chunks])]
         except Exception:  # TypeError or bare Exception: encoding the whole text raises it again, for the client
             return None
 
-    def _learn(self, chunks: Iterable[str], max_others: int, known: dict[str, Ids]) -> None:
-        """Encodes chunks separately, caches them, and adds them to ``known``.
-
-        Omits those that AsciiEncoder can't encode if they have more than ``max_others`` characters together. Raises the
-        library's errors.
-        """
+    def _learn(self, chunks: Iterable[str], known: dict[str, Ids]) -> None:
+        """Encodes chunks separately, caches them, and adds them to ``known``. Raises the library's errors."""
         others = []
         for chunk in chunks:
             is_first = chunk[:1] == " "
@@ -407,7 +411,7 @@ class WordCache:
             else:
                 known[chunk] = ids
                 self._keep(chunk, ids)
-        if others and sum(map(len, others)) <= max_others:
+        if others:
             for chunk, ids in self._library_ids(others).items():
                 known[chunk] = ids
                 self._keep(chunk, ids)
