@@ -11,7 +11,7 @@ It serves the tokenizers of BERT, RoBERTa, GPT-2, Qwen, Llama 3 and XLM-RoBERTa.
 - other tokenizers: SentencePiece's BPE (Llama 2, Mistral, Gemma), ALBERT, DeBERTa v2, and those with added tokens of
   spaces (ModernBERT, GPT-NeoX).
 
-For these, a failed attempt costs less than 5 % of the library's time.
+For these, a failed attempt takes up to a fifth of the library's time.
 
 It requires a separable tokenizer: ``encode(text)``, without special tokens, must equal the concatenation of
 ``encode(chunk)`` for the chunks of ``text.split(" ")``. ``chunk_rules`` checks this condition for each stage:
