@@ -44,7 +44,7 @@ _INSIDE: Final = {
     **dict.fromkeys(("const", "enum", "default", "examples"), "value"),
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), "schemas"),
 }
-"""What a keyword of JSON Schema contains, unless it is a schema: any value, or schemas by name."""
+"""Keywords of JSON Schema that contain no schema: a value, or schemas by name."""
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -141,14 +141,14 @@ def read_schema(value: Json, path: str, max_bytes: int) -> dict[str, Json]:
     level: list[tuple[Json, str]] = [(value, "schema")]
     for _ in range(MAX_DEPTH + 1):
         below: list[tuple[Json, str]] = []
-        for item, place in level:
+        for item, position in level:
             if isinstance(item, dict):
                 for name, member in item.items():
-                    if place == "schema" and name in _REFERENCES and isinstance(member, str):
+                    if position == "schema" and name in _REFERENCES and isinstance(member, str):
                         _check_reference(member, f"{path}.{name}")
-                    below.append((member, _place(place, name)))
+                    below.append((member, _position(position, name)))
             elif isinstance(item, list):
-                below += [(member, place) for member in item]
+                below += [(member, position) for member in item]
         level = below
     if level:
         raise TooLarge(path, f"at most {MAX_DEPTH} levels of lists and objects", "more")
@@ -156,9 +156,9 @@ def read_schema(value: Json, path: str, max_bytes: int) -> dict[str, Json]:
     return value
 
 
-def _place(place: str, name: str) -> str:
-    """What a member of an object contains, if the object is at ``place``: a schema, schemas by name, or a value."""
-    return _INSIDE.get(name, "schema") if place == "schema" else "schema" if place == "schemas" else place
+def _position(position: str, name: str) -> str:
+    """Returns the position of an object's member: ``schema``, ``schemas`` (by name) or ``value``."""
+    return _INSIDE.get(name, "schema") if position == "schema" else "schema" if position == "schemas" else position
 
 
 def _check_reference(reference: str, path: str) -> None:
@@ -204,16 +204,16 @@ def calls_schema(tools: Mapping[str, Json], *, single: bool) -> dict[str, Json]:
     return {"type": "array", "items": items, "minItems": 1, **most, "$defs": definitions}
 
 
-def _moved(schema: Json, index: int, place: str = "schema") -> Json:
-    """Copies a schema with its references relative to its place in ``calls_schema``."""
+def _moved(schema: Json, index: int, position: str = "schema") -> Json:
+    """Copies a schema with its references relative to its position in ``calls_schema``."""
     if isinstance(schema, list):
-        return [_moved(item, index, place) for item in schema]
+        return [_moved(item, index, position) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
         name: f"#/$defs/tool_{index}{member[1:]}"
-        if place == "schema" and name in _REFERENCES and isinstance(member, str)
-        else _moved(member, index, _place(place, name))
+        if position == "schema" and name in _REFERENCES and isinstance(member, str)
+        else _moved(member, index, _position(position, name))
         for name, member in schema.items()
     }
 
@@ -258,11 +258,11 @@ def structural_tag(constraint: Constraint) -> str:
         begin, end = call_text(name)
         tags.append({"type": "tag", "begin": begin, "content": _schema_format(schema), "end": end})
     if answer is None:
-        found: Json = {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags}
+        content: Json = {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags}
     else:
         calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-        found = {"type": "or", "elements": [_schema_format(answer), calls]}
-    return orjson.dumps({"type": "structural_tag", "format": found}).decode()
+        content = {"type": "or", "elements": [_schema_format(answer), calls]}
+    return orjson.dumps({"type": "structural_tag", "format": content}).decode()
 
 
 def _schema_format(schema: Json) -> Json:

@@ -91,11 +91,11 @@ class GrammarCompiler:
 
     def _cached(self, constraint: Constraint) -> Any:
         with self._lock:
-            found = self._compiled.get(constraint.key)
-            if found is None:
+            entry = self._compiled.get(constraint.key)
+            if entry is None:
                 return None
             self._compiled.move_to_end(constraint.key)
-            return found[0]
+            return entry[0]
 
     def mask(self, constraint: Constraint, path: str, ends: frozenset[int], min_tokens: int) -> TokenMask:
         """Returns the mask of a new text. Raises InvalidInput if the constraint can't be compiled."""

@@ -202,11 +202,7 @@ def read_sampling(
             count, name = tops
             put(field, _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
     if STRUCTURED in parameters:
-        if constraint is not None:
-            other = f"another one in {constraint[1]}"
-            raise InvalidInput(f"parameters.{STRUCTURED}", "one constraint in a request", other)
-        path = f"parameters.{STRUCTURED}"
-        constraint = read_structured_outputs(parameters.get(STRUCTURED), path, max_schema_bytes), STRUCTURED
+        constraint = _read_structured(parameters, constraint, max_schema_bytes)
     if constraint is not None:
         put("constraint", *constraint)
     sample = parameters.flag("do_sample", defaults.do_sample or any(name in parameters for name in DRAW))
@@ -218,6 +214,16 @@ def read_sampling(
         if (cause := "temperature" if temperature == 0 else "do_sample") in parameters:  # else a default of the service
             names["greedy"] = cause
     return Sampling(**values, names=names)
+
+
+def _read_structured(
+    parameters: Parameters, other: tuple[Constraint, str] | None, max_bytes: int
+) -> tuple[Constraint, str]:
+    """Reads ``structured_outputs``, with its name. Raises InvalidInput if there is another constraint."""
+    path = f"parameters.{STRUCTURED}"
+    if other is not None:
+        raise InvalidInput(path, "one constraint in a request", f"another one in {other[1]}")
+    return read_structured_outputs(parameters.get(STRUCTURED), path, max_bytes), STRUCTURED
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:

@@ -19,9 +19,12 @@ from hf_transformer.generation.stops import partial_match
 from hf_transformer.types.request import Json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-_CALL = re.compile(r'\s*\}?\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
-"""The text between the arguments of two forced calls, or before the first ones, with the name."""
-_LAST = re.compile(r"\s*\}?\s*\]?\s*")
+_CALL = re.compile(r'\s*+\}?\s*+[\[,]\s*+\{\s*+"name"\s*+:\s*+("(?:[^"\\]|\\.)*+")\s*+,\s*+"arguments"\s*+:\s*+(?=\{)')
+"""The text between the arguments of two forced calls, or before the first ones, with the name.
+
+Possessive quantifiers: backtracking through long white space would block the event loop.
+"""
+_LAST = re.compile(r"\s*+\}?\s*+\]?\s*+")
 _STRUCTURE = re.compile(r'[{}"]|\\.?', re.DOTALL)
 
 
@@ -64,11 +67,11 @@ class ForcedCallParser:
         self._held += text
         while self._held:
             if not self._is_in_arguments:
-                found = _CALL.match(self._held)
-                if found is None:
+                head = _CALL.match(self._held)
+                if head is None:
                     break
-                pieces.append(CallPiece(json.loads(found[1], strict=False), ""))
-                self._held, self._has_begun, self._is_in_arguments = self._held[found.end() :], True, True
+                pieces.append(CallPiece(json.loads(head[1], strict=False), ""))
+                self._held, self._has_begun, self._is_in_arguments = self._held[head.end() :], True, True
             end = self._end_of_arguments()
             if end:
                 pieces.append(CallPiece(None, self._held[:end]))
@@ -83,8 +86,8 @@ class ForcedCallParser:
     def _end_of_arguments(self) -> int:
         """Returns the end of the arguments in the buffer, or of the buffer."""
         start, self._is_escaped = int(self._is_escaped), False
-        for found in _STRUCTURE.finditer(self._held, start):
-            character = found[0]
+        for match in _STRUCTURE.finditer(self._held, start):
+            character = match[0]
             if character[0] == "\\":
                 self._is_escaped = len(character) == 1  # the escaped character follows in the next chunk
             elif character == '"':
@@ -93,7 +96,7 @@ class ForcedCallParser:
                 self._depth += 1 if character == "{" else -1
                 if not self._depth:
                     self._is_in_arguments = False
-                    return found.end()
+                    return match.end()
         return len(self._held)
 
 

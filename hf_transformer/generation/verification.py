@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 from importlib.util import find_spec
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
 import orjson
 
@@ -20,6 +21,8 @@ from hf_transformer.generation.masks import EXTRA_HINT, IS_INSTALLED, ByteMatche
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.types.request import Json
 
+MAX_STEPS: Final = 100_000
+"""Maximum number of schemas to apply to parts of a text, about 2 s. References can multiply them without end."""
 _PATTERNS = (b'"pattern"', b'"patternProperties"')
 
 
@@ -27,6 +30,10 @@ def require_extra() -> None:
     """Raises ConfigError without the extra ``structured``."""
     if not IS_INSTALLED or find_spec("jsonschema") is None:
         raise ConfigError(f"--verify_structured_output: {EXTRA_HINT}")
+
+
+class TooManySteps(Exception):
+    """A text takes more than MAX_STEPS."""
 
 
 class BrokenForm(PredictorError):
@@ -83,10 +90,12 @@ class Verifier:
                 "" if self._bytes.accepts(constraint, orjson.dumps(value).decode()) else "it does not match the schema"
             )
         try:
-            found = next(_validator(schema)(schema).iter_errors(value), None)
+            first = next(_validator(schema).iter_errors(value), None)
         except RecursionError:
             return "the schema refers to itself without end"
-        return "" if found is None else f"{found.json_path}: the value breaks the schema's {found.validator!r}"
+        except TooManySteps:
+            return f"it takes more than {MAX_STEPS:,} steps to apply the schema"
+        return "" if first is None else f"{first.json_path}: the value breaks the schema's {first.validator!r}"
 
     def _tool_problem(self, constraint: Constraint, text: str) -> str:
         tools, answer = constraint.tool_parts
@@ -103,10 +112,20 @@ class Verifier:
 
 
 def _validator(schema: Json) -> Any:
-    """The class of jsonschema for the schema's dialect."""
-    from jsonschema.validators import validator_for
+    """A validator of jsonschema for the schema's dialect, which raises TooManySteps."""
+    from attrs import evolve
+    from jsonschema.validators import extend, validator_for
 
-    return validator_for(schema)
+    steps = count(1)
+
+    def next_step(validator: Any, **changes: Any) -> Any:
+        if next(steps) > MAX_STEPS:
+            raise TooManySteps
+        return evolve(validator, **changes)
+
+    kind: Any = extend(validator_for(schema))  # type: ignore[no-untyped-call]
+    kind.evolve = next_step  # jsonschema calls it for each schema, also below a "$schema" of another dialect
+    return kind(schema)
 
 
 def _has_patterns(schema: Json) -> bool:

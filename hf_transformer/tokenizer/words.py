@@ -234,14 +234,14 @@ class Layout:
         calls = (probe.encode_batch_fast, probe.encode_batch)
         texts_a: Any = ["a" if texts == 1 else ("a", "a")]
         [encoded], [detailed] = (call(texts_a, add_special_tokens=special_tokens) for call in calls)
-        places = [index for index, is_special in enumerate(encoded.special_tokens_mask) if not is_special]
+        indices = [index for index, is_special in enumerate(encoded.special_tokens_mask) if not is_special]
         # Without a post-processor, the type ids of a pair depend on the call.
-        if [encoded.sequence_ids[i] for i in places] != [*range(texts)] or encoded.type_ids != detailed.type_ids:
+        if [encoded.sequence_ids[i] for i in indices] != [*range(texts)] or encoded.type_ids != detailed.type_ids:
             return None
-        edges = pairwise([-1, *places, len(encoded)])
+        edges = pairwise([-1, *indices, len(encoded)])
         special = [slice(start + 1, stop) for start, stop in edges]
         ids = tuple((tuple(encoded.ids[part]), tuple(encoded.type_ids[part])) for part in special)
-        return cls(ids, tuple(encoded.type_ids[index] for index in places), len(encoded) - texts)
+        return cls(ids, tuple(encoded.type_ids[index] for index in indices), len(encoded) - texts)
 
     @property
     def has_types(self) -> bool:
@@ -402,17 +402,17 @@ class WordCache:
 
     def _learn(self, chunks: Iterable[str], known: dict[str, Ids]) -> None:
         """Encodes chunks separately, caches them, and adds them to ``known``. Raises the library's errors."""
-        others = []
+        for_library = []
         for chunk in chunks:
             is_first = chunk[:1] == " "
             ids = None if self._ascii is None else self._ascii.ids(chunk[1:] if is_first else chunk, is_first)
             if ids is None:
-                others.append(chunk)
+                for_library.append(chunk)
             else:
                 known[chunk] = ids
                 self._keep(chunk, ids)
-        if others:
-            for chunk, ids in self._library_ids(others).items():
+        if for_library:
+            for chunk, ids in self._library_ids(for_library).items():
                 known[chunk] = ids
                 self._keep(chunk, ids)
 

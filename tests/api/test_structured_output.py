@@ -1,4 +1,4 @@
-"""The form of a text over every API: which constraint the generator gets, and what is refused before."""
+"""Constraints over every API: the generator's constraint for each field, and refusals."""
 
 from __future__ import annotations
 

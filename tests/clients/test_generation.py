@@ -90,7 +90,6 @@ def test_the_openai_package_with_responses(service: Service, client: Run) -> Non
     ]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
 def test_the_ai_sdk(service: Service, client: Run) -> None:
     said = client("ai_sdk", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
     assert said["text"] and said["stream"]["text"] == said["text"] and said["warnings"] == []

@@ -1,4 +1,4 @@
-"""JSON schemas of the kind that JSONSchemaBench collects, and schemas made to harm whoever compiles them."""
+"""JSON schemas of the kind that JSONSchemaBench collects, and schemas that are costly to compile."""
 
 from __future__ import annotations
 
@@ -110,4 +110,4 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "unknown": {"type": "object", "unevaluatedProperties": {"if": {}}, "dependentRequired": {"a": ["b"]}},
     "pattern properties": {"type": "object", "patternProperties": {f"^(a|b){{{n}}}": {} for n in range(100)}},
 }  # fmt: skip
-"""Schemas by what is bad about them."""
+"""Costly schemas by the cause of their cost."""

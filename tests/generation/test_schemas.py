@@ -1,4 +1,4 @@
-"""Many schemas: what is written under a mask validates, and hostile ones end early."""
+"""Texts under a mask validate for many schemas, and hostile schemas end early."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.generation.tools import ToolCall, ToolCallParser
+from hf_transformer.generation.tools import ForcedCallParser, ToolCall, ToolCallParser
 from tests.generation.scripted import chunks
 
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
@@ -72,3 +72,17 @@ def test_only_prefixes_of_calls_are_held_back() -> None:
     assert parser.push("<tool_call>") == ("", [])
     assert parser.push('{"name": "now"}</tool_') == ("", [])
     assert parser.push("call>") == ("", [ToolCall("now", "{}")])
+
+
+@pytest.mark.parametrize("text", [" " * 20_000 + "x", "[" + " " * 20_000 + "x", '[{"name": "' + "a" * 20_000])
+def test_long_texts_that_are_no_call_are_read_in_linear_time(text: str) -> None:
+    parser = ForcedCallParser("")
+    assert parser.push(text) == ("", [])
+    assert parser.flush() == (text, [])
+
+
+def test_white_space_after_a_call_is_read_in_linear_time() -> None:
+    parser, rest = ForcedCallParser(""), " " * 20_000 + "x"
+    _, pieces = parser.push('[{"name": "a", "arguments": {}' + rest)
+    assert [(piece.name, piece.arguments) for piece in pieces] == [("a", ""), (None, "{}")]
+    assert parser.flush() == (rest, [])

@@ -18,7 +18,21 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x+x+)+y$"}}, "required": ["a"]}
 ADD = call_text("add")
 TOOL = [{"add": SCHEMA}, SCHEMA]
+
+
+def doubling(keyword: str, inside: str = "$defs", **more: Any) -> dict[str, Any]:
+    """A schema of 60 parts, each of which applies the next one twice."""
+    parts: dict[str, Any] = {f"p{n}": {keyword: [{"$ref": f"#/{inside}/p{n + 1}"}] * 2, **more} for n in range(60)}
+    return {"$ref": f"#/{inside}/p0", inside: {**parts, "p60": {"type": "object"}}}
+
+
+OTHER = "http://json-schema.org/draft-07/schema#"
 CASES: list[tuple[Any, Any, str, str]] = [
+    ("json_schema", doubling("allOf"), "{}", "it takes more than 100,000 steps"),
+    ("json_schema", doubling("anyOf"), "[]", "it takes more than 100,000 steps"),
+    ("json_schema", doubling("allOf", **{"$schema": OTHER}), "{}", "it takes more than 100,000 steps"),
+    ("json_schema", doubling("allOf", "default", **{"$schema": OTHER}), "{}", "it takes more than 100,000 steps"),
+    ("json_schema", {**doubling("allOf"), "unevaluatedProperties": False}, '{"a": 1}', "it takes more than 100,000"),
     ("json_schema", SCHEMA, '{"a": 1, "b": 2}', ""),
     ("json_schema", SCHEMA, '{"a": "1"}', "$.a: the value breaks the schema's 'type'"),
     ("json_schema", SCHEMA, '{"a": 1', "invalid JSON"),
