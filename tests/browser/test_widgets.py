@@ -182,7 +182,7 @@ def test_a_chat_with_a_schema(playground: Open) -> None:
         '{"type": "object", "properties": {"city": {"enum": ["rome"]}}, "required": ["city"]'
     )
     page.run()
-    expected = "400 response_format.json_schema.schema: expected a JSON schema, an object, got a string"
+    expected = "400 structured_outputs.json: expected an object, or its JSON text, got invalid JSON"
     assert page.error() == expected and "400" in page.console.pop()
     page.field("JSON schema").fill('{"enum": ["rome"]}')
     page.run()

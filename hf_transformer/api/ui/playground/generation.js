@@ -11,26 +11,17 @@ const SLIDERS = {
   presence_penalty: ["Presence penalty", { value: 0, min: -2, max: 2, step: 0.1 }, 0],
   frequency_penalty: ["Frequency penalty", { value: 0, min: -2, max: 2, step: 0.1 }, 0],
 };
-/** Name -> label, bounds, and the value that asks for nothing, so that it need not be sent. */
+/** Name -> label, bounds, and the neutral value, which is not sent. */
 const OF_VLLM = ["top_k", "min_p", "repetition_penalty", "ignore_eos"];
 const CHAT = "Chat";
 const COMPLETION = "Completion";
 
 const chats = (values) => values.mode === CHAT;
 
-/** The messages up to the one that is to be answered; without a new one that is the last one again. */
+/** The messages up to the one to answer; without a new one, the last one again. */
 function saidIn({ messages, message }) {
   if (message || !messages.length) return [...messages, { role: "user", content: message }];
   return messages.slice(0, messages.findLastIndex(({ role }) => role === "user") + 1);
-}
-
-/** The schema in a field. What is no JSON is sent as it is: the service says what it expects. */
-function schemaIn(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
 }
 
 /** The body of the request that the form stands for. */
@@ -39,9 +30,7 @@ function bodyOf(values, { name, generation }) {
   if (chats(values)) {
     const system = values.system ? [{ role: "system", content: values.system }] : [];
     body.messages = [...system, ...saidIn(values)];
-    if (values.schema?.trim()) {
-      body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: schemaIn(values.schema) } };
-    }
+    if (values.schema?.trim()) body.structured_outputs = { json: values.schema };
   } else body.prompt = values.prompt;
   body.max_tokens = values.max_tokens;
   for (const [field, [, , neutral]] of Object.entries(SLIDERS)) {
@@ -73,7 +62,7 @@ export default {
     form.text("message", "Message", { rows: 3 });
     form.line("system", "System", { hint: "Instructions for the whole chat, if any." });
     if (generation.parameters.includes("structured_outputs")) {
-      form.text("schema", "JSON schema", { hint: "The form of the answer, if it is to be JSON." });
+      form.text("schema", "JSON schema", { hint: "The form of a JSON answer." });
     }
     const fresh = () => {
       form.set({ messages: [] });
