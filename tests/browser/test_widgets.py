@@ -182,8 +182,10 @@ def test_a_chat_with_a_schema(playground: Open) -> None:
         '{"type": "object", "properties": {"city": {"enum": ["rome"]}}, "required": ["city"]'
     )
     page.run()
-    expected = "400 structured_outputs.json: expected an object, or its JSON text, got invalid JSON"
-    assert page.error() == expected and "400" in page.console.pop()
+    expected = (
+        "400 structured_outputs.json: expected an object, or its JSON text, got invalid JSON; unexpected end of data"
+    )
+    assert page.error() == f"{expected}: line 1 column 84 (char 83)" and "400" in page.console.pop()
     page.field("JSON schema").fill('{"enum": ["rome"]}')
     page.run()
     assert page.error() == "" and page.out(".bubble")[-1] == '"rome"'
