@@ -33,7 +33,7 @@ def backend_of(form: str) -> Tokenizer:
 @cache
 def engine_of(form: str, special: bool) -> RustEngine:
     engine = RustEngine(backend_of(form), LIMIT, special_tokens=special, truncation_side="right")
-    assert engine._word_cache is not None
+    assert engine.cached("a", PLAIN) is not None
     return engine
 
 
