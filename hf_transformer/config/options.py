@@ -118,7 +118,7 @@ class Config:
         MODEL, "Keep the case of texts, even if the tokenizer would lower-case them.", BOOLEAN, False)
     disable_special_tokens: bool = option(MODEL, "Do not add special tokens such as [CLS].", BOOLEAN, False)
     enable_word_cache: bool = option(
-        MODEL, "Cache the token ids of words, in at most 6 MiB; this saves a third of a short request's CPU "
+        MODEL, "Cache the token ids of words, in at most 16 MiB; this saves a third of a short request's CPU "
         "time.", BOOLEAN, True)
     return_token_type_ids: bool = option(MODEL, "Send token_type_ids to the predictor.", BOOLEAN, False)
 

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count, pairwise
@@ -62,15 +62,16 @@ MAX_TEXT_CHARACTERS = 20_000
 """Maximum length of a text in characters. The cache holds the GIL: 0.4 ms for 20,000 characters of known words."""
 MAX_CHUNK_CHARACTERS = 32
 """Maximum length of a cached chunk in characters. Longer chunks rarely occur again."""
-GENERATION_BYTES = 3 << 20
-"""Size limit of each of the two generations, enough for some 9,000 English words.
+GENERATION_BYTES = 8 << 20
+"""Size limit of each of the two generations, enough for some 25,000 English words.
 
-A process grew by 3 MiB with natural text and 4 MiB with random words (benchmarks/tokenizing.py).
+Of documentation and of quotations, 8 and 17 % of the words were unknown, with a third of the size 12 and 23 %.
 """
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
 """Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
-SAMPLE, SAMPLE_PER_UNKNOWN = 64, 3
-"""Approximate number of chunks of a long text to look up first, and reciprocal of the largest unknown share of them.
+MIN_UNKNOWN, CHUNKS_PER_UNKNOWN = 20, 3
+"""Number of unknown chunks that any text may have, and reciprocal of their largest share beyond, after the first full
+generation.
 
 The library encodes texts with more unknown chunks. Attempts to encode them take 2 % of its time.
 """
@@ -331,14 +332,14 @@ class WordCache:
         if len(text) > MAX_TEXT_CHARACTERS:
             return None
         chunks = self._chunks(text)
-        ids: list[int] = []
-        young = self._young
-        try:
-            for chunk in chunks:
-                ids += young[chunk]
-        except KeyError:
-            return self._encode(chunks, len(text))
-        return ids
+        known = [*map(self._young.get, chunks)]
+        if None in known:
+            missing = {chunk for chunk, ids in zip(chunks, known, strict=True) if ids is None}
+            encoded = self._encode(missing, len(chunks), len(text))
+            if encoded is None:
+                return None
+            known = [encoded[chunk] if ids is None else ids for chunk, ids in zip(chunks, known, strict=True)]
+        return [*chain.from_iterable(filter(None, known))]
 
     def learn(self, text: str) -> None:
         """Learns chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
@@ -369,39 +370,30 @@ class WordCache:
         # Marks, format characters and unassigned ones may share a grapheme cluster with the space next to them.
         return category(chunk[0])[0] not in "MC" and category(chunk[-1])[0] != "C" and JOINING.match(chunk) is None
 
-    def _encode(self, chunks: Sequence[str], size: int) -> list[int] | None:
-        """Implements ``ids`` for a text of ``size`` characters with chunks that are not in the young generation."""
-        young, old, all_separable = self._young, self._old, self._all_separable
-        known: dict[str, Ids] = {}
-        unknown: list[str] = []
-        if len(chunks) > SAMPLE:
-            sample = chunks[:: len(chunks) // SAMPLE]
-            if SAMPLE_PER_UNKNOWN * len(set(sample).difference(young).difference(old)) > len(sample):
-                return None
-        max_unknown = MAX_UNKNOWN_CHARACTERS
-        max_others = MAX_CHUNK_CHARACTERS + size // CHARACTERS_PER_OTHER
-        for chunk in dict.fromkeys(chunks):
-            ids = young.get(chunk)
-            if ids is None:
-                ids = old.get(chunk)
-                if ids is None:
-                    max_unknown -= len(chunk)
-                    if not chunk.isascii():
-                        max_others -= len(chunk)
-                    if max_unknown < 0 or max_others < 0 or not (all_separable or self._is_separable(chunk)):
-                        return None
-                    unknown.append(chunk)
-                    continue
-                self._keep(chunk, ids)
-            known[chunk] = ids
+    def _encode(self, missing: Collection[str], count: int, size: int) -> Mapping[str, Ids] | None:
+        """The ids of chunks that are not in the young generation, of a text of ``count`` chunks and ``size`` characters.
+
+        Returns None if ``ids`` must do so.
+        """
+        old = self._old
+        encoded = {chunk: old[chunk] for chunk in missing if chunk in old}
+        unknown = [chunk for chunk in missing if chunk not in encoded] if encoded else [*missing]
+        most = MIN_UNKNOWN + count // CHUNKS_PER_UNKNOWN if old else count
+        if len(unknown) > most or sum(map(len, unknown)) > MAX_UNKNOWN_CHARACTERS:
+            return None
+        others = [chunk for chunk in unknown if not chunk.isascii()]
+        if sum(map(len, others)) > MAX_CHUNK_CHARACTERS + size // CHARACTERS_PER_OTHER:
+            return None
+        if not (self._all_separable or all(map(self._is_separable, unknown))):
+            return None
         try:
-            self._learn(unknown, known)
-            return [*chain.from_iterable([known[chunk] for chunk in chunks])]
+            self._learn(unknown, encoded)
         except Exception:  # TypeError or bare Exception: encoding the whole text raises it again, for the client
             return None
+        return encoded
 
-    def _learn(self, chunks: Iterable[str], known: dict[str, Ids]) -> None:
-        """Encodes chunks separately, caches them, and adds them to ``known``. Raises the library's errors."""
+    def _learn(self, chunks: Iterable[str], learned: dict[str, Ids]) -> None:
+        """Encodes chunks separately, adds them to ``learned``, and caches all of it. Raises the library's errors."""
         for_library = []
         for chunk in chunks:
             is_first = chunk[:1] == " "
@@ -409,12 +401,10 @@ class WordCache:
             if ids is None:
                 for_library.append(chunk)
             else:
-                known[chunk] = ids
-                self._keep(chunk, ids)
+                learned[chunk] = ids
         if for_library:
-            for chunk, ids in self._library_ids(for_library).items():
-                known[chunk] = ids
-                self._keep(chunk, ids)
+            learned |= self._library_ids(for_library)
+        self._keep(learned)
 
     def _library_ids(self, chunks: Sequence[str]) -> dict[str, Ids]:
         words = chunks
@@ -428,12 +418,12 @@ class WordCache:
             ids[word].append(number)
         return {chunk: tuple(numbers) for chunk, numbers in zip(chunks, ids, strict=True)}
 
-    def _keep(self, chunk: str, ids: Ids) -> None:
-        if len(chunk) > MAX_CHUNK_CHARACTERS:
-            return
-        size = ENTRY_BYTES + CHARACTER_BYTES * len(chunk) + ID_BYTES * len(ids)
+    def _keep(self, learned: Mapping[str, Ids]) -> None:
         with self._lock:
-            if self._bytes + size > GENERATION_BYTES:
-                self._old, self._young, self._bytes = self._young, {}, 0
-            self._young[chunk] = ids
-            self._bytes += size
+            for chunk, ids in learned.items():
+                if len(chunk) <= MAX_CHUNK_CHARACTERS:
+                    size = ENTRY_BYTES + CHARACTER_BYTES * len(chunk) + ID_BYTES * len(ids)
+                    if self._bytes + size > GENERATION_BYTES:
+                        self._old, self._young, self._bytes = self._young, {}, 0
+                    self._young[chunk] = ids
+                    self._bytes += size
