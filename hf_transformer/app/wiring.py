@@ -49,11 +49,14 @@ from hf_transformer.tasks.base import (
     Task,
     TaskSettings,
 )
+from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
+from hf_transformer.tasks.causal_rerank import CausalRerank
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.rerankers import is_causal, is_causal_reranker
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Context, Json
@@ -149,7 +152,12 @@ def load_model(config: Config) -> LoadedModel:
     if sentences is not None and config.disable_lower_case:
         sentences = replace(sentences, lower_case=False)
     # The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
-    task = find_task(config.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS)
+    implied = "text_embedding" if sentences else None
+    if is_causal_reranker(files.model_folder, files.config):
+        implied = Rerank.name
+    task = find_task(config.task or implied, files.config, ALL_TASKS)
+    if task is Rerank:
+        task = reranker_class(files.config, sentences)
     if config.on_overflow == "window" and not task.has_windows:
         raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
     tokenizer = load_tokenizer(
@@ -163,9 +171,13 @@ def load_model(config: Config) -> LoadedModel:
         word_cache=config.enable_word_cache,
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
+    if issubclass(task, Rerank) and task is not BiEncoderRerank:
+        from hf_transformer.app.rerankers import prepare_reranker  # imports Jinja
+
+        settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
     check_stride(task, settings)
     loaded_task = task(settings)
-    if any(settings.cross_encoder.prompts.values()) and task is not Rerank:
+    if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
@@ -183,6 +195,13 @@ def load_model(config: Config) -> LoadedModel:
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
     return LoadedModel(tokenizer, loaded_task)
+
+
+def reranker_class(model_config: Mapping[str, Json], sentences: SentenceTransformers | None) -> type[Servable]:
+    """Selects the form of a reranker by its files."""
+    if sentences is not None:
+        return BiEncoderRerank
+    return CausalRerank if is_causal(model_config) else Rerank
 
 
 def _task_settings(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.tasks.pair_template import Reranker
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
@@ -77,6 +78,7 @@ class SentenceTransformers:
         truncate_dim: the number of components to keep of a vector; None keeps all.
         lower_case: whether to lower-case texts.
         inside: a module (Dense, ...) that only the model itself can apply. The model's output is then the final vector.
+        similarity: the function that compares vectors, a key of similarity.DENSE.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -88,6 +90,7 @@ class SentenceTransformers:
     truncate_dim: int | None = None
     lower_case: bool = False
     inside: str | None = None
+    similarity: str = "cosine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class TaskSettings:
     max_length: int = 512
     sentence_transformers: SentenceTransformers | None = None
     cross_encoder: CrossEncoder = CrossEncoder()
+    reranker: Reranker = field(default_factory=Reranker)
     generation: GenerationSettings = GenerationSettings()
 
     @property

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError, describe
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import OutputFormat, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_prompt, read_truncation
+from hf_transformer.tasks.parameters import (
+    MAX_PROMPT_LENGTH,
+    Parameters,
+    read_output_format,
+    read_prompt,
+    read_truncation,
+)
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types.request import Json
-from hf_transformer.types.tokenization import Encoding, TextInput
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+
+ONLY_DOCUMENT = Tokenization(only_second=True)
+"""Truncates the document alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RerankOptions:
-    """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits."""
+    """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits.
+
+    ``prompt`` precedes queries of a model without template. ``instruction`` is for a template; None for its default.
+    """
 
     output_format: OutputFormat
     top_n: int | None
@@ -27,6 +41,7 @@ class RerankOptions:
     raw_scores: bool
     prompt: str
     overflow: Overflow
+    instruction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +64,60 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """
 
     name = "rerank"
-    parameters = ("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "truncation")
+    parameters: ClassVar[Sequence[str]] = (
+        *("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "instruction"),
+        "truncation",
+    )
     other_names = ("text_ranking",)
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
+        self._template = settings.reranker.template
+        self._sigmoid = has_sigmoid(settings.cross_encoder.activation_fn, settings.model_config)
+        self._read_outputs(settings)
+
+    def _read_outputs(self, settings: TaskSettings) -> None:
+        """Sets ``outputs``. Raises LoadError for a model that doesn't fit."""
         count = len(read_labels(settings.model_config))
         if count != 1:
             raise LoadError(
                 f"rerank needs a model that gives one score per pair, and config.json (id2label, num_labels; 2 if it "
                 f"has neither) has {count} labels; a classifier is served with --task=sequence_classification"
             )
-        self._sigmoid = has_sigmoid(settings.cross_encoder.activation_fn, settings.model_config)
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder
+        prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
         return RerankOptions(
             output_format=read_output_format(checked, self.settings),
             top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
             return_documents=checked.flag("return_documents", False),
             raw_scores=checked.flag("raw_scores", False),
-            prompt=read_prompt(checked, files.prompts, files.default_prompt_name),
+            prompt=prompt,
             overflow=read_truncation(checked, self.settings),
+            instruction=self._instruction(checked, prompt),
         )
+
+    def _instruction(self, parameters: Parameters, prompt: str) -> str | None:
+        """Reads ``instruction``. In a model with a template, prompts are instructions, as in sentence-transformers 6.
+
+        Raises InvalidInput for a model without instructions, or an instruction and a prompt.
+        """
+        instruction, template = parameters.string("instruction"), self._template
+        names = [name for name in ("instruction", "prompt", "prompt_name") if name in parameters]
+        if instruction is not None and len(names) > 1:
+            raise InvalidInput("parameters.instruction", f"instruction or {names[1]}", "both")
+        if instruction is not None and len(instruction) > MAX_PROMPT_LENGTH:
+            raise TooLarge("parameters.instruction", f"at most {MAX_PROMPT_LENGTH} characters", str(len(instruction)))
+        if template is not None and template.instructed is not None:
+            return instruction or prompt or None
+        if names and (template is not None or instruction is not None):
+            hint = "prompt puts a text before the query" if template is None else ""
+            raise InvalidInput(f"parameters.{names[0]}", "no value for a model without instructions", hint=hint)
+        return None
 
     def item(self, instance: Json, path: str, options: RerankOptions) -> RerankItem:
         if not isinstance(instance, dict) or instance.keys() not in ({"query", "texts"}, {"query", "documents"}):
@@ -94,7 +137,13 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return RerankItem(query, tuple(texts))
 
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
-        return [(options.prompt + item.query, text) for text in item.texts]
+        if self._template is None:
+            return [(options.prompt + item.query, text) for text in item.texts]
+        return [self._template.pair(item.query, text, options.instruction) for text in item.texts]
+
+    def tokenization(self, options: RerankOptions) -> Tokenization:
+        # A template's suffix asks the question, and its text before the query is part of the first text.
+        return PLAIN if self._template is None else ONLY_DOCUMENT
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index}]"
@@ -108,7 +157,11 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     def answer(self, item: RerankItem, parts: Sequence[Sequence[float]], options: RerankOptions) -> Json:
         logits = np.array([windows[0] for windows in parts], np.float32)
-        scores = sigmoid(logits) if self._sigmoid and not options.raw_scores else logits
+        return self.ranked(item, sigmoid(logits) if self._sigmoid and not options.raw_scores else logits, options)
+
+    @staticmethod
+    def ranked(item: RerankItem, scores: Array, options: RerankOptions) -> Json:
+        """The answer for scores [texts]."""
         best = np.argsort(-scores, kind="stable")[: options.top_n].tolist()
         index_name = "index" if options.output_format == "kserve" else "corpus_id"
         answers: list[Json] = [{index_name: index, "score": float(scores[index])} for index in best]

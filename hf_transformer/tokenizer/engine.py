@@ -158,6 +158,29 @@ class RustEngine(Engine):
     def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
         return None if self._cached is None else self._cached.encode(text, self.max_length, options)
 
+    def frame_pairs(self, start: str, separator: str, suffix: Sequence[str]) -> None:
+        """Replaces the special tokens of texts and pairs. Call it before the first text is encoded.
+
+        Args:
+            start: a special token before a pair; empty for none.
+            separator: a text between both texts of a pair, encoded by itself.
+            suffix: texts after a pair, each encoded by itself.
+        """
+        special, pair = [], []
+        for number, text in enumerate((start, "$A", separator, "$B", *suffix)):
+            if text in ("$A", "$B"):
+                pair.append(f"{text}:0")
+            elif text:
+                encoded = self._backend.encode(text, add_special_tokens=False)
+                special.append({"id": f"part{number}", "ids": encoded.ids, "tokens": encoded.tokens})
+                pair.append(f"part{number}:0")
+        self._backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="$A:0", pair=" ".join(pair), special_tokens=special
+        )
+        self._special_tokens = True
+        if self._words is not None:
+            self._cached = CachedEncoder(self._words, self._backend, True, self._truncates_left)
+
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         encodings = self._encode_bounded(texts, options)
         if self._words is not None and not options.detail:

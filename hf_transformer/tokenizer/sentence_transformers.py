@@ -3,7 +3,8 @@
     modules.json                            the modules and their folders, in order
     <folder of Pooling>/config.json         the pooling modes
     sentence_bert_config.json               max_seq_length, do_lower_case
-    config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
+    config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim,
+                                            similarity_fn_name
 
 The last part of a module's type is its kind. Versions 2 to 5 write sentence_transformers.models.Pooling, and version 6
 writes sentence_transformers.sentence_transformer.modules.pooling.Pooling.
@@ -59,13 +60,13 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     settings = read_json(folder / SETTINGS, required=False)
     if settings.get("model_type", "SentenceTransformer") != "SentenceTransformer":
         return None
-    modules = _modules(path)
+    modules = read_modules(path)
     folders = dict(reversed(modules))
     pooling_path = folder / folders.get("Pooling", "") / "config.json"
     pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
     prompts = _prompts(folder / SETTINGS, settings)
     first = folder / folders.get("Transformer", "")
-    transformer = _transformer(first)
+    transformer = read_transformer(first)
     size = settings.get("truncate_dim")
     return SentenceTransformers(
         pooling=_modes(pooling_path, pooling),
@@ -77,6 +78,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         truncate_dim=size if isinstance(size, int) and size > 0 else None,
         lower_case=transformer.get("do_lower_case") is True,
         inside=_inside(modules),
+        similarity=str(settings.get("similarity_fn_name") or "cosine"),
     )
 
 
@@ -92,12 +94,12 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     activation = str(name) if name else None
     if settings.get("model_type") != "CrossEncoder":
         return CrossEncoder(activation)
-    _transformer(folder)
+    read_transformer(folder)
     prompts = _prompts(folder / SETTINGS, settings)
     return CrossEncoder(activation, prompts, settings.get("default_prompt_name"))
 
 
-def _transformer(folder: Path) -> Mapping[str, Json]:
+def read_transformer(folder: Path) -> Mapping[str, Json]:
     """Reads the settings of the Transformer module.
 
     Raises LoadError for two settings of version 6: tokenizer arguments that affect tokens, and a model without text
@@ -117,7 +119,7 @@ def _transformer(folder: Path) -> Mapping[str, Json]:
     return settings
 
 
-def _modules(path: Path) -> list[tuple[str, str]]:
+def read_modules(path: Path) -> list[tuple[str, str]]:
     """Reads the kind and folder of each module. Raises LoadError for a folder outside the model's folder."""
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

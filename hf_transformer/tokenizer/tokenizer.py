@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tokenizers import decoders
 
 from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.tasks.pair_template import PairTemplate
 from hf_transformer.tokenizer.engine import (
     LONG_TEXT_CHARACTERS,
     Engine,
@@ -233,6 +234,19 @@ class Tokenizer:
         except InvalidInput:
             return None
         return encoding.ids[0] if encoding.ids else None
+
+    def frame_pairs(self, template: PairTemplate) -> None:
+        """Adds a reranker's template to pairs, in place of special tokens. Call it before the first text is encoded.
+
+        Raises LoadError for a tokenizer written in Python.
+        """
+        if not isinstance(self._engine, RustEngine):
+            raise LoadError("a reranker with a template needs a tokenizer.json; this tokenizer is written in Python")
+        tokens = self.special_tokens
+        start = tokens.get("bos_token", "") if template.begins else ""
+        if start == tokens.get("pad_token"):
+            start = ""
+        self._engine.frame_pairs(start, template.separator, template.suffix)
 
     def with_max_length(self, length: int) -> Tokenizer:
         """Returns a tokenizer with a different limit in tokens."""

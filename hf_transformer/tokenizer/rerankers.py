@@ -1,0 +1,95 @@
+"""Reader of a model folder's files about reranking with a causal model or a template.
+
+modules.json                    LogitScore follows the model (sentence-transformers 6)
+<folder of LogitScore>/config.json      true_token_id, false_token_id
+sentence_bert_config.json       modality_config, processing_kwargs.chat_template
+config.json                     classifier_from_token (vLLM), architectures
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hf_transformer.errors import LoadError
+from hf_transformer.tasks.pair_template import ARCHITECTURES, PRESETS, PairTemplate, Reranker
+from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.sentence_transformers import SETTINGS, read_modules, read_transformer
+from hf_transformer.types.request import Json
+
+LOGIT_SCORE = "LogitScore"
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Endings of causal architectures in config.json."""
+NOT_FOR_TEMPLATES = ("restore_suffix", "max_length", "truncation", "padding")
+"""Arguments of sentence-transformers' chat templates that don't reach the template. A suffix is always kept."""
+
+Render = Callable[[str, str, str | None, Mapping[str, Json]], str]
+"""Renders a chat template with a query, a document, an instruction if any, and further variables."""
+
+
+def is_causal(config: Mapping[str, Json]) -> bool:
+    """Whether config.json names a causal model."""
+    return any(str(name).endswith(CAUSAL) for name in config.get("architectures") or ())
+
+
+def is_causal_reranker(folder: Path, config: Mapping[str, Json]) -> bool:
+    """Whether a folder's files say that its causal model is a reranker. Raises LoadError for an invalid file."""
+    return is_causal(config) and ("classifier_from_token" in config or bool(_logit_score(folder)))
+
+
+def read_reranker(
+    folder: Path,
+    config: Mapping[str, Json],
+    own_template: Callable[[Mapping[str, Json]], PairTemplate | None],
+    *,
+    template: str = "auto",
+    tokens: tuple[str, ...] = (),
+) -> Reranker:
+    """Reads a reranker's template and tokens.
+
+    Args:
+        own_template: reads the chat template of --rerank_template or of the folder, with the variables in its files;
+            None without a template for pairs.
+        template, tokens: --rerank_template and --rerank_tokens.
+
+    Raises:
+        LoadError: a file is invalid, or the template of a causal model is unknown.
+    """
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    preset = PRESETS.get(template) or next(
+        (PRESETS[ARCHITECTURES[name]] for name in architectures if name in ARCHITECTURES), Reranker()
+    )
+    chosen = None if template == "none" else preset.template
+    if template not in ("none", *PRESETS):
+        transformer = read_transformer(folder)
+        calls, modalities = transformer.get("processing_kwargs"), transformer.get("modality_config")
+        variables = calls.get("chat_template") if isinstance(calls, dict) else None
+        if template != "auto" or not isinstance(modalities, dict) or "message" in modalities:
+            given = {key: value for key, value in (variables or {}).items() if key not in NOT_FOR_TEMPLATES}
+            chosen = own_template(given) or chosen
+    if not is_causal(config):
+        return Reranker(template=chosen)
+    if chosen is None and template != "none":
+        raise LoadError(f"{', '.join(architectures)}: the template of this reranker is unknown; set --rerank_template")
+    return Reranker(template=chosen, tokens=tokens or _tokens(folder, config) or preset.tokens or ("no", "yes"))
+
+
+def _tokens(folder: Path, config: Mapping[str, Json]) -> tuple[int | str, ...]:
+    """The tokens in the folder's files; empty if they name none."""
+    score = _logit_score(folder)
+    if score:
+        ids = (score.get("false_token_id"), score.get("true_token_id"))
+        if not isinstance(ids[1], int):
+            raise LoadError(f"{LOGIT_SCORE} has no true_token_id")
+        return tuple(number for number in ids if isinstance(number, int))
+    named = config.get("classifier_from_token") or ()
+    return tuple(map(str, named))
+
+
+def _logit_score(folder: Path) -> Mapping[str, Json]:
+    """The config of the module LogitScore; {} without it."""
+    path = folder / "modules.json"
+    if not path.is_file() or read_json(folder / SETTINGS, required=False).get("model_type") != "CrossEncoder":
+        return {}
+    inner = dict(read_modules(path)).get(LOGIT_SCORE)
+    return {} if inner is None else read_json(folder / inner / "config.json", required=True)
