@@ -56,7 +56,7 @@ from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
-from hf_transformer.tokenizer.rerankers import is_causal, is_causal_reranker
+from hf_transformer.tokenizer.rerankers import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Context, Json
@@ -151,10 +151,7 @@ def load_model(config: Config) -> LoadedModel:
     sentences = read_sentence_transformers(files.model_folder)
     if sentences is not None and config.disable_lower_case:
         sentences = replace(sentences, lower_case=False)
-    # The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
-    implied = "text_embedding" if sentences else None
-    if is_causal_reranker(files.model_folder, files.config):
-        implied = Rerank.name
+    implied = implied_task(files.model_folder, files.config, sentences)
     task = find_task(config.task or implied, files.config, ALL_TASKS)
     if task is Rerank:
         task = reranker_class(files.config, sentences)

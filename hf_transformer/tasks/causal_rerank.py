@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hf_transformer.errors import LoadError, PredictorError
-from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, TaskSettings
-from hf_transformer.tasks.pair_template import Reranker
+from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, TaskSettings, TaskTokenizer
 from hf_transformer.tasks.rerank import Rerank, RerankItem, RerankOptions
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
@@ -23,7 +24,7 @@ class CausalRerank(Rerank):
     """
 
     def _read_outputs(self, settings: TaskSettings) -> None:
-        self._ids = token_ids(settings.reranker, settings)
+        self._ids = token_ids(settings.reranker.tokens, settings.vocabulary)
         vocabulary = Axis(name="vocabulary", minimum=max(self._ids) + 1, why="it has a logit for each token")
         score = Axis(name="score", maximum=1 if len(self._ids) > 1 else None, why="it has one logit per pair")
         self.outputs = (OutputRole("logits", (TOKENS, vocabulary), ("scores",), ((score,),)),)
@@ -32,15 +33,15 @@ class CausalRerank(Rerank):
         return last_logit(outputs["logits"], len(encoding), self._ids)
 
 
-def token_ids(reranker: Reranker, settings: TaskSettings) -> tuple[int, ...]:
+def token_ids(tokens: Sequence[int | str], vocabulary: TaskTokenizer) -> tuple[int, ...]:
     """The ids of a reranker's tokens; of a text, its first token, as in FlagEmbedding.
 
     Raises LoadError if there are none or more than two, or a token is not in the vocabulary.
     """
     ids = []
-    for token in reranker.tokens:
-        number = token if isinstance(token, int) else settings.vocabulary.first_token_id(token)
-        if number is None or not 0 <= number < settings.vocabulary.vocab_size:
+    for token in tokens:
+        number = token if isinstance(token, int) else vocabulary.first_token_id(token)
+        if number is None or not 0 <= number < vocabulary.vocab_size:
             raise LoadError(f"the reranker's token {token!r} is not in the vocabulary; see --rerank_tokens")
         ids.append(number)
     if len(ids) not in (1, 2) or len(set(ids)) < len(ids):

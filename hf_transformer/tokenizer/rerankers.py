@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hf_transformer.errors import LoadError
+from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.pair_template import ARCHITECTURES, PRESETS, PairTemplate, Reranker
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.tokenizer.sentence_transformers import SETTINGS, read_modules, read_transformer
@@ -32,9 +33,20 @@ def is_causal(config: Mapping[str, Json]) -> bool:
     return any(str(name).endswith(CAUSAL) for name in config.get("architectures") or ())
 
 
-def is_causal_reranker(folder: Path, config: Mapping[str, Json]) -> bool:
-    """Whether a folder's files say that its causal model is a reranker. Raises LoadError for an invalid file."""
-    return is_causal(config) and ("classifier_from_token" in config or bool(_logit_score(folder)))
+def implied_task(folder: Path, config: Mapping[str, Json], sentences: SentenceTransformers | None) -> str | None:
+    """The task that a folder's files tell beside the architecture in config.json. Raises LoadError for an invalid file.
+
+    The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
+    """
+    if is_causal(config) and ("classifier_from_token" in config or _logit_score(folder)):
+        return "rerank"
+    return "text_embedding" if sentences else None
+
+
+def score_tokens(folder: Path, config: Mapping[str, Json]) -> tuple[int | str, ...]:
+    """The tokens of a causal reranker: those in its files, of its architecture, or no and yes as in
+    sentence-transformers. Raises LoadError for an invalid file."""
+    return _tokens(folder, config) or _preset(config).tokens or ("no", "yes")
 
 
 def read_reranker(
@@ -55,10 +67,7 @@ def read_reranker(
     Raises:
         LoadError: a file is invalid, or the template of a causal model is unknown.
     """
-    architectures = [str(name) for name in config.get("architectures") or ()]
-    preset = PRESETS.get(template) or next(
-        (PRESETS[ARCHITECTURES[name]] for name in architectures if name in ARCHITECTURES), Reranker()
-    )
+    preset = PRESETS.get(template) or _preset(config)
     chosen = None if template == "none" else preset.template
     if template not in ("none", *PRESETS):
         transformer = read_transformer(folder)
@@ -70,8 +79,16 @@ def read_reranker(
     if not is_causal(config):
         return Reranker(template=chosen)
     if chosen is None and template != "none":
-        raise LoadError(f"{', '.join(architectures)}: the template of this reranker is unknown; set --rerank_template")
-    return Reranker(template=chosen, tokens=tokens or _tokens(folder, config) or preset.tokens or ("no", "yes"))
+        raise LoadError(f"{config['architectures'][0]}: its template as a reranker is unknown; set --rerank_template")
+    return Reranker(
+        template=chosen, tokens=tokens or (preset.tokens if template in PRESETS else score_tokens(folder, config))
+    )
+
+
+def _preset(config: Mapping[str, Json]) -> Reranker:
+    """The preset of the architecture in config.json; an empty one for others."""
+    names = (ARCHITECTURES.get(str(name)) for name in config.get("architectures") or ())
+    return next((PRESETS[name] for name in names if name), Reranker())
 
 
 def _tokens(folder: Path, config: Mapping[str, Json]) -> tuple[int | str, ...]:

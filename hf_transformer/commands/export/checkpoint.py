@@ -21,6 +21,7 @@ from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import transformer_folder
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.rerankers import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
@@ -44,6 +45,11 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "text2text_generation": ("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")}),
 }
 """The transformers class and the outputs of each task. Axes are dynamic, or fields of config.json with their sizes."""
+
+
+def head_of(task: str, model_config: Mapping[str, Json]) -> tuple[str, Mapping[str, tuple[str, ...]]]:
+    """The element of HEADS for a model."""
+    return HEADS["text_generation" if task == "rerank" and is_causal(model_config) else task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
+    implied = implied_task(files.model_folder, files.config, sentences)
+    task = find_task(settings.task or implied, files.config, ALL_TASKS).name
     if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
@@ -139,7 +146,8 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     inner = transformer_folder(files.model_folder)
     subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes, subfolder), changes)
+    model = _load_model(settings, task, head_of(task, files.config)[0], changes, subfolder)
+    return Checkpoint(files, task, tokenizer, sentences, model, changes)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -167,11 +175,11 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
     return {}
 
 
-def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json], subfolder: str) -> Any:
+def _load_model(settings: Namespace, task: str, name: str, changes: Mapping[str, Json], subfolder: str) -> Any:
+    """Loads the weights with the class ``name`` of transformers."""
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # progress bars are for terminals, not for logs
         transformers.logging.disable_progress_bar()
-    name, _ = HEADS[task]
     auto = getattr(transformers, name)
     with explained(f"{settings.model_id}: can't load the weights for {task}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
+from hf_transformer.commands.export.checkpoint import Checkpoint, head_of
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
 from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tasks.causal_rerank import last_logit, token_ids
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.sequence_classification import apply, default_function
 from hf_transformer.tasks.text_embedding import KSERVE
+from hf_transformer.tokenizer.rerankers import is_causal, score_tokens
 from hf_transformer.types.tensors import Array
 
 POOLINGS = ("mean", "cls", "max")
@@ -195,6 +197,40 @@ class SentenceVector(Graph):
         return {"sentence_embedding": unit(vector), "embedding_norm": np.sqrt(vector @ vector)[np.newaxis]}
 
 
+class LastLogit(Graph):
+    """A causal reranker's logit of each text, FP32 [B,1], from a head with logits [B,S,V].
+
+    It is read at the last token of a text: the logit of one token, or of the second of two minus that of the first. The
+    head reads the last position alone.
+    """
+
+    def __init__(self, head: Head, ids: tuple[int, ...]) -> None:
+        super().__init__(head.inputs, [GraphTensor("logits", (BATCH, 1))])
+        self.head = head
+        self.ids = ids
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs = self.named(tensors)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        positions = torch.cumsum(torch.ones_like(mask), dim=1) * mask
+        last = positions.argmax(dim=1, keepdim=True)
+
+        def gather(_: Any, __: Any, result: Any) -> Any:
+            result["last_hidden_state"] = _at(result.last_hidden_state, last)
+            return result
+
+        hook = self.head.model.base_model.register_forward_hook(gather)
+        try:
+            logits = self.head(*tensors)[0][:, 0].to(torch.float32)
+        finally:
+            hook.remove()
+        scores = logits[:, self.ids[-1] :][:, :1]
+        return (scores if len(self.ids) == 1 else scores - logits[:, self.ids[0] :][:, :1],)
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        return {"logits": np.array([last_logit(whole["logits"], len(ids), self.ids)])}
+
+
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     """Builds the task's graph. --reduce adds the reduction.
 
@@ -205,13 +241,13 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         for name in _inputs(checkpoint, settings)
     ]
     datatype = "FP16" if settings.precision == "fp16" else "FP32"
-    model, (_, heads) = checkpoint.model, HEADS[checkpoint.task]
+    model, (name, heads) = checkpoint.model, head_of(checkpoint.task, checkpoint.files.config)
     outputs = [
         GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
     ]
     # A cache would add outputs.
-    options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
+    options = {"use_cache": False} if name in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM") else {}
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
@@ -272,6 +308,9 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
             size = size_of(checkpoint.model, "hidden_size")
             return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
+        case "rerank" if is_causal(checkpoint.files.config):
+            tokens = score_tokens(checkpoint.files.model_folder, checkpoint.files.config)
+            return LastLogit(head, token_ids(tokens, checkpoint.tokenizer))
         case task:
-            able = "fill_mask, sequence_classification or text_embedding"
+            able = "fill_mask, sequence_classification, text_embedding or rerank with a causal model"
             raise ConfigError(f"--reduce: {task} has no exact reduction, expected {able}")
