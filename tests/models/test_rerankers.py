@@ -288,35 +288,31 @@ def test_a_causal_cross_encoder_keeps_its_template_prompts_and_tokens(qwen: Path
 def test_the_file_of_a_template_replaces_the_models_own(qwen: Path, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jinja"
     path.write_text("Q {{ messages[0].content }}\nD {{ messages[1].content }}\nA")
-    service = Service(
-        qwen, logits_of(Qwen3ForCausalLM.from_pretrained(qwen)), "--task=rerank", f"--rerank_template={path}"
-    )
+    service = Service(qwen, lambda ids: ids, "--task=rerank", f"--rerank_template={path}")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(qwen)
-    assert (
-        service.encode(DOCUMENTS[:1])[2][0].ids
-        == tokenizer(f"Q {QUERY}\nD {DOCUMENTS[0]}")["input_ids"] + tokenizer("\nA")["input_ids"]
-    )
+    before, after = (tokenizer(text)["input_ids"] for text in (f"Q {QUERY}\nD {DOCUMENTS[0]}", "\nA"))
+    assert service.encode(DOCUMENTS[:1])[2][0].ids == before + after
 
 
 @pytest.mark.parametrize(
-    ("flags", "error", "message"),
+    ("flag", "error", "message"),
     [
         (
-            ("--rerank_template={{ messages[0].content | trim }} {{ messages[1].content }}",),
+            "--rerank_template={{ messages[0].content | trim }} {{ messages[1].content }}",
             LoadError,
             "changes the texts",
         ),
-        (("--rerank_template={{ messages[1].content }} {{ messages[0].content }}",), LoadError, "the query and then"),
-        (("--rerank_template={{ messages[0].content }}",), LoadError, "roles query and document"),
-        (("--rerank_tokens=yes,no,maybe",), LoadError, "one token, or two"),
-        (("--disable_special_tokens",), ConfigError, "--disable_special_tokens"),
+        ("--rerank_template={{ messages[1].content }} {{ messages[0].content }}", LoadError, "the query and then"),
+        ("--rerank_template={{ messages[0].content }}", LoadError, "roles query and document"),
+        ("--rerank_tokens=yes,no,maybe", LoadError, "one token, or two"),
+        ("--disable_special_tokens", ConfigError, "--disable_special_tokens"),
     ],
 )
 def test_templates_and_tokens_that_cannot_be_served_stop_the_start(
-    qwen: Path, flags: tuple[str, ...], error: type[Exception], message: str
+    qwen: Path, flag: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        load_model(config(f"--model_dir={qwen}", "--task=rerank", *flags))
+        load_model(config(f"--model_dir={qwen}", "--task=rerank", flag))
 
 
 @pytest.mark.parametrize("form", ["onnx", "torchscript"])
@@ -333,7 +329,7 @@ def test_an_export_has_the_logit_of_each_pair(
         run_model = lambda ids, mask: session.run(None, {"input_ids": ids, "attention_mask": mask})[0]  # noqa: E731
     else:
         module = torch.jit.load(str(exported / "1" / "model.pt"))
-        run_model = lambda ids, mask: module(torch.tensor(ids), torch.tensor(mask))[0].numpy()  # noqa: E731
+        run_model = lambda ids, mask: module(torch.tensor(ids), torch.tensor(mask))[0].detach().numpy()  # noqa: E731
 
     def call(ids: list[int]) -> np.ndarray:
         """Padded on both sides beside a copy that is not."""
