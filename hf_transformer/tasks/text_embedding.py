@@ -31,6 +31,7 @@ from hf_transformer.tasks.pooling import (
 )
 from hf_transformer.tasks.tensors import FREE
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.tasks.truncation import TRUNCATION, default_stride, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization
@@ -61,7 +62,7 @@ class TextEmbeddingOptions:
     dimensions: int | None
     exact: bool
     overflow: Overflow
-    stride: int
+    tokenization: Tokenization
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     other_names = ("sentence_similarity", "sentence_embedding", "embedding")
     has_windows = True
     reads_sentence_transformers = True
-    parameters = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
+    parameters = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", *TRUNCATION, "stride")
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -122,6 +123,8 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "stride" in checked and overflow != "window":
             hint = "start the service with --on_overflow=window and leave truncation out"
             raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
+        stride = checked.integer("stride", default_stride(checked, self.settings), 0)
+        base = Tokenization(windows=True, stride=stride) if overflow == "window" else PLAIN
         prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         return TextEmbeddingOptions(
@@ -132,7 +135,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             dimensions,
             exact,
             overflow,
-            checked.integer("stride", self.settings.window_stride, 0),
+            read_tokenization(checked, base),
         )
 
     def _read_normalize(self, parameters: Parameters) -> Literal["before", "after", "no"]:
@@ -173,9 +176,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
         # No prompt is prepended to token ids, since they are the complete text.
         return (item if isinstance(item, TokenIds) else self._cased(options.prompt + item),)
-
-    def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
-        return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
 
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Counts NUMBERS_PER_VALUE numbers as one value."""
