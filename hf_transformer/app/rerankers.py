@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def prepare_reranker(config: Config, files: ModelFiles, tokenizer: Tokenizer) ->
     if reranker.template is not None:
         if config.disable_special_tokens:
             raise ConfigError("--disable_special_tokens: this reranker's template needs its special tokens")
-        tokenizer.frame_pairs(reranker.template)
+        reranker = replace(reranker, template=tokenizer.frame_pairs(reranker.template))
     return reranker
 
 

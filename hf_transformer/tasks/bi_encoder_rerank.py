@@ -1,116 +1,143 @@
-"""rerank with an embedding model: query and texts are encoded once each, and compared by their vectors."""
+"""rerank with an embedding model: query and texts are encoded once each, and compared by their representations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import LoadError
+from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.base import Outputs, TaskSettings
 from hf_transformer.tasks.parameters import Parameters, read_output_format
+from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import Rerank, RerankItem, RerankOptions
 from hf_transformer.tasks.similarity import DENSE, max_sim, sparse_dot
-from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tasks.text_embedding import TextEmbedding, TextEmbeddingOptions
+from hf_transformer.tasks.truncation import TRUNCATION
 from hf_transformer.types.request import Json
-from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
+from hf_transformer.types.tensors import Array, TensorSpec
+from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds
 
-SIDES: Sequence[tuple[str, ...]] = (("query",), ("document", "passage", "corpus"))
-"""Names of the prompts for queries and for documents, as in encode_query and encode_document."""
-OF_EMBEDDING = ("dimensions", "normalize", "truncation")
+OF_EMBEDDING = ("dimensions", "normalize", "representations", *TRUNCATION, "stride")
 """Parameters that text_embedding reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BiEncoderOptions(RerankOptions):
-    """A request's parameters, with text_embedding's options for the query and for the documents."""
+    """A request's parameters, with text_embedding's options for the query and for the texts."""
 
-    sides: tuple[Any, ...] = ()
+    query: TextEmbeddingOptions
+    document: TextEmbeddingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The query or a text, alone. It may be cut to fewer tokens than the other side."""
+
+    text: str
+    is_query: bool
 
 
 class BiEncoderRerank(Rerank):
-    """Reads the outputs of text_embedding. A score is the model's similarity of the query's and the text's vectors:
-    the model's own function of dense vectors, a dot product of sparse vectors, or MaxSim of vectors per token.
+    """Reads the outputs of text_embedding. Prompts and markers are those of queries and documents.
 
-    A part is the text's representation as a query and as a document, since prompts may be excluded from pooling.
+    A score is the similarity of both representations: by the model's own function of dense vectors, the dot product of
+    sparse vectors, or MaxSim of vectors of tokens. The parameter raw_scores changes nothing. Options are
+    BiEncoderOptions in all methods.
     """
 
-    has_windows = True
     reads_sentence_transformers = True
     parameters = ("output_format", "top_n", "return_documents", "raw_scores", *OF_EMBEDDING)
 
+    def __init__(self, settings: TaskSettings, embedding: TextEmbedding | None = None) -> None:
+        self._embedding = embedding or TextEmbedding(settings)
+        self.hides_tokens = self._embedding.hides_tokens
+        super().__init__(settings)
+
     def _read_outputs(self, settings: TaskSettings) -> None:
-        self._embedding = TextEmbedding(settings)
         self.outputs = self._embedding.outputs
         name = settings.sentence_transformers.similarity if settings.sentence_transformers else "cosine"
-        if name not in DENSE:
+        if name not in (*DENSE, "maxsim"):
             raise LoadError(f"similarity_fn_name is {name[:60]!r}, expected one of {', '.join(DENSE)}")
-        self._dense = DENSE[name]
+        self._dense = DENSE.get(name, DENSE["cosine"])
+
+    def fit(self, outputs: Sequence[TensorSpec]) -> BiEncoderRerank:
+        """Returns the task for a model with these outputs. Raises ConfigError and LoadError as fit_outputs does."""
+        embedding = fit_outputs(self._embedding, outputs)
+        return self if not isinstance(embedding, TextEmbedding) else type(self)(self.settings, embedding)
+
+    def with_max_length(self, length: int) -> BiEncoderRerank:
+        """Returns the task for a model with a lower length in tokens."""
+        embedding = self._embedding
+        if not isinstance(embedding, Representations):
+            return self
+        return type(self)(self.settings, embedding.with_max_length(length))
 
     def options(self, parameters: Mapping[str, Json]) -> BiEncoderOptions:
         checked = Parameters(parameters, self.parameters)
         own = {name: parameters[name] for name in OF_EMBEDDING if name in checked}
-        sides = tuple(self._embedding.options(own | self._side(names)) for names in SIDES)
+        query, document = (self._embedding.options({**own, "input_type": kind}) for kind in ("query", "document"))
+        if len(document.representations) > 1:
+            got = ", ".join(document.representations)
+            raise InvalidInput("parameters.representations", "one representation to compare", got)
         return BiEncoderOptions(
             output_format=read_output_format(checked, self.settings),
             top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
             return_documents=checked.flag("return_documents", False),
             raw_scores=checked.flag("raw_scores", False),
             prompt="",
-            overflow=sides[0].overflow,
-            sides=sides,
+            overflow=document.overflow,
+            tokenization=self._embedding.tokenization(document),
+            window_score="max",
+            query=query,
+            document=document,
         )
 
-    def _side(self, names: tuple[str, ...]) -> dict[str, Json]:
-        """The parameters of text_embedding for a query or a document."""
-        if "input_type" in self._embedding.parameters:
-            return {"input_type": names[0]}
-        files = self.settings.sentence_transformers
-        name = next((name for name in names if files and name in files.prompts), None)
-        return {} if name is None else {"prompt_name": name}
+    def texts(self, item: RerankItem, options: Any) -> Sequence[TextInput]:
+        [query] = self._embedding.texts(item.query, options.query)
+        own = self._embedding.tokenization(options.query)
+        if own != options.tokenization:  # ColBERT's queries have a length of their own
+            [[encoding]] = self.settings.vocabulary.encode_windows([query], own)
+            query = TokenIds(tuple(encoding.ids))
+        return [query, *(part for text in item.texts for part in self._embedding.texts(text, options.document))]
 
-    def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
-        query, document = _sides(options)
-        texts = [*self._embedding.texts(item.query, query)]
-        for text in item.texts:
-            texts += self._embedding.texts(text, document)
-        return texts
+    def of_text(self, item: RerankItem, index: int) -> Side:
+        return Side(item.texts[index - 1], False) if index else Side(item.query, True)
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index - 1}]" if index else f"{path}.query"
 
-    def tokenization(self, options: RerankOptions) -> Tokenization:
-        return self._embedding.tokenization(_sides(options)[0])
+    def complete(self, item: Any, encoding: Encoding, options: Any) -> Encoding:
+        return self._embedding.complete(item.text, encoding, _side(item, options))
 
-    def decode_cost(self, encoding: Encoding, options: RerankOptions) -> int:
-        return self._embedding.decode_cost(encoding, _sides(options)[0])
+    def decode_cost(self, encoding: Encoding, options: Any) -> int:
+        return self._embedding.decode_cost(encoding, options.document)
 
-    def decode(self, item: RerankItem, encoding: Encoding, outputs: Outputs, options: RerankOptions) -> Any:
-        query, document = _sides(options)
-        part = self._embedding.decode(item.query, encoding, outputs, query)
-        if replace(query, prompt=document.prompt, prompt_from=document.prompt_from) == document:
-            return part, part
-        return part, self._embedding.decode(item.query, encoding, outputs, document)
+    def decode(self, item: Any, encoding: Encoding, outputs: Outputs, options: Any) -> Any:
+        return self._embedding.decode(item.text, encoding, outputs, _side(item, options))
 
-    def answer(self, item: RerankItem, parts: Sequence[Sequence[Any]], options: RerankOptions) -> Json:
-        sides = _sides(options)
-        vectors = [
-            self._embedding.answer(item.query, [[window[index > 0 and 1] for window in windows]], sides[index > 0])
-            for index, windows in enumerate(parts)
-        ]
-        return self.ranked(item, self._scores(vectors[0], vectors[1:]), options)
+    def answer(self, item: RerankItem, parts: Sequence[Sequence[Any]], options: Any) -> Json:
+        sides = (self.of_text(item, index) for index in range(len(parts)))
+        query, *documents = (
+            self._representation(side, windows, _side(side, options))
+            for side, windows in zip(sides, parts, strict=True)
+        )
+        return self.ranked(item, self._scores(query, documents), options)
+
+    def _representation(self, side: Side, windows: Sequence[Any], options: TextEmbeddingOptions) -> Any:
+        answer = self._embedding.answer(side.text, [windows], options)
+        return answer[options.representations[0]] if options.named else answer
 
     def _scores(self, query: Any, documents: Sequence[Any]) -> Array:
         """Compares representations in the forms of text_embedding's answers, float32 [texts]."""
-        if isinstance(query, dict):
+        if isinstance(query, Mapping):
             return sparse_dot(query, documents)  # type: ignore[arg-type]
         if query.ndim > 1:
             return max_sim(query, documents)
         return self._dense(query, np.stack(documents))
 
 
-def _sides(options: RerankOptions) -> tuple[Any, ...]:
-    return options.sides if isinstance(options, BiEncoderOptions) else ()
+def _side(side: Side, options: BiEncoderOptions) -> TextEmbeddingOptions:
+    return options.query if side.is_query else options.document

@@ -13,7 +13,7 @@ class PairTemplate:
     """The text around a query and a document. Only the document is ever truncated.
 
     The model reads ``before_query`` + query + ``after_query``, the separator, ``before_document`` + document, and the
-    suffix. The tokenizer encodes the elements of ``suffix``, and the separator, each by itself.
+    suffix. The tokenizer encodes the elements of ``separator`` and ``suffix`` each by itself.
 
     Attributes:
         instructed: the texts before and after an instruction, which replace ``before_query`` in a request with one;
@@ -23,7 +23,7 @@ class PairTemplate:
 
     before_query: str
     after_query: str = ""
-    separator: str = ""
+    separator: tuple[str, ...] = ()
     before_document: str = ""
     suffix: tuple[str, ...] = ()
     instructed: tuple[str, str] | None = None
@@ -35,6 +35,16 @@ class PairTemplate:
         if instruction is not None and self.instructed is not None:
             before = self.instructed[0] + instruction + self.instructed[1]
         return f"{before}{query}{self.after_query}", f"{self.before_document}{document}"
+
+    def with_label(self) -> PairTemplate:
+        """Moves the text before a document up to its space into the separator, so that each window has it.
+
+        This suits byte-level tokenizers, whose words begin with their space.
+        """
+        label = self.before_document.rstrip(" ")
+        if not label or self.separator:
+            return self
+        return replace(self, separator=(label,), before_document=self.before_document[len(label) :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +77,7 @@ QWEN3 = PairTemplate(
 BGE = PairTemplate(
     begins=True,
     before_query="A: ",
-    separator="\n",
+    separator=("\n",),
     before_document="B: ",
     suffix=(
         "\n",

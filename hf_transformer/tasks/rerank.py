@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -16,16 +17,20 @@ from hf_transformer.tasks.parameters import (
     MAX_PROMPT_LENGTH,
     Parameters,
     read_output_format,
+    read_overflow,
     read_prompt,
-    read_truncation,
 )
 from hf_transformer.tasks.tensors import Field
+from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, read_window_score, read_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
-ONLY_DOCUMENT = Tokenization(only_second=True)
-"""Truncates the document alone."""
+MAX_TOKENS_EACH = ("max_tokens_per_query", "max_tokens_per_doc")
+"""Parameters for the maximum number of tokens of the query, with its prompt, and of each text. Special tokens are not
+counted."""
+NO_MAXIMUM = 2**31
+ONLY_TEXT = Tokenization(only_second=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class RerankOptions:
     """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits.
 
     ``prompt`` precedes queries of a model without template. ``instruction`` is for a template; None for its default.
+    ``query_tokens`` is the maximum length of a query in a template.
     """
 
     output_format: OutputFormat
@@ -41,7 +47,10 @@ class RerankOptions:
     raw_scores: bool
     prompt: str
     overflow: Overflow
+    tokenization: Tokenization
+    window_score: WindowScore
     instruction: str | None = None
+    query_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,9 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     name = "rerank"
     parameters: ClassVar[Sequence[str]] = (
         *("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "instruction"),
-        "truncation",
+        *(*TRUNCATION, "truncate_document", *MAX_TOKENS_EACH, *WINDOWS),
     )
+    has_windows = True
     other_names = ("text_ranking",)
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
@@ -91,15 +101,26 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder
         prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
+        overflow = read_overflow(checked, self.settings.on_overflow)
         return RerankOptions(
             output_format=read_output_format(checked, self.settings),
             top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
             return_documents=checked.flag("return_documents", False),
             raw_scores=checked.flag("raw_scores", False),
             prompt=prompt,
-            overflow=read_truncation(checked, self.settings),
+            overflow=overflow,
+            tokenization=read_windows(checked, self.settings, overflow, self._pairs(checked, overflow)),
+            window_score=read_window_score(checked),
             instruction=self._instruction(checked, prompt),
+            query_tokens=checked.integer(MAX_TOKENS_EACH[0], 1, 1) if MAX_TOKENS_EACH[0] in checked else None,
         )
+
+    def _pairs(self, parameters: Parameters, overflow: Overflow) -> Tokenization:
+        """Reads the tokenization of pairs. With a template the first text is more than the query, and is never cut."""
+        pairs = pair_tokenization(parameters, overflow)
+        if self._template is None:
+            return pairs
+        return replace(pairs, only_second=True, max_each=(NO_MAXIMUM, *pairs.max_each[1:]) if pairs.max_each else ())
 
     def _instruction(self, parameters: Parameters, prompt: str) -> str | None:
         """Reads ``instruction``. In a model with a template, prompts are instructions, as in sentence-transformers 6.
@@ -139,11 +160,18 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
         if self._template is None:
             return [(options.prompt + item.query, text) for text in item.texts]
-        return [self._template.pair(item.query, text, options.instruction) for text in item.texts]
+        query = item.query if options.query_tokens is None else self._shortened(item.query, options)
+        return [self._template.pair(query, text, options.instruction) for text in item.texts]
 
-    def tokenization(self, options: RerankOptions) -> Tokenization:
-        # A template's suffix asks the question, and its text before the query is part of the first text.
-        return PLAIN if self._template is None else ONLY_DOCUMENT
+    def _shortened(self, query: str, options: RerankOptions) -> str:
+        """Cuts a query to ``query_tokens`` tokens."""
+        [encoding] = self.settings.vocabulary.encode([query], offsets=True)
+        most = options.query_tokens or 0
+        if encoding.offsets is None or len(encoding) <= most:
+            return query
+        if options.tokenization.truncation_side == "left":
+            return query[encoding.offsets[-most][0] :]
+        return query[: encoding.offsets[most - 1][1]]
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index}]"
@@ -156,7 +184,8 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return float(outputs["logits"][0])
 
     def answer(self, item: RerankItem, parts: Sequence[Sequence[float]], options: RerankOptions) -> Json:
-        logits = np.array([windows[0] for windows in parts], np.float32)
+        combine = max if options.window_score == "max" else fmean
+        logits = np.array([windows[0] if len(windows) == 1 else combine(windows) for windows in parts], np.float32)
         return self.ranked(item, sigmoid(logits) if self._sigmoid and not options.raw_scores else logits, options)
 
     @staticmethod
@@ -169,6 +198,14 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
             for answer, index in zip(answers, best, strict=True):
                 answer["text"] = item.texts[index]
         return answers
+
+
+def pair_tokenization(checked: Parameters, overflow: Overflow) -> Tokenization:
+    """The tokenization of a query and a text: windows and ``truncate_document`` cut only the text."""
+    document = checked.flag("truncate_document", False) or overflow == "window"
+    base = ONLY_TEXT if document else PLAIN
+    most = tuple(checked.integer(name, NO_MAXIMUM, 1) for name in MAX_TOKENS_EACH)
+    return replace(base, max_each=most) if min(most) < NO_MAXIMUM else base
 
 
 def has_sigmoid(activation_fn: str | None, model_config: Mapping[str, Json]) -> bool:
