@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,12 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     GemmaConfig,
@@ -30,6 +35,7 @@ from hf_transformer.commands.export.command import run
 from hf_transformer.errors import ConfigError, InvalidInput, LoadError
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
+from hf_transformer.types.tensors import TensorSpec
 from tests.goldens.checkpoints import checkpoint
 from tests.support.configuring import config
 
@@ -150,18 +156,35 @@ class Service:
         self.loaded = load_model(config(f"--model_dir={folder}", *flags))
         self.task, self.call = self.loaded.task, call
 
-    def encode(self, documents: list[str], **parameters):
-        options = self.task.options(parameters)
-        item = self.task.item({"query": QUERY, "texts": documents}, "instances[0]", options)
-        texts, tokenization = self.task.texts(item, options), self.task.tokenization(options)
-        return options, item, [windows[0] for windows in self.loaded.tokenizer.encode_windows(texts, tokenization)]
+    def encode(self, documents: list[str], query: str = QUERY, **parameters):
+        """The options, the item, and the windows of each text, complete."""
+        task = self.task
+        options = task.options(parameters)
+        item = task.item({"query": query, "texts": documents}, "instances[0]", options)
+        encoded = self.loaded.tokenizer.encode_windows(task.texts(item, options), task.tokenization(options))
+        complete = [
+            [task.complete(task.of_text(item, index), window, options) for window in windows]
+            for index, windows in enumerate(encoded)
+        ]
+        return options, item, complete
+
+    def ids(self, documents: list[str], **parameters) -> list[list[int]]:
+        """The ids of texts of one window."""
+        return [window.ids for [window] in self.encode(documents, **parameters)[2]]
 
     def __call__(self, documents: list[str], **parameters) -> list[float]:
         """Scores in the order of the documents."""
-        options, item, encodings = self.encode(documents, **parameters)
-        name = self.task.outputs[0].name
-        parts = [[self.task.decode(item, one, {name: self.call(one.ids)}, options)] for one in encodings]
-        answers = self.task.answer(item, parts, options)
+        task = self.task
+        options, item, encoded = self.encode(documents, **parameters)
+        name = task.outputs[0].name
+        parts = [
+            [
+                task.decode(task.of_text(item, index), window, {name: self.call(window.ids)}, options)
+                for window in windows
+            ]
+            for index, windows in enumerate(encoded)
+        ]
+        answers = task.answer(item, parts, options)
         return [answer["score"] for answer in sorted(answers, key=lambda answer: answer["index"])]
 
 
@@ -203,8 +226,8 @@ def test_qwen3_scores_are_those_of_the_model_card(qwen: Path) -> None:
     texts = [*DOCUMENTS, LONG]
     scores, rows = qwen_reference(qwen, texts)
     assert len(rows[-1]) == 256  # the long document is cut, and the suffix stays
-    assert [one.ids for one in service.encode(texts)[2]] == rows
-    assert [one.truncated for one in service.encode(texts)[2]] == [False] * len(DOCUMENTS) + [True]
+    assert service.ids(texts) == rows
+    assert [one.truncated for [one] in service.encode(texts)[2]] == [False] * len(DOCUMENTS) + [True]
     assert service(texts) == pytest.approx(scores, abs=TOLERANCE)
     assert max(scores) - min(scores) > 0.1
     raw = service(texts, raw_scores=True)
@@ -215,13 +238,39 @@ def test_qwen3_scores_are_those_of_the_model_card(qwen: Path) -> None:
     assert told != pytest.approx(scores, abs=1e-3)
 
 
+def test_limits_and_windows_keep_the_template(qwen: Path) -> None:
+    flags = ("--task=rerank", "--on_overflow=window")
+    service = Service(qwen, logits_of(Qwen3ForCausalLM.from_pretrained(qwen)), *flags)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(qwen)
+    text = f"{SYSTEM}<Instruct>: {INSTRUCTION}\n<Query>: {QUERY}\n<Document>:"
+    before, after = (tokenizer(part)["input_ids"] for part in (text, SUFFIX))
+    document = tokenizer(f" {LONG}")["input_ids"]
+    room = 256 - len(before) - len(after)
+    cut = {"truncation": True, "truncation_side": "left"}
+    assert service.ids([LONG], **cut) == [before + document[-room:] + after]
+    assert service.ids([LONG], max_tokens_per_doc=5) == [before + document[:5] + after]
+    _, _, [windows] = service.encode([LONG], stride=10)
+    assert [one.ids for one in windows[:2]] == [
+        before + document[start : start + room] + after for start in (0, room - 10)
+    ]
+    [score] = service([LONG], stride=10, raw_scores=True)
+    assert score == max(
+        float(service.task.decode(None, one, {"logits": service.call(one.ids)}, None)) for one in windows
+    )
+    words = tokenizer(QUERY)["input_ids"]
+    for side, kept in (("right", words[:4]), ("left", words[-4:])):
+        short = tokenizer.decode(kept)
+        expected = service.ids(DOCUMENTS[:2], query=short)
+        assert service.ids(DOCUMENTS[:2], max_tokens_per_query=4, truncation_side=side) == expected
+
+
 def test_the_word_cache_gives_the_same_pairs(qwen: Path) -> None:
     service = Service(qwen, lambda ids: ids, "--task=rerank")
     texts = [*DOCUMENTS, LONG]
     for _ in range(4):  # it learns from one text of each call
         for text in texts:
             service.encode([text])
-    assert [service.encode([text])[2][0].ids for text in texts] == qwen_reference(qwen, texts)[1]
+    assert [service.ids([text])[0] for text in texts] == qwen_reference(qwen, texts)[1]
 
 
 def test_a_conversion_to_sequence_classification_has_the_same_scores(qwen: Path, tmp_path: Path) -> None:
@@ -238,17 +287,17 @@ def test_a_conversion_to_sequence_classification_has_the_same_scores(qwen: Path,
     assert Service(tmp_path, logits_of(classifier), "--task=rerank")(DOCUMENTS) == pytest.approx(scores, abs=TOLERANCE)
     plain = Service(tmp_path, logits_of(classifier), "--task=rerank", "--rerank_template=none")
     ids = tokenizer(QUERY, DOCUMENTS[0])["input_ids"]
-    assert plain.encode(DOCUMENTS[:1])[2][0].ids == ids
+    assert plain.ids(DOCUMENTS[:1]) == [ids]
 
 
 def test_bge_scores_are_those_of_flag_embedding(gemma: Path) -> None:
     service = Service(gemma, logits_of(GemmaForCausalLM.from_pretrained(gemma)), "--task=rerank")
     logits, rows = bge_reference(gemma, DOCUMENTS)
-    assert [one.ids for one in service.encode(DOCUMENTS)[2]] == rows
+    assert service.ids(DOCUMENTS) == rows
     assert service(DOCUMENTS, raw_scores=True) == pytest.approx(logits, abs=TOLERANCE, rel=TOLERANCE)
     assert service(DOCUMENTS) == pytest.approx(list(1 / (1 + np.exp(-np.array(logits)))), abs=TOLERANCE)
-    _, _, [cut] = service.encode([LONG])
-    assert (len(cut.ids), cut.ids[-20:]) == (256, rows[0][-20:])
+    [cut] = service.ids([LONG])
+    assert (len(cut), cut[-20:]) == (256, rows[0][-20:])
     with pytest.raises(InvalidInput, match="instruction: expected no value for a model without instructions"):
         service(DOCUMENTS, instruction="Find a city")
 
@@ -291,7 +340,7 @@ def test_the_file_of_a_template_replaces_the_models_own(qwen: Path, tmp_path: Pa
     service = Service(qwen, lambda ids: ids, "--task=rerank", f"--rerank_template={path}")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(qwen)
     before, after = (tokenizer(text)["input_ids"] for text in (f"Q {QUERY}\nD {DOCUMENTS[0]}", "\nA"))
-    assert service.encode(DOCUMENTS[:1])[2][0].ids == before + after
+    assert service.ids(DOCUMENTS[:1]) == [before + after]
 
 
 @pytest.mark.parametrize(
@@ -349,19 +398,69 @@ def test_an_embedding_model_ranks_by_its_own_similarity(tmp_path: Path) -> None:
     folder = tmp_path / "embedding"
     model = SentenceTransformer(str(checkpoint("minibert_cls", tmp_path / "checkpoints")), device="cpu")
     model.prompts = {"query": "what is ", "passage": "text: "}
+    model[1].include_prompt = False
     for function in ("cosine", "dot", "euclidean", "manhattan"):
         model.similarity_fn_name = function
         model.save_pretrained(str(folder))
-
-        def call(ids: list[int]) -> np.ndarray:
-            with torch.no_grad():
-                return model[0].model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
-
-        service = Service(folder, call, "--task=rerank")
+        service = Service(folder, states_of(model[0].model), "--task=rerank")
         assert isinstance(service.task, BiEncoderRerank)
         query = model.encode_query([QUERY], convert_to_tensor=True)
         vectors = torch.stack([model.encode_document(text, convert_to_tensor=True) for text in DOCUMENTS])
-        assert service(DOCUMENTS) == pytest.approx(model.similarity(query, vectors)[0].tolist(), abs=TOLERANCE)
-        assert len(service.encode(DOCUMENTS)[2]) == len(DOCUMENTS) + 1  # the query once
+        expected = model.similarity(query, vectors)[0].tolist()
+        assert service(DOCUMENTS) == pytest.approx(expected, abs=TOLERANCE, rel=TOLERANCE)
+        assert len(service.ids(DOCUMENTS)) == len(DOCUMENTS) + 1  # the query once
     settings = json.loads((folder / "config_sentence_transformers.json").read_text())
     assert settings["similarity_fn_name"] == "manhattan"
+
+
+def states_of(model: torch.nn.Module) -> Callable[[list[int]], np.ndarray]:
+    """The last hidden states of one text, without padding."""
+    model.train(False)
+
+    def call(ids: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+
+    return call
+
+
+def test_a_sparse_encoder_ranks_by_the_dot_product(tmp_path: Path) -> None:
+    base = checkpoint("bert", tmp_path / "checkpoints")
+    model = SparseEncoder(modules=[MLMTransformer(str(base)), SpladePooling("max")], device="cpu")
+    model.save_pretrained(str(tmp_path / "splade"))
+    service = Service(tmp_path / "splade", logits_of(model[0].model), "--task=rerank")
+    service.task = service.task.fit([TensorSpec("logits", "FP32", (-1, -1, 1000))])
+    query = model.encode_query([QUERY])
+    scores = [float(model.similarity(query, model.encode_document([text]))[0, 0]) for text in DOCUMENTS]
+    assert service(DOCUMENTS) == pytest.approx(scores, rel=TOLERANCE)
+    with pytest.raises(InvalidInput, match="representations: expected one of sparse"):
+        service(DOCUMENTS, representations="dense")
+
+
+def test_a_late_interaction_model_ranks_by_max_sim(tmp_path: Path) -> None:
+    base = checkpoint("bert", tmp_path / "checkpoints")
+    transformer = Transformer(
+        str(base),
+        query_length=12,
+        document_length=40,
+        query_expansion={"strategy": "fixed", "length": 12, "attend": True, "token": "[MASK]"},
+    )
+    size = transformer.get_embedding_dimension()
+    dense = Dense(size, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    mask = MultiVectorMask(skiplist_words=list(string.punctuation))
+    normalize = Normalize(module_input_name="token_embeddings")
+    model = MultiVectorEncoder(modules=[transformer, dense, mask, normalize], device="cpu")
+    model.save_pretrained(str(tmp_path / "colbert"))
+    states = states_of(model[0].model)
+    weight = model[1].linear.weight.detach().numpy()
+    service = Service(tmp_path / "colbert", lambda ids: states(ids) @ weight.T, "--task=rerank")
+    service.task = service.task.fit([TensorSpec("token_vectors", "FP32", (-1, -1, 16))])
+    texts = [*DOCUMENTS[:5], LONG]
+    for query in (QUERY, LONG):  # a query is cut to its own length
+        [vectors] = model.encode_query([query])
+        scores = [
+            float((vectors @ document.T).max(dim=1).values.sum())
+            for document in (model.encode_document(text) for text in texts)
+        ]
+        assert len(service.ids(texts, query=query)[0]) == 12
+        assert service(texts, query=query) == pytest.approx(scores, abs=TOLERANCE, rel=TOLERANCE)
