@@ -226,16 +226,19 @@ def _find_roles(settings: TaskSettings, names: set[str]) -> list[str]:
     """The roles of a model with outputs of these names, the default representation first."""
     files = settings.sentence_transformers
     found = [role for role in ROLES if role in names or (role == WEIGHTS and names & {*OTHER_NAMES[WEIGHTS]})]
-    if files and files.sparse and SPARSE not in map(ROLES.get, found):
-        found.append(POOLED)  # the contract finds the output
-    elif files and files.late_interaction and MULTI_VECTOR not in map(ROLES.get, found):
-        found.append(VECTORS)
+    only = (SPARSE if files.sparse else MULTI_VECTOR if files.late_interaction else None) if files else None
+    if only and only not in map(ROLES.get, found):
+        found.append(POOLED if only == SPARSE else VECTORS)  # the contract finds the output
+        names = set()
     elif files is None and names == {"logits"}:
         return [POOLED]  # a masked language model with --task=text_embedding
-    rest = names - {name for role in found for name in (role, *OTHER_NAMES[role])}
-    dense = bool(names & {OUTPUT, "dense_vecs"} & rest if files and (files.sparse or files.late_interaction) else rest)
+    bound = {next((name for name in (role, *OTHER_NAMES[role]) if name in names), "") for role in found}
+    rest = names - bound - {*ROLES}
+    dense = bool(rest & {OUTPUT, "dense_vecs"} if only else rest)
     by_representation = {ROLES[role]: role for role in reversed(found)}
-    return [*[OUTPUT] * (dense or not found), *by_representation.values()]
+    order = (MULTI_VECTOR, SPARSE) if files and files.late_interaction else (SPARSE, MULTI_VECTOR)
+    roles = [by_representation[name] for name in order if name in by_representation]
+    return [OUTPUT, *roles] if dense or not roles else roles
 
 
 def _special_ids(settings: TaskSettings) -> Array:
