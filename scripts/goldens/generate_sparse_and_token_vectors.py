@@ -21,7 +21,7 @@ from tests.goldens.embedding_texts import TEXTS
 from tests.goldens.hard_texts import HARD_TEXTS
 
 ABOUT: Final = {
-    "made_by": "scripts/goldens/generate_representations.py",
+    "made_by": "scripts/goldens/generate_sparse_and_token_vectors.py",
     "tolerance": {"component_absolute": TOLERANCE},
     "splade": "SparseEncoder(folder).encode(text)",
     "m3": "dense by SentenceTransformer(folder).encode(text); sparse and multi_vector by FlagEmbedding's formulas",
@@ -52,7 +52,7 @@ class Goldens:
         self.linear = {name: torch.load(m3 / f"{name}_linear.pt", weights_only=True) for name in ("sparse", "colbert")}
 
     def everything(self) -> dict[str, Any]:
-        """The contents of representations.json."""
+        """The contents of sparse_and_token_vectors.json."""
         hard = {name: text for name, text in HARD_TEXTS.items() if len(text) < 60}
         cases = [case(name, text) for case in (self.splade_case, self.m3_case) for name, text in (TEXTS | hard).items()]
         texts = list((TEXTS | hard).items())[::3]
@@ -90,4 +90,6 @@ class Goldens:
 
 
 if __name__ == "__main__":
-    generate("representations", lambda folder: Goldens(folder).everything(), transformers, sentence_transformers)
+    generate(
+        "sparse_and_token_vectors", lambda folder: Goldens(folder).everything(), transformers, sentence_transformers
+    )
