@@ -37,6 +37,8 @@ from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
 from hf_transformer.types.tensors import TensorSpec
 from tests.goldens.checkpoints import checkpoint
+from tests.models.exporting import Exports
+from tests.models.test_export import exports  # noqa: F401 - a fixture
 from tests.support.configuring import config
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -464,3 +466,32 @@ def test_a_late_interaction_model_ranks_by_max_sim(tmp_path: Path) -> None:
         ]
         assert len(service.ids(texts, query=query)[0]) == 12
         assert service(texts, query=query) == pytest.approx(scores, abs=TOLERANCE, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("flags", [(), ("--reduce",)], ids=["whole", "reduced"])
+def test_triton_serves_causal_rerankers(exports: Exports, qwen: Path, flags: tuple[str, ...]) -> None:  # noqa: F811
+    name, _ = exports.export(qwen, "--task=rerank", "--format=onnx", *flags, name=f"qwen3{len(flags)}")
+    texts = [*DOCUMENTS, LONG]
+    scores, _ = qwen_reference(qwen, texts)
+    with exports.serve(name, "--task=rerank") as service:
+        [together] = service.predict([{"query": QUERY, "texts": texts}])
+        alone = [service.predict([{"query": QUERY, "texts": [text]}])[0][0]["score"] for text in texts]
+    in_order = [answer["score"] for answer in sorted(together, key=lambda answer: answer["index"])]
+    assert in_order == pytest.approx(scores, abs=TOLERANCE)
+    assert alone == pytest.approx(scores, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("model", "library"),
+    [("minibert_cls", SentenceTransformer), ("splade", SparseEncoder), ("colbert", MultiVectorEncoder)],
+)
+def test_triton_serves_embedding_models_as_rerankers(exports: Exports, model: str, library: type) -> None:  # noqa: F811
+    folder = exports.checkpoint(model)
+    original = library(str(folder), device="cpu")
+    name, _ = exports.export(folder, "--format=onnx")
+    query = original.encode_query([QUERY])
+    expected = [float(original.similarity(query, original.encode_document([text]))[0][0]) for text in DOCUMENTS]
+    with exports.serve(name, "--task=rerank") as service:
+        [answers] = service.predict([{"query": QUERY, "texts": DOCUMENTS}])
+    found = [answer["score"] for answer in sorted(answers, key=lambda answer: answer["index"])]
+    assert found == pytest.approx(expected, abs=TOLERANCE, rel=TOLERANCE)
