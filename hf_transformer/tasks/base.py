@@ -110,12 +110,14 @@ class SentenceTransformers:
 class CrossEncoder:
     """A CrossEncoder's settings in config_sentence_transformers.json (sentence-transformers 6 and later).
 
-    ``activation_fn`` computes scores; ``prompts`` are prefixes of queries, by name.
+    ``activation_fn`` computes scores; ``prompts`` are prefixes of queries, by name. ``inside`` is a module (Dense, ...)
+    that only the model itself can apply, in place of a classification head.
     """
 
     activation_fn: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    inside: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,13 +90,14 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     def _read_outputs(self, settings: TaskSettings) -> None:
         """Sets ``outputs``. Raises LoadError for a model that doesn't fit."""
-        count = len(read_labels(settings.model_config))
+        # A head of sentence-transformers' modules leaves no labels in config.json.
+        count = 1 if settings.cross_encoder.inside else len(read_labels(settings.model_config))
         if count != 1:
             raise LoadError(
                 f"rerank needs a model that gives one score per pair, and config.json (id2label, num_labels; 2 if it "
                 f"has neither) has {count} labels; a classifier is served with --task=sequence_classification"
             )
-        self.outputs = (text_logits(count),)
+        self.outputs = (replace(text_logits(count), other_names=("scores",)),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder

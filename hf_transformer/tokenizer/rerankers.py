@@ -15,10 +15,9 @@ from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.pair_template import ARCHITECTURES, PRESETS, PairTemplate, Reranker
 from hf_transformer.tokenizer.files import read_json
-from hf_transformer.tokenizer.sentence_transformers import SETTINGS, read_modules, read_transformer
+from hf_transformer.tokenizer.sentence_transformers import LOGIT_SCORE, SETTINGS, read_modules, read_transformer
 from hf_transformer.types.request import Json
 
-LOGIT_SCORE = "LogitScore"
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 """Endings of causal architectures in config.json."""
 NOT_FOR_TEMPLATES = ("restore_suffix", "max_length", "truncation", "padding")
@@ -38,7 +37,7 @@ def implied_task(folder: Path, config: Mapping[str, Json], sentences: SentenceTr
 
     The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
     """
-    if is_causal(config) and ("classifier_from_token" in config or _logit_score(folder)):
+    if is_causal(config) and ("classifier_from_token" in config or _logit_score(folder) is not None):
         return "rerank"
     return "text_embedding" if sentences else None
 
@@ -94,7 +93,7 @@ def _preset(config: Mapping[str, Json]) -> Reranker:
 def _tokens(folder: Path, config: Mapping[str, Json]) -> tuple[int | str, ...]:
     """The tokens in the folder's files; empty if they name none."""
     score = _logit_score(folder)
-    if score:
+    if score is not None:
         ids = (score.get("false_token_id"), score.get("true_token_id"))
         if not isinstance(ids[1], int):
             raise LoadError(f"{LOGIT_SCORE} has no true_token_id")
@@ -103,10 +102,10 @@ def _tokens(folder: Path, config: Mapping[str, Json]) -> tuple[int | str, ...]:
     return tuple(map(str, named))
 
 
-def _logit_score(folder: Path) -> Mapping[str, Json]:
-    """The config of the module LogitScore; {} without it."""
+def _logit_score(folder: Path) -> Mapping[str, Json] | None:
+    """The config of the module LogitScore; None without it."""
     path = folder / "modules.json"
     if not path.is_file() or read_json(folder / SETTINGS, required=False).get("model_type") != "CrossEncoder":
-        return {}
+        return None
     inner = dict(read_modules(path)).get(LOGIT_SCORE)
-    return {} if inner is None else read_json(folder / inner / "config.json", required=True)
+    return None if inner is None else read_json(folder / inner / "config.json", required=True)

@@ -54,6 +54,8 @@ TOKEN_NEUTRAL_ARGUMENTS = ("padding", "return_tensors")
 """Tokenizer arguments that don't affect the tokens of a text."""
 EMBEDDING = "sentence_embedding"
 """Key of a text's vector in module_input_name."""
+LOGIT_SCORE = "LogitScore"
+"""The module that makes a score of a causal model's logits."""
 WEIGHTLESS = ("Transformer", "Pooling", "Normalize", "Dropout")
 """Modules without weights besides the model itself. Dropout has no effect on inference."""
 
@@ -137,7 +139,10 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
         return CrossEncoder(activation)
     read_transformer(folder)
     prompts = _prompts(folder / SETTINGS, settings)
-    return CrossEncoder(activation, prompts, settings.get("default_prompt_name"))
+    path = folder / "modules.json"
+    kinds = [kind for kind, _ in read_modules(path)] if path.is_file() else []
+    inside = next((kind for kind in reversed(kinds) if kind not in ("Transformer", LOGIT_SCORE)), None)
+    return CrossEncoder(activation, prompts, settings.get("default_prompt_name"), inside)
 
 
 def read_transformer(folder: Path) -> Mapping[str, Json]:
