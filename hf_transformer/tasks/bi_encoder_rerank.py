@@ -12,7 +12,7 @@ from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.base import Outputs, TaskSettings
 from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.representations import Representations, fit_outputs
-from hf_transformer.tasks.rerank import Rerank, RerankItem, RerankOptions
+from hf_transformer.tasks.rerank import MAX_TOKENS_EACH, Rerank, RerankItem, RerankOptions
 from hf_transformer.tasks.similarity import DENSE, max_sim, sparse_dot
 from hf_transformer.tasks.text_embedding import TextEmbedding, TextEmbeddingOptions
 from hf_transformer.tasks.truncation import TRUNCATION
@@ -44,12 +44,15 @@ class BiEncoderRerank(Rerank):
     """Reads the outputs of text_embedding. Prompts and markers are those of queries and documents.
 
     A score is the similarity of both representations: by the model's own function of dense vectors, the dot product of
-    sparse vectors, or MaxSim of vectors of tokens. The parameter raw_scores changes nothing. Options are
-    BiEncoderOptions in all methods.
+    sparse vectors, or MaxSim of vectors of tokens. The parameter raw_scores changes nothing, nor does
+    truncate_document, since texts are cut each by itself. Options are BiEncoderOptions in all methods.
     """
 
     reads_sentence_transformers = True
-    parameters = ("output_format", "top_n", "return_documents", "raw_scores", *OF_EMBEDDING)
+    parameters = (
+        *("output_format", "top_n", "return_documents", "raw_scores", "truncate_document"),
+        *(*MAX_TOKENS_EACH, *OF_EMBEDDING),
+    )
 
     def __init__(self, settings: TaskSettings, embedding: TextEmbedding | None = None) -> None:
         self._embedding = embedding or TextEmbedding(settings)
@@ -77,8 +80,12 @@ class BiEncoderRerank(Rerank):
 
     def options(self, parameters: Mapping[str, Json]) -> BiEncoderOptions:
         checked = Parameters(parameters, self.parameters)
+        checked.flag("truncate_document", True)
         own = {name: parameters[name] for name in OF_EMBEDDING if name in checked}
-        query, document = (self._embedding.options({**own, "input_type": kind}) for kind in ("query", "document"))
+        query, document = (
+            self._embedding.options({**own, **self._limit(checked, name), "input_type": kind})
+            for kind, name in zip(("query", "document"), MAX_TOKENS_EACH, strict=True)
+        )
         if len(document.representations) > 1:
             got = ", ".join(document.representations)
             raise InvalidInput("parameters.representations", "one representation to compare", got)
@@ -94,6 +101,14 @@ class BiEncoderRerank(Rerank):
             query=query,
             document=document,
         )
+
+    def _limit(self, checked: Parameters, name: str) -> dict[str, Json]:
+        """The parameter max_tokens for a maximum of one side, which does not count special tokens."""
+        if name not in checked:
+            return {}
+        [empty] = self.settings.vocabulary.encode([""])
+        most = len(empty) + checked.integer(name, 1, 1)
+        return {"max_tokens": min(most, checked.integer("max_tokens", most, 1))}
 
     def texts(self, item: RerankItem, options: Any) -> Sequence[TextInput]:
         [query] = self._embedding.texts(item.query, options.query)

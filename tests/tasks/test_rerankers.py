@@ -22,6 +22,7 @@ from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tokenizer.rerankers import implied_task, read_reranker, score_tokens
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.tensors import TensorSpec
+from hf_transformer.types.tokenization import TokenIds
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.support.configuring import config
 from tests.tasks.task_settings import ENCODING, named, settings
@@ -262,6 +263,21 @@ def test_the_query_is_encoded_once_and_each_side_has_its_prompt() -> None:
     assert [task.text_path("instances[0]", index) for index in range(3)] == [
         *("instances[0].query", "instances[0].texts[0]", "instances[0].texts[1]")
     ]
+
+
+def test_each_side_has_a_limit_of_its_own() -> None:
+    task = embedding_task()
+    parameters = {"max_tokens_per_query": 1, "max_tokens_per_doc": 2}
+    options = task.options(parameters)
+    assert options.tokenization.max_length == 4  # two special tokens
+    [query, *_] = texts(task, **parameters)
+    [whole] = task.settings.vocabulary.encode(["find: q"])
+    assert query == TokenIds((*whole.ids[:2], whole.ids[-1]))
+    # Texts are cut each by itself, so the query is never cut for a document.
+    assert texts(task, truncate_document=True) == texts(task)
+    assert task.options(parameters | {"max_tokens": 3}).tokenization.max_length == 3
+    with pytest.raises(InvalidInput, match="max_tokens_per_doc: expected 1 or more, got 0"):
+        task.options({"max_tokens_per_doc": 0})
 
 
 def test_dense_vectors_are_compared_by_the_models_function() -> None:
