@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, Task, TaskSettings
-from hf_transformer.tasks.multi_vector import TokenVectors, unit_rows
+from hf_transformer.tasks.multi_vector import DOCUMENT, QUERY, TokenVectors, unit_rows
 from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_size, require_finite_vectors
-from hf_transformer.tasks.quantization import DATATYPES, quantize
+from hf_transformer.tasks.quantization import BYTES, DATATYPES, quantize
 from hf_transformer.tasks.sparse import SparsePooling, Weights, highest, lexical, merge, nonzero, splade, unit_weights
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.tasks.tensors import json_tensor
@@ -86,6 +86,9 @@ class Representations(TextEmbedding):
         self._sparse = files.sparse or SparsePooling()
         self._vector_size = (late.size if late else None) or hidden_size(config) or DEFAULT_HIDDEN_SIZE
         self._late = TokenVectors(late, settings.vocabulary, settings.max_length) if late else None
+        if self._late and settings.stride is None:
+            # A quarter of a document's length, which may be far below the model's.
+            self.settings = replace(settings, stride=(self._late.room(DOCUMENT) or settings.max_length) // 4)
         self.hides_tokens = self._late is not None and self._late.hides_tokens
         self.available = tuple(DENSE if role == OUTPUT else ROLES[role] for role in roles)
         self.outputs = tuple(
@@ -121,12 +124,11 @@ class Representations(TextEmbedding):
 
     def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
         tokenization = super().tokenization(options)
-        room = self._late.room(options.input_type) if self._late else None
+        room = self._late.room(options.input_type, tokenization.max_length) if self._late else None
         if room is None:
             return tokenization
-        length = min(room, tokenization.max_length or room)
         # A query is read once, since its length is fixed.
-        return replace(tokenization, max_length=length, windows=tokenization.windows and options.input_type != "query")
+        return replace(tokenization, max_length=room, windows=tokenization.windows and options.input_type != QUERY)
 
     def complete(self, item: Text, encoding: Encoding, options: TextEmbeddingOptions) -> Encoding:
         if self._late is None or isinstance(item, TokenIds) or not encoding.ids:
@@ -210,7 +212,7 @@ class Representations(TextEmbedding):
         self.check_dimensions(vectors.shape[1], options)
         vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
         normalize = self._late.files.normalize if self._late else True
-        if options.precision in ("int8", "uint8") or (normalize if options.scale is None else options.scale):
+        if options.precision in BYTES or (normalize if options.scale is None else options.scale):
             vectors = unit_rows(vectors)
         return quantize(vectors, options.precision, zero=options.binary_zero)
 
@@ -248,17 +250,20 @@ def _find_roles(settings: TaskSettings, names: set[str]) -> list[str]:
     """The roles of a model with outputs of these names, the default representation first."""
     files = settings.sentence_transformers
     found = [role for role in ROLES if role in names or (role == WEIGHTS and names & {*OTHER_NAMES[WEIGHTS]})]
-    if files and files.sparse and SPARSE not in map(ROLES.get, found):
-        found.append(POOLED)  # the contract finds the output
-    elif files and files.late_interaction and MULTI_VECTOR not in map(ROLES.get, found):
-        found.append(VECTORS)
+    only = (SPARSE if files.sparse else MULTI_VECTOR if files.late_interaction else None) if files else None
+    if only and only not in map(ROLES.get, found):
+        found.append(POOLED if only == SPARSE else VECTORS)  # the contract finds the output
+        names = set()
     elif files is None and names == {"logits"}:
         return [POOLED]  # a masked language model with --task=text_embedding
     # An output has one role: a model with token_vectors may also have last_hidden_state, for its dense vector.
-    rest = names - {next((name for name in (role, *OTHER_NAMES[role]) if name in names), role) for role in found}
-    dense = bool(names & {OUTPUT, "dense_vecs"} & rest if files and (files.sparse or files.late_interaction) else rest)
+    bound = {next((name for name in (role, *OTHER_NAMES[role]) if name in names), "") for role in found}
+    rest = names - bound - {*ROLES, INDICES}
+    dense = bool(rest & {OUTPUT, "dense_vecs"} if only else rest)
     by_representation = {ROLES[role]: role for role in reversed(found)}
-    return [*[OUTPUT] * (dense or not found), *by_representation.values()]
+    order = (MULTI_VECTOR, SPARSE) if files and files.late_interaction else (SPARSE, MULTI_VECTOR)
+    roles = [by_representation[name] for name in order if name in by_representation]
+    return [OUTPUT, *roles] if dense or not roles else roles
 
 
 def _special_ids(settings: TaskSettings) -> Array:
