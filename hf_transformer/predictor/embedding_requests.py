@@ -73,6 +73,7 @@ class EmbeddingRequests(Predictor):
             max_batch_size=MAX_ROWS,
             decoupled=False,
             instances=BATCHES,
+            dynamic_batching=True,
         )
 
     async def infer(self, call: ModelCall) -> Reply:

@@ -129,11 +129,8 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    token_heads = read_token_heads(files, sentences, settings)
-    chosen = settings.task or ("text_embedding" if sentences else None)
-    task = find_task(chosen, files.config, ALL_TASKS).name
-    if task != "text_embedding":
-        token_heads = None
+    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
+    token_heads = read_token_heads(files, sentences, settings) if task == "text_embedding" else None
     if sentences and sentences.inside and task == "text_embedding" and token_heads is None:
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "

