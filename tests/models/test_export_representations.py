@@ -113,6 +113,7 @@ def test_what_can_not_be_exported_says_why(exports: Exports, tmp_path: Path) -> 
     shutil.copytree(m3, tmp_path / "d", ignore=shutil.ignore_patterns("modules.json"))
     for source, flags, error, says in (
         (colbert, ("--reduce",), ConfigError, "--reduce: a vector per token has no exact reduction"),
+        (m3, ("--reduce", "--top_k=3"), ConfigError, "--top_k: applies to fill_mask only, not to text_embedding"),
         (sentence, (), LoadError, "expected module_input_name to be token_embeddings"),
         (unknown, (), LoadError, "the activation mine.Swish is unknown"),
         (tmp_path / "c", (), LoadError, "1_Dense has neither model.safetensors nor pytorch_model.bin"),
