@@ -87,6 +87,15 @@ def test_the_original_colbert(exports: Exports, tmp_path: Path) -> None:  # noqa
         check_goldens(service, "colbert")
 
 
+def test_a_masked_lm_without_further_files(exports: Exports, tmp_path: Path) -> None:  # noqa: F811
+    """Only the tasks in the commands say what it is for."""
+    ignored = shutil.ignore_patterns("modules.json", "*sentence*", "1_*")
+    shutil.copytree(exports.checkpoint("splade"), tmp_path / "plain", ignore=ignored)
+    name, _ = exports.export(tmp_path / "plain", "--task=fill_mask")
+    with exports.serve(name, "--task=text_embedding") as service:
+        check_goldens(service, "splade")
+
+
 def test_fp16_halves_vectors_of_tokens(exports: Exports) -> None:  # noqa: F811
     name, _ = exports.export(exports.checkpoint("colbert"), "--precision=fp16")
     assert "TYPE_FP16" in (exports.repository / name / "config.pbtxt").read_text()
