@@ -7,7 +7,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,8 +52,8 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
 class Checkpoint:
     """A loaded model: a torch module in evaluation mode, on the CPU, in float32.
 
-    ``changes`` contains the fields of config.json that the export changes. ``token_heads`` are the layers of sparse
-    and multi-vector embeddings.
+    ``changes`` contains the fields of config.json that the export changes. ``head`` is the key of HEADS.
+    ``token_heads`` are the layers of sparse and multi-vector embeddings.
     """
 
     files: ModelFiles
@@ -61,14 +61,9 @@ class Checkpoint:
     tokenizer: Tokenizer
     sentences: SentenceTransformers | None
     model: Any
-    changes: Mapping[str, Json] = field(default_factory=dict)
-    token_heads: TokenHeads | None = None
-
-    @property
-    def head(self) -> str:
-        """The key of HEADS: the task, fill_mask for a sparse embedding from the logits of a masked LM, text_generation
-        for a causal reranker."""
-        return head_of(self.task, self.token_heads, self.files.config)
+    changes: Mapping[str, Json]
+    head: str
+    token_heads: TokenHeads | None
 
 
 NOT_EXPORTABLE: Mapping[str, str] = {
@@ -131,12 +126,10 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    token_heads = read_token_heads(files, sentences, settings)
     implied = implied_task(files.model_folder, files.config, sentences)
     task = find_task(settings.task or implied, files.config, ALL_TASKS).name
-    if task != "text_embedding":
-        token_heads = None
-    if sentences and sentences.inside and task == "text_embedding" and token_heads is None:
+    token_heads = read_token_heads(files, sentences, settings) if task == "text_embedding" else None
+    if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
             "sentence-transformers' own ONNX export"
@@ -153,15 +146,11 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     inner = transformer_folder(files.model_folder)
     subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    model = _load_model(settings, task, head_of(task, token_heads, files.config), changes, subfolder)
-    return Checkpoint(files, task, tokenizer, sentences, model, changes, token_heads)
-
-
-def head_of(task: str, token_heads: TokenHeads | None, model_config: Mapping[str, Json]) -> str:
-    """The key of HEADS for a model."""
-    if task == "rerank" and is_causal(model_config):
-        return "text_generation"
-    return "fill_mask" if token_heads and token_heads.splade else task
+    head = "fill_mask" if token_heads and token_heads.splade else task  # SPLADE pools the logits of a masked LM
+    if task == "rerank" and is_causal(files.config):
+        head = "text_generation"
+    model = _load_model(settings, task, head, changes, subfolder)
+    return Checkpoint(files, task, tokenizer, sentences, model, changes, head, token_heads)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
