@@ -28,7 +28,7 @@ from hf_transformer.core.scheduler import (
     Scheduler,
     SchedulerSettings,
 )
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.inputs import FIELDS
@@ -49,11 +49,15 @@ from hf_transformer.tasks.base import (
     Task,
     TaskSettings,
 )
+from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
+from hf_transformer.tasks.causal_rerank import CausalRerank
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
-from hf_transformer.tasks.reduced import fit_reduced
+from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.rerankers import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Context, Json
@@ -148,8 +152,10 @@ def load_model(config: Config) -> LoadedModel:
     sentences = read_sentence_transformers(files.model_folder)
     if sentences is not None and config.disable_lower_case:
         sentences = replace(sentences, lower_case=False)
-    # The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
-    task = find_task(config.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS)
+    implied = implied_task(files.model_folder, files.config, sentences)
+    task = find_task(config.task or implied, files.config, ALL_TASKS)
+    if task is Rerank:
+        task = reranker_class(files.config, sentences)
     if config.on_overflow == "window" and not task.has_windows:
         raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
     tokenizer = load_tokenizer(
@@ -163,9 +169,13 @@ def load_model(config: Config) -> LoadedModel:
         word_cache=config.enable_word_cache,
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
+    if issubclass(task, Rerank) and task is not BiEncoderRerank:
+        from hf_transformer.app.rerankers import prepare_reranker  # imports Jinja
+
+        settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
     check_stride(task, settings)
     loaded_task = task(settings)
-    if any(settings.cross_encoder.prompts.values()) and task is not Rerank:
+    if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
@@ -183,6 +193,13 @@ def load_model(config: Config) -> LoadedModel:
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
     return LoadedModel(tokenizer, loaded_task)
+
+
+def reranker_class(model_config: Mapping[str, Json], sentences: SentenceTransformers | None) -> type[Servable]:
+    """Selects the form of a reranker by its files."""
+    if sentences is not None:
+        return BiEncoderRerank
+    return CausalRerank if is_causal(model_config) else Rerank
 
 
 def _task_settings(
@@ -268,8 +285,10 @@ def check_stride(task: type[Servable], settings: TaskSettings) -> None:
     if settings.stride is None or "stride" not in task.parameters:
         return
     window, special = settings.max_length, SPECIAL_TOKENS
+    if task in (QuestionAnswering, Rerank, CausalRerank, ZeroShotClassification):
+        special = PAIR_SPECIAL_TOKENS
     if task is QuestionAnswering:
-        window, special = min(window, MAX_SEQ_LEN), PAIR_SPECIAL_TOKENS
+        window = min(window, MAX_SEQ_LEN)
     room = window - special
     if settings.stride >= room:
         raise ConfigError(
@@ -328,11 +347,13 @@ class PipelineBuilder:
             self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
         if signature.length is not None:
             tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
+            if isinstance(fitted, Representations | BiEncoderRerank):
+                fitted = fitted.with_max_length(tokenizer.max_length)
         settings = scheduler_settings(config, spec.instances)
         self.limit.count = settings.max_batches_in_flight
         builder = EncodingBatchBuilder(
             signature,
-            padding_policy(config, tokenizer, signature, task.settings.model_config),
+            padding_policy(config, tokenizer, signature, task.settings.model_config, hides_tokens=fitted.hides_tokens),
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
             allow_in_shared_memory=outputs_in_shared_memory(config, self.predictor),
@@ -380,8 +401,8 @@ class PipelineBuilder:
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
     """Fits a task to a model, and returns the fitted task and the signature. Raises ContractError for a mismatch."""
     try:
-        fitted = fit_reduced(task, (output.name for output in spec.outputs))
-    except ConfigError as error:
+        fitted = task.fit(spec.outputs) if isinstance(task, BiEncoderRerank) else fit_outputs(task, spec.outputs)
+    except (ConfigError, LoadError) as error:
         raise ContractError(spec.name, [f"{error}."]) from error
     names = config.tensor_input_names or ()
     if names and config.return_token_type_ids and "token_type_ids" not in names:
@@ -393,6 +414,12 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
         output_names=config.tensor_output_names or (),
         task=fitted.name,
     )
+    if fitted.hides_tokens and not signature.masked:
+        problem = (
+            "Its queries have mask tokens that its attention must not see, but it gets no attention_mask; export it "
+            "with one, or add attention_mask to --tensor_input_names."
+        )
+        raise ContractError(spec.name, [problem])
     multiple = config.pad_to_multiple_of
     if multiple > 1 and signature.length is None:
         flag = f"--pad_to_multiple_of={multiple}"
@@ -471,7 +498,12 @@ def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[
 
 
 def padding_policy(
-    config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]
+    config: Config,
+    tokenizer: Tokenizer,
+    signature: Signature,
+    model_config: Mapping[str, Json],
+    *,
+    hides_tokens: bool = False,
 ) -> PaddingPolicy:
     """Returns the side, the token id and the buckets of padding.
 
@@ -487,6 +519,7 @@ def padding_policy(
         buckets=padding_buckets(config.pad_to_multiple_of, tokenizer.max_length) if has_buckets else None,
         equal_lengths=equal_lengths,
         counted_id=rules.counted_id,
+        hides_tokens=hides_tokens,
     )
 
 

@@ -111,6 +111,14 @@ class Config:
         "token_classification, question_answering, text_embedding, feature_extraction, text_generation or "
         "text2text_generation. Hyphens and the names of Hugging Face pipelines are accepted too.", plain_text("NAME"),
         variables=["TASK"], default_text="from the architecture in config.json")
+    rerank_template: str = option(
+        MODEL, "Template around query and document of a reranker: qwen3, bge, none, or Jinja with the roles query and "
+        "document (FILE or TEXT); auto takes the model's own, else that of its architecture.",
+        plain_text("FILE or TEXT"), "auto")
+    rerank_tokens: tuple[str, ...] | None = option(
+        MODEL, "Tokens of a causal reranker whose logits make the score: of one token its logit (Yes), of two the "
+        "second's minus the first's (no,yes).", NAMES,
+        default_text="the model's, or those of its template")
     max_model_len: int | None = option(
         MODEL, "Maximum tokens of a text, special tokens included.", integer(1), aliases=("max_length",),
         default_text="the smaller of the tokenizer's and the model's limit")
@@ -137,7 +145,7 @@ class Config:
         one_of("none", "simple", "first", "average", "max"), "none", variables=["AGGREGATION_STRATEGY"])
     on_overflow: Literal["truncate", "error", "window"] = option(
         ANSWERS, "Treatment of a text longer than the model takes: truncate it, refuse it with 413, or read it in "
-        "windows (token_classification, question_answering and text_embedding).",
+        "windows (all tasks except fill_mask and feature_extraction).",
         one_of("truncate", "error", "window"), "truncate")
     stride: int | None = option(
         ANSWERS, "Tokens that neighbouring windows share.", integer(0),

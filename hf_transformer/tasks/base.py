@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.tasks.multi_vector import LateInteraction
+from hf_transformer.tasks.pair_template import Reranker
+from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
@@ -31,6 +34,10 @@ class TaskOptions(Protocol):
     @property
     def overflow(self) -> Overflow:
         """Treatment of an overlong text."""
+
+    @property
+    def tokenization(self) -> Tokenization:
+        """The tokenization options."""
 
 
 Item = TypeVar("Item")
@@ -57,11 +64,14 @@ class TaskTokenizer(Protocol):
     def padding_side(self) -> str: ...
     @property
     def marks_subwords(self) -> bool: ...
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
     def token_to_id(self, token: str) -> int | None: ...
     def id_to_token(self, number: int) -> str | None: ...
     def join_tokens(self, tokens: list[str]) -> str: ...
     def first_token_id(self, text: str) -> int | None: ...
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]: ...
+    def encode_windows(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
 
@@ -77,6 +87,9 @@ class SentenceTransformers:
         truncate_dim: the number of components to keep of a vector; None keeps all.
         lower_case: whether to lower-case texts.
         inside: a module (Dense, ...) that only the model itself can apply. The model's output is then the final vector.
+        similarity: the function that compares vectors, a key of similarity.DENSE.
+        sparse: the settings of a SparseEncoder folder, whose models have no dense vectors.
+        late_interaction: the settings of a ColBERT folder, whose models have a vector per token.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -88,18 +101,23 @@ class SentenceTransformers:
     truncate_dim: int | None = None
     lower_case: bool = False
     inside: str | None = None
+    similarity: str = "cosine"
+    sparse: SparsePooling | None = None
+    late_interaction: LateInteraction | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder:
     """A CrossEncoder's settings in config_sentence_transformers.json (sentence-transformers 6 and later).
 
-    ``activation_fn`` computes scores; ``prompts`` are prefixes of queries, by name.
+    ``activation_fn`` computes scores; ``prompts`` are prefixes of queries, by name. ``inside`` is a module (Dense, ...)
+    that only the model itself can apply, in place of a classification head.
     """
 
     activation_fn: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    inside: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +155,7 @@ class TaskSettings:
     max_length: int = 512
     sentence_transformers: SentenceTransformers | None = None
     cross_encoder: CrossEncoder = CrossEncoder()
+    reranker: Reranker = field(default_factory=Reranker)
     generation: GenerationSettings = GenerationSettings()
 
     @property
@@ -241,6 +260,8 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     outputs: tuple[OutputRole, ...]
     """The outputs that ``decode`` reads, set in each task's constructor."""
+    hides_tokens: bool = False
+    """Whether ``complete`` sets ``Encoding.attended``, which requires an attention mask."""
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Options:
@@ -262,17 +283,25 @@ class Task(Servable, Generic[Item, Options, Part]):
         """The texts of an item: by default the item itself, in some tasks a text per label or document."""
         return (item,)  # type: ignore[return-value]
 
+    def of_text(self, item: Item, index: int) -> Any:
+        """The item that ``complete`` and ``decode`` get for ``texts[index]``; by default the item itself."""
+        return item
+
     def text_path(self, path: str, index: int) -> str:
         """The path of ``texts[index]`` in the instance at ``path``, for errors."""
         return path
 
     def tokenization(self, options: Options) -> Tokenization:
         """The tokenization options for this request."""
-        return PLAIN
+        return options.tokenization
 
     def overflow(self, options: Options) -> Overflow:
         """Treatment of overlong texts in this request."""
         return options.overflow
+
+    def complete(self, item: Item, encoding: Encoding, options: Options) -> Encoding:
+        """Adds tokens to an encoding of ``texts``, by default none. Returns a new object for a change."""
+        return encoding
 
     def check(self, encoding: Encoding, path: str) -> None:
         """Raises InvalidInput if the task can't process an encoding of the instance at ``path``."""

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import ClassVar
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError, describe
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import OutputFormat, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_prompt, read_truncation
+from hf_transformer.tasks.parameters import (
+    MAX_PROMPT_LENGTH,
+    Parameters,
+    read_output_format,
+    read_overflow,
+    read_prompt,
+)
 from hf_transformer.tasks.tensors import Field
+from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, read_window_score, read_windows
 from hf_transformer.types.request import Json
-from hf_transformer.types.tokenization import Encoding, TextInput
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+
+MAX_TOKENS_EACH = ("max_tokens_per_query", "max_tokens_per_doc")
+"""Parameters for the maximum number of tokens of the query, with its prompt, and of each text. Special tokens are not
+counted."""
+NO_MAXIMUM = 2**31
+ONLY_TEXT = Tokenization(only_second=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RerankOptions:
-    """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits."""
+    """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits.
+
+    ``prompt`` precedes queries of a model without template. ``instruction`` is for a template; None for its default.
+    ``query_tokens`` is the maximum length of a query in a template.
+    """
 
     output_format: OutputFormat
     top_n: int | None
@@ -27,6 +47,10 @@ class RerankOptions:
     raw_scores: bool
     prompt: str
     overflow: Overflow
+    tokenization: Tokenization
+    window_score: WindowScore
+    instruction: str | None = None
+    query_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +73,73 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """
 
     name = "rerank"
-    parameters = ("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "truncation")
+    parameters: ClassVar[Sequence[str]] = (
+        *("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "instruction"),
+        *(*TRUNCATION, "truncate_document", *MAX_TOKENS_EACH, *WINDOWS),
+    )
+    has_windows = True
     other_names = ("text_ranking",)
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        count = len(read_labels(settings.model_config))
+        self._template = settings.reranker.template
+        self._sigmoid = has_sigmoid(settings.cross_encoder.activation_fn, settings.model_config)
+        self._read_outputs(settings)
+
+    def _read_outputs(self, settings: TaskSettings) -> None:
+        """Sets ``outputs``. Raises LoadError for a model that doesn't fit."""
+        # A head of sentence-transformers' modules leaves no labels in config.json.
+        count = 1 if settings.cross_encoder.inside else len(read_labels(settings.model_config))
         if count != 1:
             raise LoadError(
                 f"rerank needs a model that gives one score per pair, and config.json (id2label, num_labels; 2 if it "
                 f"has neither) has {count} labels; a classifier is served with --task=sequence_classification"
             )
-        self._sigmoid = has_sigmoid(settings.cross_encoder.activation_fn, settings.model_config)
-        self.outputs = (text_logits(count),)
+        self.outputs = (replace(text_logits(count), other_names=("scores",)),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder
+        prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
+        overflow = read_overflow(checked, self.settings.on_overflow)
         return RerankOptions(
             output_format=read_output_format(checked, self.settings),
             top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
             return_documents=checked.flag("return_documents", False),
             raw_scores=checked.flag("raw_scores", False),
-            prompt=read_prompt(checked, files.prompts, files.default_prompt_name),
-            overflow=read_truncation(checked, self.settings),
+            prompt=prompt,
+            overflow=overflow,
+            tokenization=read_windows(checked, self.settings, overflow, self._pairs(checked, overflow)),
+            window_score=read_window_score(checked),
+            instruction=self._instruction(checked, prompt),
+            query_tokens=checked.integer(MAX_TOKENS_EACH[0], 1, 1) if MAX_TOKENS_EACH[0] in checked else None,
         )
+
+    def _pairs(self, parameters: Parameters, overflow: Overflow) -> Tokenization:
+        """Reads the tokenization of pairs. With a template the first text is more than the query, and is never cut."""
+        pairs = pair_tokenization(parameters, overflow)
+        if self._template is None:
+            return pairs
+        return replace(pairs, only_second=True, max_each=(NO_MAXIMUM, *pairs.max_each[1:]) if pairs.max_each else ())
+
+    def _instruction(self, parameters: Parameters, prompt: str) -> str | None:
+        """Reads ``instruction``. In a model with a template, prompts are instructions, as in sentence-transformers 6.
+
+        Raises InvalidInput for a model without instructions, or an instruction and a prompt.
+        """
+        instruction, template = parameters.string("instruction"), self._template
+        names = [name for name in ("instruction", "prompt", "prompt_name") if name in parameters]
+        if instruction is not None and len(names) > 1:
+            raise InvalidInput("parameters.instruction", f"instruction or {names[1]}", "both")
+        if instruction is not None and len(instruction) > MAX_PROMPT_LENGTH:
+            raise TooLarge("parameters.instruction", f"at most {MAX_PROMPT_LENGTH} characters", str(len(instruction)))
+        if template is not None and template.instructed is not None:
+            return instruction or prompt or None
+        if names and (template is not None or instruction is not None):
+            hint = "prompt puts a text before the query" if template is None else ""
+            raise InvalidInput(f"parameters.{names[0]}", "no value for a model without instructions", hint=hint)
+        return None
 
     def item(self, instance: Json, path: str, options: RerankOptions) -> RerankItem:
         if not isinstance(instance, dict) or instance.keys() not in ({"query", "texts"}, {"query", "documents"}):
@@ -94,7 +159,20 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return RerankItem(query, tuple(texts))
 
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
-        return [(options.prompt + item.query, text) for text in item.texts]
+        if self._template is None:
+            return [(options.prompt + item.query, text) for text in item.texts]
+        query = item.query if options.query_tokens is None else self._shortened(item.query, options)
+        return [self._template.pair(query, text, options.instruction) for text in item.texts]
+
+    def _shortened(self, query: str, options: RerankOptions) -> str:
+        """Cuts a query to ``query_tokens`` tokens."""
+        [encoding] = self.settings.vocabulary.encode([query], offsets=True)
+        most = options.query_tokens or 0
+        if encoding.offsets is None or len(encoding) <= most:
+            return query
+        if options.tokenization.truncation_side == "left":
+            return query[encoding.offsets[-most][0] :]
+        return query[: encoding.offsets[most - 1][1]]
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index}]"
@@ -107,8 +185,13 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return float(outputs["logits"][0])
 
     def answer(self, item: RerankItem, parts: Sequence[Sequence[float]], options: RerankOptions) -> Json:
-        logits = np.array([windows[0] for windows in parts], np.float32)
-        scores = sigmoid(logits) if self._sigmoid and not options.raw_scores else logits
+        combine = max if options.window_score == "max" else fmean
+        logits = np.array([windows[0] if len(windows) == 1 else combine(windows) for windows in parts], np.float32)
+        return self.ranked(item, sigmoid(logits) if self._sigmoid and not options.raw_scores else logits, options)
+
+    @staticmethod
+    def ranked(item: RerankItem, scores: Array, options: RerankOptions) -> Json:
+        """The answer for scores [texts]."""
         best = np.argsort(-scores, kind="stable")[: options.top_n].tolist()
         index_name = "index" if options.output_format == "kserve" else "corpus_id"
         answers: list[Json] = [{index_name: index, "score": float(scores[index])} for index in best]
@@ -116,6 +199,14 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
             for answer, index in zip(answers, best, strict=True):
                 answer["text"] = item.texts[index]
         return answers
+
+
+def pair_tokenization(checked: Parameters, overflow: Overflow) -> Tokenization:
+    """The tokenization of a query and a text: windows and ``truncate_document`` cut only the text."""
+    document = checked.flag("truncate_document", False) or overflow == "window"
+    base = ONLY_TEXT if document else PLAIN
+    most = tuple(checked.integer(name, NO_MAXIMUM, 1) for name in MAX_TOKENS_EACH)
+    return replace(base, max_each=most) if min(most) < NO_MAXIMUM else base
 
 
 def has_sigmoid(activation_fn: str | None, model_config: Mapping[str, Json]) -> bool:

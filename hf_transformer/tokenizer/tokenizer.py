@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tokenizers import decoders
 
 from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.tasks.pair_template import PairTemplate
 from hf_transformer.tokenizer.engine import (
     LONG_TEXT_CHARACTERS,
     Engine,
@@ -23,9 +24,9 @@ from hf_transformer.tokenizer.engine import (
     RustEngine,
     characters,
     too_many_tokens,
-    too_many_windows,
 )
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
+from hf_transformer.tokenizer.truncation import too_many_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
@@ -233,6 +234,21 @@ class Tokenizer:
         except InvalidInput:
             return None
         return encoding.ids[0] if encoding.ids else None
+
+    def frame_pairs(self, template: PairTemplate) -> PairTemplate:
+        """Adds a reranker's template to pairs, in place of special tokens. Call it before the first text is encoded.
+
+        Returns the template for the texts of pairs. Raises LoadError for a tokenizer written in Python.
+        """
+        if not isinstance(self._engine, RustEngine):
+            raise LoadError("a reranker with a template needs a tokenizer.json; this tokenizer is written in Python")
+        tokens = self.special_tokens
+        start = tokens.get("bos_token", "") if template.begins else ""
+        if start == tokens.get("pad_token"):
+            start = ""
+        template = template.with_label() if self.byte_level else template
+        self._engine.frame_pairs(start, template.separator, template.suffix)
+        return template
 
     def with_max_length(self, length: int) -> Tokenizer:
         """Returns a tokenizer with a different limit in tokens."""

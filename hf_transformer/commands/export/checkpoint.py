@@ -7,13 +7,14 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import transformers
 
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
+from hf_transformer.commands.export.token_heads import TokenHeads, read_token_heads
 from hf_transformer.core.batch_rules import DECODERS, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
@@ -21,6 +22,7 @@ from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import transformer_folder
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.rerankers import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
@@ -50,7 +52,8 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
 class Checkpoint:
     """A loaded model: a torch module in evaluation mode, on the CPU, in float32.
 
-    ``changes`` contains the fields of config.json that the export changes.
+    ``changes`` contains the fields of config.json that the export changes. ``head`` is the key of HEADS.
+    ``token_heads`` are the layers of sparse and multi-vector embeddings.
     """
 
     files: ModelFiles
@@ -58,7 +61,9 @@ class Checkpoint:
     tokenizer: Tokenizer
     sentences: SentenceTransformers | None
     model: Any
-    changes: Mapping[str, Json] = field(default_factory=dict)
+    changes: Mapping[str, Json]
+    head: str
+    token_heads: TokenHeads | None
 
 
 NOT_EXPORTABLE: Mapping[str, str] = {
@@ -121,7 +126,9 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
+    implied = implied_task(files.model_folder, files.config, sentences)
+    task = find_task(settings.task or implied, files.config, ALL_TASKS).name
+    token_heads = read_token_heads(files, sentences, settings) if task == "text_embedding" else None
     if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
@@ -139,7 +146,11 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     inner = transformer_folder(files.model_folder)
     subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes, subfolder), changes)
+    head = "fill_mask" if token_heads and token_heads.splade else task  # SPLADE pools the logits of a masked LM
+    if task == "rerank" and is_causal(files.config):
+        head = "text_generation"
+    model = _load_model(settings, task, head, changes, subfolder)
+    return Checkpoint(files, task, tokenizer, sentences, model, changes, head, token_heads)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -167,11 +178,11 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
     return {}
 
 
-def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json], subfolder: str) -> Any:
+def _load_model(settings: Namespace, task: str, head: str, changes: Mapping[str, Json], subfolder: str) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # progress bars are for terminals, not for logs
         transformers.logging.disable_progress_bar()
-    name, _ = HEADS[task]
+    name, _ = HEADS[head]
     auto = getattr(transformers, name)
     with explained(f"{settings.model_id}: can't load the weights for {task}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -16,16 +16,31 @@ import torch
 from torch import Tensor
 
 from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
+from hf_transformer.commands.export.config_pbtxt import (
+    BATCH,
+    DECODED,
+    ENTRIES,
+    FREE,
+    MASKS,
+    SEQUENCE,
+    TOP_K,
+    GraphTensor,
+)
+from hf_transformer.commands.export.token_heads import TokenHeads
 from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tasks.causal_rerank import last_logit, token_ids
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.sequence_classification import apply, default_function
+from hf_transformer.tasks.sparse import SparsePooling, splade
 from hf_transformer.tasks.text_embedding import KSERVE
+from hf_transformer.tokenizer.rerankers import is_causal, score_tokens
 from hf_transformer.types.tensors import Array
 
+INDICES, VALUES = "sparse_indices", "sparse_values"
+TOKEN_WEIGHTS, TOKEN_VECTORS = "token_weights", "token_vectors"
 POOLINGS = ("mean", "cls", "max")
 """Supported pooling modes, by their names in sentence-transformers."""
 
@@ -48,6 +63,10 @@ class Graph(torch.nn.Module):
         ``whole`` contains the original model's outputs, and ``ids`` the token ids, without padding.
         """
         return whole
+
+    def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A text's outputs in the form of ``expected``."""
+        return outputs
 
 
 class Head(Graph):
@@ -173,8 +192,11 @@ class SentenceVector(Graph):
         self.normalize = normalize
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        vectors = self.head(*tensors)[0].to(torch.float32)
-        inputs = self.named(tensors)
+        return self.pooled(self.head(*tensors)[0], self.named(tensors))
+
+    def pooled(self, vectors: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The outputs for token vectors [B,S,D]."""
+        vectors = vectors.to(torch.float32)
         mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
         weights = mask.to(torch.float32)[:, :, None]
         if self.pooling == "cls":
@@ -195,6 +217,120 @@ class SentenceVector(Graph):
         return {"sentence_embedding": unit(vector), "embedding_norm": np.sqrt(vector @ vector)[np.newaxis]}
 
 
+class LastLogit(Graph):
+    """A causal reranker's logit of each text, FP32 [B,1], from a head with logits [B,S,V].
+
+    It is read at the last token of a text: the logit of one token, or of the second of two minus that of the first. The
+    head reads the last position alone.
+    """
+
+    def __init__(self, head: Head, ids: tuple[int, ...]) -> None:
+        super().__init__(head.inputs, [GraphTensor("logits", (BATCH, 1))])
+        self.head = head
+        self.ids = ids
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs = self.named(tensors)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        positions = torch.cumsum(torch.ones_like(mask), dim=1) * mask
+        last = positions.argmax(dim=1, keepdim=True)
+
+        def gather(_: Any, __: Any, result: Any) -> Any:
+            result["last_hidden_state"] = _at(result.last_hidden_state, last)
+            return result
+
+        hook = self.head.model.base_model.register_forward_hook(gather)
+        try:
+            logits = self.head(*tensors)[0][:, 0].to(torch.float32)
+        finally:
+            hook.remove()
+        scores = logits[:, self.ids[-1] :][:, :1]
+        return (scores if len(self.ids) == 1 else scores - logits[:, self.ids[0] :][:, :1],)
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        return {"logits": np.array([last_logit(whole["logits"], len(ids), self.ids)])}
+
+
+class SparseVector(Graph):
+    """SPLADE's vector of each text, from a head with logits [B,S,V]: the weights above zero.
+
+    Outputs are sparse_indices INT64 [B,N] and sparse_values FP32 [B,N], in descending order of the values. N is the
+    largest number of weights of a text in the batch, at least 1; the value 0 fills shorter rows. Nothing is lost.
+    """
+
+    def __init__(self, head: Head, pooling: SparsePooling, size: int) -> None:
+        axes = (BATCH, ENTRIES)
+        super().__init__(head.inputs, [GraphTensor(INDICES, axes, "INT64"), GraphTensor(VALUES, axes)])
+        self.head = head
+        self.pooling = pooling
+        self.size = size
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        logits = self.head(*tensors)[0].to(torch.float32)
+        inputs = self.named(tensors)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        # Padding has the weight 0, which changes neither the maximum nor the sum.
+        weights = torch.log1p(torch.relu(logits) * mask.to(torch.float32)[:, :, None])
+        if self.pooling.activation == "log1p_relu":
+            weights = torch.log1p(weights)
+        pooled = weights.amax(1) if self.pooling.strategy == "max" else weights.sum(1)
+        # A tensor as the number keeps it dynamic in the trace. Sorting the vocabulary would take eight times as long.
+        values, indices = pooled.topk((pooled > 0).sum(dim=1).max().clamp(min=1), dim=1)
+        return indices, values
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        return {"sparse_embedding": splade(whole["logits"], self.pooling)}
+
+    def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The whole vector, float32 [V], since the order of equal weights is undefined."""
+        vector = np.zeros(self.size, np.float32)
+        np.maximum.at(vector, outputs[INDICES], outputs[VALUES])
+        return {"sparse_embedding": vector}
+
+
+class Representations(Graph):
+    """All representations of a text in one pass, from a head with token vectors [B,S,H].
+
+    Outputs are those that the model has of last_hidden_state [B,S,H], or with ``dense`` those of SentenceVector;
+    token_weights FP32 [B,S], the weight of each token's id; and token_vectors [B,S,D].
+    """
+
+    def __init__(self, head: Head, dense: SentenceVector | None, heads: TokenHeads) -> None:
+        outputs = [*(dense or head).outputs] if heads.dense else []
+        (hidden,) = head.outputs
+        if heads.weights is not None:
+            outputs.append(GraphTensor(TOKEN_WEIGHTS, (BATCH, SEQUENCE)))
+        if heads.vectors is not None:
+            size = heads.vectors(torch.zeros(1, int(hidden.axes[-1]))).shape[-1]
+            outputs.append(GraphTensor(TOKEN_VECTORS, (BATCH, SEQUENCE, size), hidden.datatype))
+        super().__init__(head.inputs, outputs)
+        self.head = head
+        self.dense = dense
+        self.has_dense = heads.dense
+        self.weights = heads.weights
+        self.vectors = heads.vectors
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        (hidden,) = self.head(*tensors)
+        dense = self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,)
+        return (*(dense if self.has_dense else ()), *self._by_token(hidden).values())
+
+    def _by_token(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The outputs with a token axis besides ``hidden`` [...,S,H], computed in float32."""
+        results, vectors = {}, hidden.to(torch.float32)
+        if self.weights is not None:
+            results[TOKEN_WEIGHTS] = torch.relu(self.weights(vectors))[..., 0]
+        if self.vectors is not None:
+            results[TOKEN_VECTORS] = self.vectors(vectors).to(hidden.dtype)
+        return results
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        """Applies the layers to this text alone, since the service has no code for them."""
+        dense = (self.dense.expected(whole, ids) if self.dense else whole) if self.has_dense else {}
+        by_token = self._by_token(torch.from_numpy(whole["last_hidden_state"]))
+        return {**dense, **{name: tensor.numpy() for name, tensor in by_token.items()}}
+
+
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     """Builds the task's graph. --reduce adds the reduction.
 
@@ -205,16 +341,18 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         for name in _inputs(checkpoint, settings)
     ]
     datatype = "FP16" if settings.precision == "fp16" else "FP32"
-    model, (_, heads) = checkpoint.model, HEADS[checkpoint.task]
+    model, (name, heads) = checkpoint.model, HEADS[checkpoint.head]
     outputs = [
         GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
     ]
     # A cache would add outputs.
-    options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
+    options = {"use_cache": False} if name in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM") else {}
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
+    if (layers := checkpoint.token_heads) and layers.splade is None:
+        graph = Representations(head, graph if isinstance(graph, SentenceVector) else None, layers)
     graph.train(False)
     return graph
 
@@ -261,6 +399,10 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
+            if (layers := checkpoint.token_heads) and layers.splade:
+                return SparseVector(head, layers.splade, size_of(checkpoint.model, "vocab_size"))
+            if layers and not layers.dense:
+                raise ConfigError("--reduce: a vector per token has no exact reduction")
             # KServe's default, the normalized mean, applies without files of sentence-transformers.
             sentences = checkpoint.sentences or KSERVE
             if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
@@ -272,6 +414,9 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
             size = size_of(checkpoint.model, "hidden_size")
             return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
+        case "rerank" if is_causal(checkpoint.files.config):
+            tokens = score_tokens(checkpoint.files.model_folder, checkpoint.files.config)
+            return LastLogit(head, token_ids(tokens, checkpoint.tokenizer))
         case task:
-            able = "fill_mask, sequence_classification or text_embedding"
+            able = "fill_mask, sequence_classification, text_embedding or rerank with a causal model"
             raise ConfigError(f"--reduce: {task} has no exact reduction, expected {able}")

@@ -1,0 +1,158 @@
+"""rerank with an embedding model: query and texts are encoded once each, and compared by their representations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.tasks.base import Outputs, TaskSettings
+from hf_transformer.tasks.parameters import Parameters, read_output_format
+from hf_transformer.tasks.representations import Representations, fit_outputs
+from hf_transformer.tasks.rerank import MAX_TOKENS_EACH, Rerank, RerankItem, RerankOptions
+from hf_transformer.tasks.similarity import DENSE, max_sim, sparse_dot
+from hf_transformer.tasks.text_embedding import TextEmbedding, TextEmbeddingOptions
+from hf_transformer.tasks.truncation import TRUNCATION
+from hf_transformer.types.request import Json
+from hf_transformer.types.tensors import Array, TensorSpec
+from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds
+
+OF_EMBEDDING = ("dimensions", "normalize", "representations", *TRUNCATION, "stride")
+"""Parameters that text_embedding reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiEncoderOptions(RerankOptions):
+    """A request's parameters, with text_embedding's options for the query and for the texts."""
+
+    query: TextEmbeddingOptions
+    document: TextEmbeddingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The query or a text, alone. It may be cut to fewer tokens than the other side."""
+
+    text: str
+    is_query: bool
+
+
+class BiEncoderRerank(Rerank):
+    """Reads the outputs of text_embedding. Prompts and markers are those of queries and documents.
+
+    A score is the similarity of both representations: by the model's own function of dense vectors, the dot product of
+    sparse vectors, or MaxSim of vectors of tokens. The parameter raw_scores changes nothing, nor does
+    truncate_document, since texts are cut each by itself. Options are BiEncoderOptions in all methods.
+    """
+
+    reads_sentence_transformers = True
+    parameters = (
+        *("output_format", "top_n", "return_documents", "raw_scores", "truncate_document"),
+        *(*MAX_TOKENS_EACH, *OF_EMBEDDING),
+    )
+
+    def __init__(self, settings: TaskSettings, embedding: TextEmbedding | None = None) -> None:
+        self._embedding = embedding or TextEmbedding(settings)
+        self.hides_tokens = self._embedding.hides_tokens
+        super().__init__(settings)
+
+    def _read_outputs(self, settings: TaskSettings) -> None:
+        self.outputs = self._embedding.outputs
+        name = settings.sentence_transformers.similarity if settings.sentence_transformers else "cosine"
+        if name not in (*DENSE, "maxsim"):
+            raise LoadError(f"similarity_fn_name is {name[:60]!r}, expected one of {', '.join(DENSE)}")
+        self._dense = DENSE.get(name, DENSE["cosine"])
+
+    def fit(self, outputs: Sequence[TensorSpec]) -> BiEncoderRerank:
+        """Returns the task for a model with these outputs. Raises ConfigError and LoadError as fit_outputs does."""
+        embedding = fit_outputs(self._embedding, outputs)
+        return self if not isinstance(embedding, TextEmbedding) else type(self)(self.settings, embedding)
+
+    def with_max_length(self, length: int) -> BiEncoderRerank:
+        """Returns the task for a model with a lower length in tokens."""
+        embedding = self._embedding
+        if not isinstance(embedding, Representations):
+            return self
+        return type(self)(self.settings, embedding.with_max_length(length))
+
+    def options(self, parameters: Mapping[str, Json]) -> BiEncoderOptions:
+        checked = Parameters(parameters, self.parameters)
+        checked.flag("truncate_document", True)
+        own = {name: parameters[name] for name in OF_EMBEDDING if name in checked}
+        query, document = (
+            self._embedding.options({**own, **self._limit(checked, name), "input_type": kind})
+            for kind, name in zip(("query", "document"), MAX_TOKENS_EACH, strict=True)
+        )
+        if len(document.representations) > 1:
+            got = ", ".join(document.representations)
+            raise InvalidInput("parameters.representations", "one representation to compare", got)
+        return BiEncoderOptions(
+            output_format=read_output_format(checked, self.settings),
+            top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
+            return_documents=checked.flag("return_documents", False),
+            raw_scores=checked.flag("raw_scores", False),
+            prompt="",
+            overflow=document.overflow,
+            tokenization=self._embedding.tokenization(document),
+            window_score="max",
+            query=query,
+            document=document,
+        )
+
+    def _limit(self, checked: Parameters, name: str) -> dict[str, Json]:
+        """The parameter max_tokens for a maximum of one side, which does not count special tokens."""
+        if name not in checked:
+            return {}
+        [empty] = self.settings.vocabulary.encode([""])
+        most = len(empty) + checked.integer(name, 1, 1)
+        return {"max_tokens": min(most, checked.integer("max_tokens", most, 1))}
+
+    def texts(self, item: RerankItem, options: Any) -> Sequence[TextInput]:
+        [query] = self._embedding.texts(item.query, options.query)
+        own = self._embedding.tokenization(options.query)
+        if own != options.tokenization:  # ColBERT's queries have a length of their own
+            [[encoding]] = self.settings.vocabulary.encode_windows([query], own)
+            query = TokenIds(tuple(encoding.ids))
+        return [query, *(part for text in item.texts for part in self._embedding.texts(text, options.document))]
+
+    def of_text(self, item: RerankItem, index: int) -> Side:
+        return Side(item.texts[index - 1], False) if index else Side(item.query, True)
+
+    def text_path(self, path: str, index: int) -> str:
+        return f"{path}.texts[{index - 1}]" if index else f"{path}.query"
+
+    def complete(self, item: Any, encoding: Encoding, options: Any) -> Encoding:
+        return self._embedding.complete(item.text, encoding, _side(item, options))
+
+    def decode_cost(self, encoding: Encoding, options: Any) -> int:
+        return self._embedding.decode_cost(encoding, options.document)
+
+    def decode(self, item: Any, encoding: Encoding, outputs: Outputs, options: Any) -> Any:
+        return self._embedding.decode(item.text, encoding, outputs, _side(item, options))
+
+    def answer(self, item: RerankItem, parts: Sequence[Sequence[Any]], options: Any) -> Json:
+        sides = (self.of_text(item, index) for index in range(len(parts)))
+        query, *documents = (
+            self._representation(side, windows, _side(side, options))
+            for side, windows in zip(sides, parts, strict=True)
+        )
+        return self.ranked(item, self._scores(query, documents), options)
+
+    def _representation(self, side: Side, windows: Sequence[Any], options: TextEmbeddingOptions) -> Any:
+        answer = self._embedding.answer(side.text, [windows], options)
+        return answer[options.representations[0]] if options.named else answer
+
+    def _scores(self, query: Any, documents: Sequence[Any]) -> Array:
+        """Compares representations in the forms of text_embedding's answers, float32 [texts]."""
+        if isinstance(query, Mapping):
+            return sparse_dot(query, documents)  # type: ignore[arg-type]
+        if query.ndim > 1:
+            return max_sim(query, documents)
+        return self._dense(query, np.stack(documents))
+
+
+def _side(side: Side, options: BiEncoderOptions) -> TextEmbeddingOptions:
+    return options.query if side.is_query else options.document
