@@ -173,7 +173,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             prompt = typed_prompt(files.prompts, input_type)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         wanted, named = self._read_representations(checked)
-        precision = checked.choice("precision", "float32", PRECISIONS)
+        precision, zero = checked.choice("precision", "float32", PRECISIONS), checked.flag("binary_zero", False)
         self._check_precision(checked, wanted, precision)
         return TextEmbeddingOptions(
             prompt,
@@ -187,7 +187,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             wanted,
             named,
             precision,
-            checked.flag("binary_zero", False),
+            zero,
             input_type,
             checked.flag("normalize", True) if "normalize" in checked else None,
         )
