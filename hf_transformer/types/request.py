@@ -61,6 +61,7 @@ class Context:
         headers: the headers for the predictor, with lower-case names.
         deadline: the client's deadline on the event loop's clock; None if the client sets no deadline.
         field_names: maps a field's canonical path to the API's path, for errors; None keeps the path.
+        api: the API's label in metrics, if the body decides between APIs that share a route; empty otherwise.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
@@ -79,6 +80,7 @@ class Context:
 
     __slots__ = (
         "adapter",
+        "api",
         "arrived",
         "batch_traceparent",
         "deadline",
@@ -107,5 +109,5 @@ class Context:
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0
-        self.batch_traceparent = self.model_name = self.served_name = self.adapter = ""
+        self.batch_traceparent = self.model_name = self.served_name = self.adapter = self.api = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

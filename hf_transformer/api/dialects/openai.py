@@ -1,0 +1,44 @@
+"""The OpenAI API's embeddings and rerank at the paths of other servers, whatever --openai_route_prefix is.
+
+    POST /embeddings, /v1/embeddings    text-embeddings-inference, vLLM, Jina
+    POST /rerank, /v1/rerank            vLLM, Jina; a body with ``documents``
+
+Sources: https://huggingface.github.io/text-embeddings-inference/ and
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.api.openai.fields import TASKS, render_error
+from hf_transformer.api.service import Service
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json
+
+Create = Callable[[Service, Call], Awaitable[Response]]
+
+
+def _route(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
+    async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+        return await create(service, call)
+
+    return DialectRoute(
+        path=path,
+        dialect="openai",
+        tasks=TASKS[name],
+        handle=handle,
+        render_error=render_error,
+        fields=frozenset(fields),
+    )
+
+
+ROUTES = (
+    _route("/embeddings", "embeddings", embeddings.create, "input"),
+    _route("/v1/embeddings", "embeddings", embeddings.create, "input"),
+    _route("/rerank", "rerank", rerank.create, "query", "documents"),
+    _route("/v1/rerank", "rerank", rerank.create, "query", "documents"),
+)
