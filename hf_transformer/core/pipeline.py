@@ -251,7 +251,8 @@ class PredictivePipeline(Pipeline):
             predictions.append(task.answer(item, parts, options))
         outputs = task.extra_outputs(request.encodings(), options) if self._has_extra_outputs else ()
         tensor = task.tensor(predictions, options) if request.query.tensors else None
-        return Answers(predictions, outputs, request.tokens, tensor)
+        counts = [sum(map(_tokens, texts)) for texts in request.encodings()] if request.query.counts else ()
+        return Answers(predictions, outputs, request.tokens, tensor, counts)
 
 
 class RequestState:
@@ -281,6 +282,11 @@ class RequestState:
     def encodings(self) -> list[list[list[Encoding]]]:
         """Returns the encodings by item, text and window."""
         return [[[entry.item for entry in windows] for windows in texts] for texts in self.entries]
+
+
+def _tokens(windows: Sequence[Encoding]) -> int:
+    """Counts the tokens of a text."""
+    return sum(map(len, windows))
 
 
 def _overrides(task: Task[Any, Any, Any], name: str) -> bool:

@@ -16,26 +16,30 @@ class Answers:
     """The results of a request: a prediction per instance, and optional output tensors of the task.
 
     ``tokens`` counts the tokens of the model's input, including special tokens, excluding padding. ``tensor`` contains
-    the predictions if ``Query.tensors`` is true.
+    the predictions if ``Query.tensors`` is true, and ``token_counts`` the tokens of each instance if ``Query.counts``
+    is.
     """
 
     predictions: list[Json]
     outputs: Sequence[Tensor] = ()
     tokens: int = 0
     tensor: Tensor | None = None
+    token_counts: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class Query:
     """The instances and parameters of a request.
 
-    ``tensors`` requests the predictions as a tensor too. ``name`` is the API's name of the instances, for messages.
+    ``tensors`` requests the predictions as a tensor too, ``counts`` the tokens of each instance. ``name`` is the API's
+    name of the instances, for messages.
     """
 
     instances: Sequence[Json]
     parameters: Mapping[str, Json]
     tensors: bool = False
     name: str = "instances"
+    counts: bool = False
 
 
 class Used(Protocol):

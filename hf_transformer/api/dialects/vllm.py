@@ -14,24 +14,26 @@ https://github.com/vllm-project/vllm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.bodies import listed, read_body, reply_json, top_level
-from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, read_strings, read_truncation
+from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, move_if_present, read_strings, read_truncation
 from hf_transformer.api.dialects.routes import DialectRoute
-from hf_transformer.api.errors import require_few
+from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import GENERATION, IgnoredField, read_texts, render_error
 from hf_transformer.api.openai.rerank import PER_TEXT
-from hf_transformer.api.service import Model, Service
+from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import check_ids
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json, Query
+from hf_transformer.types.request import Answers, Json, Query
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 IGNORED = (
@@ -57,7 +59,7 @@ POOLING: Mapping[str, Mapping[str, str]] = {
     TOKENS: {"token_embed": ""},
     SEQUENCE_CLASSIFICATION: {"classify": ""},
 }
-"""What ``task`` of /pooling may ask for, by the model's task; the first is the default. The values are representations."""
+"""What ``task`` of /pooling may ask for, the default first, by the model's task. The values are representations."""
 PREDICTIVE = (
     *(EMBEDDING, TOKENS, SEQUENCE_CLASSIFICATION, "rerank", "fill_mask", "question_answering"),
     *("token_classification", "zero_shot_classification"),
@@ -134,10 +136,6 @@ def _read_input(parameters: Parameters, service: Service, model: Model) -> tuple
     return read_texts("input", parameters.get("input"), service.max_texts, read_ids)
 
 
-def _input_path(single: bool) -> Mapping[bool, str]:
-    return {True: "input", False: "input[0]"} if single else {}
-
-
 async def classify(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the probabilities of all labels, in the order of the labels."""
     known = ("input", "use_activation", *TRUNCATION_FIELDS)
@@ -172,7 +170,7 @@ def _labels(model: Model) -> Sequence[str]:
     task = model.task
     if not isinstance(task, SequenceClassification):
         raise AssertionError("the route has chosen a model for sequence classification")
-    return list(task.labels.values()) if isinstance(task.labels, Mapping) else task.labels
+    return task.labels
 
 
 def _single(path: str) -> str:
@@ -233,7 +231,10 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     is_chat = "messages" in parameters
     if is_chat and "prompt" in parameters:
         raise InvalidInput("messages", "prompt or messages", "both")
-    text = render_messages(parameters, model, call) if is_chat else parameters.string("prompt")
+    if is_chat:
+        text: str | None = render_messages(generative(model, "messages"), parameters, call.limits)
+    else:
+        text = parameters.string("prompt")
     if text is None:
         raise InvalidInput("prompt", "a string", "nothing")
     special = parameters.flag("add_special_tokens", not is_chat)
@@ -264,3 +265,28 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     check_ids([text], "tokens", tokenizer)
     [prompt] = await tokenizer.decode_off_loop([text.ids], service.executor, False)
     return reply_json({"prompt": prompt})
+
+
+Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
+
+
+def _route(path: str, handle: Handler, tasks: Sequence[str], *fields: str) -> DialectRoute:
+    return DialectRoute(
+        path=path,
+        dialect="vllm",
+        tasks=tuple(tasks),
+        handle=handle,
+        render_error=render_error,
+        fields=frozenset(fields),
+    )
+
+
+ROUTES = (
+    *[_route(path, score, ("rerank",)) for path in ("/score", "/v1/score")],
+    *[_route(path, classify, (SEQUENCE_CLASSIFICATION,)) for path in ("/classify", "/v1/classify")],
+    *[_route(path, pooling, tuple(POOLING)) for path in ("/pooling", "/v1/pooling")],
+    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "prompt"),
+    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "messages"),
+    _route("/detokenize", detokenize, (*GENERATION, *PREDICTIVE)),
+    _route("/generative_scoring", generative_scoring.score, GENERATION),
+)

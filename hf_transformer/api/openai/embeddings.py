@@ -120,13 +120,13 @@ def read_query(parameters: Parameters, model: Model, max_texts: int, token_input
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts("input", _plain_texts(parameters.get("input")), max_texts, read_ids)
+    texts, single = read_texts("input", plain_texts(parameters.get("input")), max_texts, read_ids)
     if parameters.flag(LATE_CHUNKING, False):
         texts = [{"chunks": texts}]
     return Query(texts, _options(parameters, model), name="input"), single
 
 
-def _plain_texts(value: Json) -> Json:
+def plain_texts(value: Json) -> Json:
     """Returns ``input`` with strings in place of Jina's {"text": string}."""
     if not isinstance(value, list) or not any(isinstance(item, dict) for item in value):
         return value
