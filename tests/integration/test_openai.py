@@ -145,7 +145,12 @@ WRONG: list[tuple[Any, int, str, str]] = [
         for value in ("NONE", False)
     ],
     ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
-    ({"truncate": "START", "truncation_side": "left"}, 400, "truncation_side", """no value beside truncate: "START\""""),
+    (
+        {"truncate": "START", "truncation_side": "left"},
+        400,
+        "truncation_side",
+        """no value beside truncate: "START\"""",
+    ),
     ({"truncate": 1}, 400, "truncate", "got 1"),
     ({"truncate": "END", "truncation": True}, 400, "truncate", "expected truncation or truncate, got both"),
     ({"truncation_side": "up"}, 400, "truncation_side", "expected left or right, got 'up'"),
