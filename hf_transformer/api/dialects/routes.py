@@ -96,12 +96,14 @@ def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str])
         UnknownModel: the service does not serve the model.
         NotReady: the model is absent.
     """
-    query = call.path.get("model")
+    query, names = call.path.get("model"), service.models.names
     if name is not None:
         expect(name, str, "model", "a string")
         if query not in (None, name):
             raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
-    model = service.models.choose(query if name is None else name, call.context, tasks=tasks, path="model")
+    else:  # the only model is named, so that an error says what it is for, or why it is absent
+        name = names[0] if query is None and len(names) == 1 else query
+    model = service.models.choose(name, call.context, tasks=tasks, path="model")
     if model.task.name not in tasks:
         raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}")
     return model
