@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput, describe
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.parameters import Parameters, input_type_of
 from hf_transformer.types.request import Json
 
 TRUNCATION = ("truncation", "truncate")
@@ -27,14 +27,8 @@ TRUNCATES: Mapping[str, Mapping[str, Json]] = {
 }
 """Values of ``truncate`` of Cohere and NVIDIA NIM as parameters of the task."""
 
-PURPOSES: Mapping[str, str] = {
-    "query": "query",
-    "search_query": "query",
-    "document": "document",
-    "passage": "document",
-    "search_document": "document",
-}
-"""The task's ``input_type`` by the last part of a client's: Jina has retrieval.query, Cohere search_query."""
+PURPOSES = ("query", "search_query", "document", "passage", "search_document")
+"""Common purposes of a text, for messages. Jina has retrieval.query and the like; see input_type_of."""
 OTHER_PURPOSES = ("classification", "clustering", "text-matching", "separation")
 """Purposes of Cohere and Jina that choose a prompt of this name, if the model has one."""
 
@@ -97,7 +91,7 @@ def read_purpose(parameters: Parameters, field: str, model: Model) -> dict[str, 
     name = parameters.string(field)
     if name is None:
         return {}
-    purpose = PURPOSES.get(name.rpartition(".")[2])
+    purpose = input_type_of(name) or input_type_of(name.rpartition(".")[2])
     if purpose == name:
         return {"input_type": purpose}
     files = model.task.settings.sentence_transformers
