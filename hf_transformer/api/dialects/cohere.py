@@ -140,7 +140,7 @@ def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Js
 
 
 async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers /v2/rerank, without the documents unless the request asks for them."""
+    """Answers /v2/rerank, without the documents unless the request asks for them. Only documents are truncated."""
     ignored = (IGNORED[1], IgnoredField("user", ()))
     tasks = ("rerank",)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
@@ -149,7 +149,8 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
         raise InvalidInput("query", "a string", "nothing")
     texts = read_documents(parameters.get("documents"), service.max_texts)
     names = {"top_n": "top_n", "return_documents": "return_documents"}
-    options: dict[str, Json] = {"output_format": "kserve"} | move_if_present(parameters, names)
+    options: dict[str, Json] = {"output_format": "kserve", "truncate_document": True}
+    options |= move_if_present(parameters, names)
     if count := parameters.integer("max_tokens_per_doc", 0, 0):
         options["max_tokens_per_doc"] = count
     call.context.field_names = field_of_instance

@@ -28,13 +28,13 @@ from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import GENERATION, IgnoredField, read_texts, render_error
 from hf_transformer.api.openai.rerank import PER_TEXT
 from hf_transformer.api.service import Model, Service, generative
-from hf_transformer.api.tokenize import check_ids
+from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
-from hf_transformer.types.tokenization import TokenIds, Tokenization
+from hf_transformer.types.tokenization import Tokenization
 
 IGNORED = (
     IgnoredField("user", ()),
@@ -259,11 +259,8 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     ids = parameters.get("tokens")
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
-    tokenizer, text = model.tokenizer, TokenIds(tuple(ids))
     call.context.field_names = lambda path: path.replace("tokens[0]", "tokens", 1)
-    await model.encode([text], Tokenization(whole=True, token_values=1))
-    check_ids([text], "tokens", tokenizer)
-    [prompt] = await tokenizer.decode_off_loop([text.ids], service.executor, False)
+    [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, skip_special_tokens=False)
     return reply_json({"prompt": prompt})
 
 

@@ -32,7 +32,7 @@ from hf_transformer.types.request import Answers, Json, Query
 
 PARAMETERS = (
     *("return_documents", "prompt", "prompt_name", "instruction"),
-    *("max_chunks_per_doc", "window_score", "max_tokens"),
+    *("max_chunks_per_doc", "window_score", "stride", "max_tokens", "truncate_document"),
 )
 """Fields that are parameters of the task."""
 PER_TEXT = ("max_tokens_per_doc", "max_tokens_per_query")
