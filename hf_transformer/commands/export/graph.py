@@ -16,16 +16,29 @@ import torch
 from torch import Tensor
 
 from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
+from hf_transformer.commands.export.config_pbtxt import (
+    BATCH,
+    DECODED,
+    ENTRIES,
+    FREE,
+    MASKS,
+    SEQUENCE,
+    TOP_K,
+    GraphTensor,
+)
+from hf_transformer.commands.export.token_heads import TokenHeads
 from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.sequence_classification import apply, default_function
+from hf_transformer.tasks.sparse import SparsePooling, splade
 from hf_transformer.tasks.text_embedding import KSERVE
 from hf_transformer.types.tensors import Array
 
+INDICES, VALUES = "sparse_indices", "sparse_values"
+TOKEN_WEIGHTS, TOKEN_VECTORS = "token_weights", "token_vectors"
 POOLINGS = ("mean", "cls", "max")
 """Supported pooling modes, by their names in sentence-transformers."""
 
@@ -48,6 +61,10 @@ class Graph(torch.nn.Module):
         ``whole`` contains the original model's outputs, and ``ids`` the token ids, without padding.
         """
         return whole
+
+    def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A text's outputs in the form of ``expected``."""
+        return outputs
 
 
 class Head(Graph):
@@ -173,8 +190,11 @@ class SentenceVector(Graph):
         self.normalize = normalize
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        vectors = self.head(*tensors)[0].to(torch.float32)
-        inputs = self.named(tensors)
+        return self.pooled(self.head(*tensors)[0], self.named(tensors))
+
+    def pooled(self, vectors: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The outputs for token vectors [B,S,D]."""
+        vectors = vectors.to(torch.float32)
         mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
         weights = mask.to(torch.float32)[:, :, None]
         if self.pooling == "cls":
@@ -195,6 +215,86 @@ class SentenceVector(Graph):
         return {"sentence_embedding": unit(vector), "embedding_norm": np.sqrt(vector @ vector)[np.newaxis]}
 
 
+class SparseVector(Graph):
+    """SPLADE's vector of each text, from a head with logits [B,S,V]: the weights above zero.
+
+    Outputs are sparse_indices INT64 [B,N] and sparse_values FP32 [B,N], in descending order of the values. N is the
+    largest number of weights of a text in the batch, at least 1; the value 0 fills shorter rows. Nothing is lost.
+    """
+
+    def __init__(self, head: Head, pooling: SparsePooling, size: int) -> None:
+        axes = (BATCH, ENTRIES)
+        super().__init__(head.inputs, [GraphTensor(INDICES, axes, "INT64"), GraphTensor(VALUES, axes)])
+        self.head = head
+        self.pooling = pooling
+        self.size = size
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        logits = self.head(*tensors)[0].to(torch.float32)
+        inputs = self.named(tensors)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        # Padding has the weight 0, which changes neither the maximum nor the sum.
+        weights = torch.log1p(torch.relu(logits) * mask.to(torch.float32)[:, :, None])
+        if self.pooling.activation == "log1p_relu":
+            weights = torch.log1p(weights)
+        pooled = weights.amax(1) if self.pooling.strategy == "max" else weights.sum(1)
+        count = (pooled > 0).sum(dim=1).max().clamp(min=1)
+        values, indices = pooled.sort(dim=1, descending=True)
+        return indices[:, :count], values[:, :count]
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        return {"sparse_embedding": splade(whole["logits"], self.pooling)}
+
+    def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The whole vector, float32 [V], since the order of equal weights is undefined."""
+        vector = np.zeros(self.size, np.float32)
+        np.maximum.at(vector, outputs[INDICES], outputs[VALUES])
+        return {"sparse_embedding": vector}
+
+
+class Representations(Graph):
+    """All representations of a text in one pass, from a head with token vectors [B,S,H].
+
+    Outputs are those that the model has of last_hidden_state [B,S,H], or with ``dense`` those of SentenceVector;
+    token_weights FP32 [B,S], the weight of each token's id; and token_vectors [B,S,D].
+    """
+
+    def __init__(self, head: Head, dense: SentenceVector | None, heads: TokenHeads) -> None:
+        outputs = [*(dense or head).outputs] if heads.dense else []
+        (hidden,) = head.outputs
+        if heads.weights is not None:
+            outputs.append(GraphTensor(TOKEN_WEIGHTS, (BATCH, SEQUENCE)))
+        if heads.vectors is not None:
+            size = heads.vectors(torch.zeros(1, int(hidden.axes[-1]))).shape[-1]
+            outputs.append(GraphTensor(TOKEN_VECTORS, (BATCH, SEQUENCE, size), hidden.datatype))
+        super().__init__(head.inputs, outputs)
+        self.head = head
+        self.dense = dense
+        self.has_dense = heads.dense
+        self.weights = heads.weights
+        self.vectors = heads.vectors
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        (hidden,) = self.head(*tensors)
+        results = [*(self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,))]
+        return tuple([*results[: len(results) * self.has_dense], *self._by_token(hidden).values()])
+
+    def _by_token(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The outputs with a token axis besides ``hidden`` [...,S,H], computed in float32."""
+        results, vectors = {}, hidden.to(torch.float32)
+        if self.weights is not None:
+            results[TOKEN_WEIGHTS] = torch.relu(self.weights(vectors))[..., 0]
+        if self.vectors is not None:
+            results[TOKEN_VECTORS] = self.vectors(vectors).to(hidden.dtype)
+        return results
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        """Applies the layers to this text alone, since the service has no code for them."""
+        dense = (self.dense.expected(whole, ids) if self.dense else whole) if self.has_dense else {}
+        by_token = self._by_token(torch.from_numpy(whole["last_hidden_state"]))
+        return {**dense, **{name: tensor.numpy() for name, tensor in by_token.items()}}
+
+
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     """Builds the task's graph. --reduce adds the reduction.
 
@@ -205,7 +305,7 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         for name in _inputs(checkpoint, settings)
     ]
     datatype = "FP16" if settings.precision == "fp16" else "FP32"
-    model, (_, heads) = checkpoint.model, HEADS[checkpoint.task]
+    model, (_, heads) = checkpoint.model, HEADS[checkpoint.head]
     outputs = [
         GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
@@ -214,7 +314,12 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
-    graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
+    if (layers := checkpoint.token_heads) is not None and layers.splade is None:
+        if settings.reduce and not layers.dense:
+            raise ConfigError("--reduce: a vector per token has no exact reduction")
+        graph: Graph = Representations(head, _sentence_vector(head, checkpoint) if settings.reduce else None, layers)
+    else:
+        graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
     graph.train(False)
     return graph
 
@@ -261,17 +366,24 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
-            # KServe's default, the normalized mean, applies without files of sentence-transformers.
-            sentences = checkpoint.sentences or KSERVE
-            if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
-                raise ConfigError(
-                    f"--reduce: {', '.join(sentences.pooling)} pooling can't be part of the graph, expected one of "
-                    f"{', '.join(POOLINGS)}"
-                )
-            if not sentences.include_prompt:
-                raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
-            size = size_of(checkpoint.model, "hidden_size")
-            return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
+            if checkpoint.token_heads and (pooling := checkpoint.token_heads.splade):
+                return SparseVector(head, pooling, size_of(checkpoint.model, "vocab_size"))
+            return _sentence_vector(head, checkpoint)
         case task:
             able = "fill_mask, sequence_classification or text_embedding"
             raise ConfigError(f"--reduce: {task} has no exact reduction, expected {able}")
+
+
+def _sentence_vector(head: Head, checkpoint: Checkpoint) -> SentenceVector:
+    """The pooling of the model's own files. Raises ConfigError for a pooling that the graph can't repeat."""
+    # KServe's default, the normalized mean, applies without files of sentence-transformers.
+    sentences = checkpoint.sentences or KSERVE
+    if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
+        raise ConfigError(
+            f"--reduce: {', '.join(sentences.pooling)} pooling can't be part of the graph, expected one of "
+            f"{', '.join(POOLINGS)}"
+        )
+    if not sentences.include_prompt:
+        raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
+    size = size_of(checkpoint.model, "hidden_size")
+    return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
