@@ -192,8 +192,9 @@ def status_of(error: RequestError) -> int:
 
 
 def render_error(error: RequestError, status: int) -> bytes:
-    """Serializes an error in the dialect's form."""
-    return orjson.dumps({"error": str(error), "error_type": error_kind(error)[1]})
+    """Serializes an error in the dialect's form. The class of an error with another status says nothing about it."""
+    kind = error_kind(error)[1] if status_of(error) == status else "Validation" if status < 500 else "Backend"
+    return orjson.dumps({"error": str(error), "error_type": kind})
 
 
 def within_instance(error: FieldError, index: int, context: Context) -> FieldError:
