@@ -28,7 +28,7 @@ from hf_transformer.core.scheduler import (
     Scheduler,
     SchedulerSettings,
 )
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.inputs import FIELDS
@@ -51,6 +51,7 @@ from hf_transformer.tasks.base import (
 )
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.reduced import fit_reduced
+from hf_transformer.tasks.representations import Representations, fit_representations
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
@@ -328,11 +329,13 @@ class PipelineBuilder:
             self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
         if signature.length is not None:
             tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
+            if isinstance(fitted, Representations):
+                fitted = fitted.with_max_length(tokenizer.max_length)
         settings = scheduler_settings(config, spec.instances)
         self.limit.count = settings.max_batches_in_flight
         builder = EncodingBatchBuilder(
             signature,
-            padding_policy(config, tokenizer, signature, task.settings.model_config),
+            padding_policy(config, tokenizer, signature, task.settings.model_config, hides_tokens=fitted.hides_tokens),
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
             allow_in_shared_memory=outputs_in_shared_memory(config, self.predictor),
@@ -380,8 +383,8 @@ class PipelineBuilder:
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
     """Fits a task to a model, and returns the fitted task and the signature. Raises ContractError for a mismatch."""
     try:
-        fitted = fit_reduced(task, (output.name for output in spec.outputs))
-    except ConfigError as error:
+        fitted = fit_representations(fit_reduced(task, (output.name for output in spec.outputs)), spec.outputs)
+    except (ConfigError, LoadError) as error:
         raise ContractError(spec.name, [f"{error}."]) from error
     names = config.tensor_input_names or ()
     if names and config.return_token_type_ids and "token_type_ids" not in names:
@@ -393,6 +396,12 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
         output_names=config.tensor_output_names or (),
         task=fitted.name,
     )
+    if fitted.hides_tokens and not signature.masked:
+        problem = (
+            "Its queries have mask tokens that its attention must not see, but it gets no attention_mask; export it "
+            "with one, or add attention_mask to --tensor_input_names."
+        )
+        raise ContractError(spec.name, [problem])
     multiple = config.pad_to_multiple_of
     if multiple > 1 and signature.length is None:
         flag = f"--pad_to_multiple_of={multiple}"
@@ -471,7 +480,12 @@ def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[
 
 
 def padding_policy(
-    config: Config, tokenizer: Tokenizer, signature: Signature, model_config: Mapping[str, Json]
+    config: Config,
+    tokenizer: Tokenizer,
+    signature: Signature,
+    model_config: Mapping[str, Json],
+    *,
+    hides_tokens: bool = False,
 ) -> PaddingPolicy:
     """Returns the side, the token id and the buckets of padding.
 
@@ -487,6 +501,7 @@ def padding_policy(
         buckets=padding_buckets(config.pad_to_multiple_of, tokenizer.max_length) if has_buckets else None,
         equal_lengths=equal_lengths,
         counted_id=rules.counted_id,
+        hides_tokens=hides_tokens,
     )
 
 

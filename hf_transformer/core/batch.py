@@ -101,6 +101,7 @@ class PaddingPolicy:
         buckets: the allowed widths of batches; None pads to the longest text.
         equal_lengths: whether only texts of equal length share a batch, although the model has an attention mask.
         counted_id: a token id. Texts with different counts of this token never share a batch.
+        hides_tokens: whether encodings may have ``attended``, so that the mask is not only padding.
     """
 
     pad_id: int
@@ -108,6 +109,7 @@ class PaddingPolicy:
     buckets: PaddingBuckets | None = None
     equal_lengths: bool = False
     counted_id: int | None = None
+    hides_tokens: bool = False
 
 
 class EncodingBatchBuilder(BatchBuilder[Encoding]):
@@ -182,7 +184,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
             if role != "attention_mask":
                 values = self._values(items, role, width, padding)
                 data = np.fromiter(values, dtype, rows * width).reshape(rows, width)
-            elif padding:
+            elif padding or self._policy.hides_tokens:
                 data = self._mask(items, width).astype(dtype)
             else:
                 data = np.empty((rows, width), dtype)
@@ -231,7 +233,12 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
 
     def _mask(self, items: Sequence[Encoding], width: int) -> Array:
         columns, lengths = np.arange(width), np.array([len(item.ids) for item in items])[:, np.newaxis]
-        return columns >= width - lengths if self._policy.left else columns < lengths
+        mask: Array = columns >= width - lengths if self._policy.left else columns < lengths
+        if self._policy.hides_tokens:
+            attended = [len(item.ids) if item.attended is None else item.attended for item in items]
+            starts = width - lengths if self._policy.left else 0
+            mask &= columns < starts + np.array(attended)[:, np.newaxis]
+        return mask
 
 
 def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, batch_axis: bool) -> Array:

@@ -100,6 +100,7 @@ class PredictivePipeline(Pipeline):
         self._scheduler = scheduler
         self._default_options = task.options({})
         # The pipeline skips hooks without an override, since hooks run for each text.
+        self._has_complete = _overrides(task, "complete")
         self._has_check = _overrides(task, "check")
         self._has_decode_cost = _overrides(task, "decode_cost")
         self._has_extra_outputs = _overrides(task, "extra_outputs")
@@ -182,11 +183,14 @@ class PredictivePipeline(Pipeline):
         task, limits, options, has_decode_cost = self._task, self._limits, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
         tokens, size, texts, needs_check = 0, 0, iter(windows), self._has_check
+        has_complete = self._has_complete
         for item, count in zip(request.items, request.counts, strict=True):
             item_entries = []
             for encodings in islice(texts, count):
                 text_entries = []
                 for encoding in encodings:
+                    if has_complete:
+                        encoding = task.complete(item, encoding, options)
                     length, values = len(encoding.ids), task.answer_size(encoding, options)
                     if encoding.truncated or not length:
                         needs_check = True

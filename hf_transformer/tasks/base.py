@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.tasks.multi_vector import LateInteraction
+from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
@@ -57,6 +59,8 @@ class TaskTokenizer(Protocol):
     def padding_side(self) -> str: ...
     @property
     def marks_subwords(self) -> bool: ...
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
     def token_to_id(self, token: str) -> int | None: ...
     def id_to_token(self, number: int) -> str | None: ...
     def join_tokens(self, tokens: list[str]) -> str: ...
@@ -77,6 +81,8 @@ class SentenceTransformers:
         truncate_dim: the number of components to keep of a vector; None keeps all.
         lower_case: whether to lower-case texts.
         inside: a module (Dense, ...) that only the model itself can apply. The model's output is then the final vector.
+        sparse: the settings of a SparseEncoder folder, whose models have no dense vectors.
+        late_interaction: the settings of a ColBERT folder, whose models have a vector per token.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -88,6 +94,8 @@ class SentenceTransformers:
     truncate_dim: int | None = None
     lower_case: bool = False
     inside: str | None = None
+    sparse: SparsePooling | None = None
+    late_interaction: LateInteraction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +249,8 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     outputs: tuple[OutputRole, ...]
     """The outputs that ``decode`` reads, set in each task's constructor."""
+    hides_tokens: bool = False
+    """Whether ``complete`` sets ``Encoding.attended``, which requires an attention mask."""
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Options:
@@ -273,6 +283,10 @@ class Task(Servable, Generic[Item, Options, Part]):
     def overflow(self, options: Options) -> Overflow:
         """Treatment of overlong texts in this request."""
         return options.overflow
+
+    def complete(self, item: Item, encoding: Encoding, options: Options) -> Encoding:
+        """Adds tokens to an encoding of ``texts``, by default none. Returns a new object for a change."""
+        return encoding
 
     def check(self, encoding: Encoding, path: str) -> None:
         """Raises InvalidInput if the task can't process an encoding of the instance at ``path``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -158,6 +159,39 @@ def read_prompt(parameters: Parameters, prompts: Mapping[str, str], default_name
         expected = f"one of {', '.join(prompts)}" if prompts else "no value for a model without prompts"
         raise InvalidInput("parameters.prompt_name", expected, repr(name[:40]))
     return prompts.get(name or default_name or "", "")
+
+
+QUERY_NAMES = ("query", "search_query", "retrieval_query", "s2p_query", "web_search_query")
+DOCUMENT_NAMES = ("document", "passage", "search_document", "retrieval_document", "retrieval_passage", "corpus")
+"""The names of prompts for queries and documents in model folders, in lower case with underscores, the preferred
+first."""
+
+
+def input_type_of(name: str) -> str | None:
+    """``query`` or ``document`` for a name of either in model folders and APIs, such as search_query or passage."""
+    plain = re.sub(r"[-. ]", "_", name.lower())
+    return "query" if plain in QUERY_NAMES else "document" if plain in DOCUMENT_NAMES else None
+
+
+def read_input_type(parameters: Parameters) -> str | None:
+    """Reads ``input_type``, ``query`` or ``document``; None if absent.
+
+    Raises InvalidInput for another value, and for a prompt in addition.
+    """
+    if "input_type" not in parameters:
+        return None
+    for name in ("prompt", "prompt_name"):
+        if name in parameters:
+            raise InvalidInput("parameters.input_type", f"input_type or {name}", "both", "each chooses the prompt")
+    return parameters.choice("input_type", "", ("query", "document"))
+
+
+def typed_prompt(prompts: Mapping[str, str], input_type: str) -> str:
+    """The prompt for queries or documents by its name. A model without such a prompt has an empty one, as in
+    sentence-transformers' encode_query and encode_document."""
+    known = {re.sub(r"[-. ]", "_", name.lower()): text for name, text in prompts.items()}
+    names = QUERY_NAMES if input_type == "query" else DOCUMENT_NAMES
+    return next((known[name] for name in names if name in known), "")
 
 
 def read_overflow(parameters: Parameters, default: Overflow) -> Overflow:

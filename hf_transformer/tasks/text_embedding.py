@@ -1,4 +1,7 @@
-"""text_embedding: a vector per text, equal to the result of sentence-transformers for the same model folder."""
+"""text_embedding: a vector per text, equal to the result of sentence-transformers for the same model folder.
+
+Representations (representations.py) adds sparse vectors and vectors of tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,15 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow, read_prompt
+from hf_transformer.tasks.multi_vector import DOCUMENT
+from hf_transformer.tasks.parameters import (
+    Parameters,
+    read_input_type,
+    read_output_format,
+    read_overflow,
+    read_prompt,
+    typed_prompt,
+)
 from hf_transformer.tasks.pooling import (
     DEFAULT_HIDDEN_SIZE,
     hidden_axis,
@@ -29,7 +40,9 @@ from hf_transformer.tasks.pooling import (
     require_finite_vectors,
     unit,
 )
-from hf_transformer.tasks.tensors import FREE
+from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, PRECISIONS, quantize
+from hf_transformer.tasks.sparse import Weights
+from hf_transformer.tasks.tensors import FREE, json_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
@@ -38,6 +51,8 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenI
 NUMBERS_PER_VALUE = 4
 """Numbers of an embedding per value of --max_answer_values, since arrays are faster to write: 0.06 s per 1,000,000
 numbers, compared with 0.4 s for objects. OpenAI's maximum of 2,048 inputs then allows up to 1,953 dimensions."""
+DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
+"""The values of the parameter ``representations``."""
 OUTPUT = "sentence_embedding"
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """KServe's settings, for a model folder without sentence-transformers files."""
@@ -52,6 +67,11 @@ class TextEmbeddingOptions:
         skips: the number of leading tokens to omit from pooling, in the first window and, if different, in the others.
         normalize: whether to normalize before or after truncation to ``dimensions``.
         exact: whether vectors with fewer than ``dimensions`` components are an error.
+        representations: the wanted ones of DENSE, SPARSE and MULTI_VECTOR.
+        named: whether the answer is an object by representation; else it is the only representation itself.
+        precision, binary_zero: see quantize.
+        input_type: "query", "document", or "" if the request and the model say nothing.
+        scale: the request's ``normalize``; None if absent.
     """
 
     prompt: str
@@ -62,14 +82,28 @@ class TextEmbeddingOptions:
     exact: bool
     overflow: Overflow
     stride: int
+    representations: tuple[str, ...] = (DENSE,)
+    named: bool = False
+    precision: str = "float32"
+    binary_zero: bool = False
+    input_type: str = ""
+    scale: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PooledWindow:
-    """A window's number of tokens, and a vector, float32 [D], per element of ``skips``."""
+    """A window's number of tokens, and its representations.
+
+    Attributes:
+        vectors: a dense vector, float32 [D], per element of ``skips``; empty without a dense representation.
+        sparse: the sparse vector.
+        token_vectors: vectors of tokens, float32 [kept, d].
+    """
 
     vectors: tuple[Array, ...]
     tokens: int
+    sparse: Weights | None = None
+    token_vectors: Array | None = None
 
 
 Text = str | TokenIds
@@ -97,14 +131,19 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     other_names = ("sentence_similarity", "sentence_embedding", "embedding")
     has_windows = True
     reads_sentence_transformers = True
-    parameters = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
+    parameters = (
+        *("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride"),
+        *("representations", "precision", "binary_zero", "input_type"),
+    )
+    available: tuple[str, ...] = (DENSE,)
+    """The representations of the model, the default first."""
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self._files = settings.sentence_transformers or KSERVE
         inside = self._files.inside
         # pooler_output is absent: it is part of BERT's classification head, without training for similarity.
-        names = ("sentence_embeddings", "text_embeds", "last_hidden_state", "token_embeddings")
+        names = ("sentence_embeddings", "text_embeds", "dense_vecs", "last_hidden_state", "token_embeddings")
         pooled = (Axis(name=f"embedding after {inside}" if inside else "embedding"),)
         by_token = (TOKENS, hidden_axis(settings.model_config))
         role = OutputRole(OUTPUT, pooled, names) if inside else OutputRole(OUTPUT, by_token, names, (pooled,))
@@ -122,18 +161,60 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "stride" in checked and overflow != "window":
             hint = "start the service with --on_overflow=window and leave truncation out"
             raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
-        prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
+        input_type = read_input_type(checked)
+        if input_type is None:
+            prompt_from = next((name for name in ("prompt", "prompt_name") if name in checked), None)
+            input_type = DOCUMENT if files.late_interaction else ""
+            untyped = prompt_from or not input_type
+            prompt = read_prompt(checked, files.prompts, files.default_prompt_name) if untyped else ""
+        else:
+            prompt_from, prompt = "input_type", ""
+        if input_type and prompt_from in (None, "input_type"):
+            prompt = typed_prompt(files.prompts, input_type)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
+        wanted, named = self._read_representations(checked)
+        precision = checked.choice("precision", "float32", PRECISIONS)
+        self._check_precision(checked, wanted, precision)
         return TextEmbeddingOptions(
             prompt,
-            next((name for name in ("prompt", "prompt_name") if prompt and name in checked), None),
+            prompt_from if prompt else None,
             (skip, 0) if skip and overflow == "window" else (skip,),
-            self._read_normalize(checked),
+            "after" if precision in BYTES else self._read_normalize(checked),
             dimensions,
             exact,
             overflow,
             checked.integer("stride", self.settings.window_stride, 0),
+            wanted,
+            named,
+            precision,
+            checked.flag("binary_zero", False),
+            input_type,
+            checked.flag("normalize", True) if "normalize" in checked else None,
         )
+
+    def _read_representations(self, parameters: Parameters) -> tuple[tuple[str, ...], bool]:
+        """Reads ``representations``: the wanted ones, and whether the request names them."""
+        names = parameters.strings("representations")
+        if names is None:
+            return self.available[:1], False
+        for name in names:
+            if name not in self.available:
+                expected = f"one of {', '.join(self.available)}, which the model has"
+                raise InvalidInput("parameters.representations", expected, repr(name[:40]))
+        return tuple(dict.fromkeys(names)), True
+
+    @staticmethod
+    def _check_precision(parameters: Parameters, wanted: Sequence[str], precision: str) -> None:
+        """Raises InvalidInput for parameters without effect on the wanted representations or the precision."""
+        if wanted == (SPARSE,):
+            for name in ("dimensions", "precision"):
+                if name in parameters and (name == "dimensions" or precision != "float32"):
+                    raise InvalidInput(f"parameters.{name}", "no value for sparse vectors alone")
+        if "binary_zero" in parameters and precision not in BITS:
+            raise InvalidInput("parameters.binary_zero", f"no value without a precision of {' or '.join(BITS)}")
+        if precision in BYTES and not parameters.flag("normalize", True):
+            expected = f"true for the precision {precision}, which is a range of unit vectors' components"
+            raise InvalidInput("parameters.normalize", expected, "false")
 
     def _read_normalize(self, parameters: Parameters) -> Literal["before", "after", "no"]:
         """Reads ``normalize``. By default the model folder decides: its Normalize module runs before truncate_dim."""
@@ -199,27 +280,47 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return PooledWindow(tuple(vectors), len(encoding))
 
     def answer(self, item: Text, parts: Sequence[Sequence[PooledWindow]], options: TextEmbeddingOptions) -> Json:
-        first, *following = parts[0]
+        vector = self.dense(parts[0], options)
+        return {DENSE: vector} if options.named else vector
+
+    def dense(self, windows: Sequence[PooledWindow], options: TextEmbeddingOptions) -> Array:
+        """The dense vector of a text, float32 [D] or quantized."""
+        first, *following = windows
         vector = first.vectors[0]
         if following:
             vectors = np.stack([vector, *(part.vectors[-1] for part in following)])
             # The weights are numbers of tokens, so a short last window has little effect.
-            weights = np.array([part.tokens for part in parts[0]], np.float32)
+            weights = np.array([part.tokens for part in windows], np.float32)
             vector = (vectors * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
         require_finite_vectors(vector)
-        if options.exact and options.dimensions is not None and options.dimensions > len(vector):
-            expected = f"at most {len(vector)}, the size of the model's vectors"
-            raise InvalidInput("parameters.dimensions", expected, str(options.dimensions))
+        self.check_dimensions(len(vector), options)
         if options.normalize == "before":
             vector = unit(vector)
         vector = vector[: options.dimensions]
-        return unit(vector) if options.normalize == "after" else vector
+        if options.normalize == "after":
+            vector = unit(vector)
+        if options.precision == "float32":
+            return vector
+        return quantize(vector, options.precision, zero=options.binary_zero)
+
+    @staticmethod
+    def check_dimensions(size: int, options: TextEmbeddingOptions) -> None:
+        """Raises InvalidInput if the request's ``dimensions`` exceed the vectors' ``size``."""
+        if options.exact and options.dimensions is not None and options.dimensions > size:
+            expected = f"at most {size}, the size of the model's vectors"
+            raise InvalidInput("parameters.dimensions", expected, str(options.dimensions))
 
     def tensor(self, predictions: Sequence[Json], options: TextEmbeddingOptions) -> Tensor:
-        """FP32 [instances, dimensions]."""
-        return Tensor(PREDICTIONS, "FP32", np.stack(predictions))
+        """FP32, INT8 or UINT8 [instances, dimensions]; BYTES [instances] of JSON for named representations."""
+        if options.named:
+            return json_tensor(predictions)
+        return Tensor(PREDICTIONS, DATATYPES[options.precision], np.stack(predictions))
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        if self._files.sparse is not None:
+            return super().tensor_specs
+        if self._files.late_interaction is not None:
+            return (TensorSpec(PREDICTIONS, "FP32", (FREE, FREE, self._files.late_interaction.size or FREE)),)
         size = min(self._files.truncate_dim or self._size, self._size) if self._known_size else FREE
         return (TensorSpec(PREDICTIONS, "FP32", (FREE, size)),)

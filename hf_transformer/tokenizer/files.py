@@ -21,7 +21,7 @@ VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTok
 MORE_FILES = tuple(
     "merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken generation_config.json"
     " chat_template.jinja chat_template.json additional_chat_templates/*.jinja modules.json sentence_*_config.json"
-    " config_sentence_transformers.json ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model".split()
+    " config_sentence_transformers.json artifact.metadata ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model".split()
 )
 """Patterns of further files required by the service, transformers or sentence-transformers.
 

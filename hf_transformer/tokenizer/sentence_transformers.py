@@ -6,7 +6,8 @@
     config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
 The last part of a module's type is its kind. Versions 2 to 5 write sentence_transformers.models.Pooling, and version 6
-writes sentence_transformers.sentence_transformer.modules.pooling.Pooling.
+writes sentence_transformers.sentence_transformer.modules.pooling.Pooling. representation_files.py reads the folders of
+models for sparse vectors and for vectors of tokens.
 
 Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
 sentence-transformers 6.2.
@@ -15,12 +16,21 @@ sentence-transformers 6.2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
+from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tokenizer.files import load_json, read_json
+from hf_transformer.tokenizer.representation_files import (
+    is_late_interaction,
+    read_colbert,
+    read_late_interaction,
+    read_sparse,
+    without_markers,
+)
 from hf_transformer.types.request import Json
 
 POOLING_FLAGS: Mapping[str, str] = {
@@ -48,29 +58,55 @@ WEIGHTLESS = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Reads the files of a folder. Returns None without modules.json, and for models for reranking or sparse vectors.
+    """Reads the files of a folder. Returns None for folders of other libraries, and for models for reranking.
 
     Raises:
-        LoadError: a file is invalid, or names an unknown pooling mode or default prompt.
+        LoadError: a file is invalid, or names an unknown pooling mode, default prompt or module.
     """
     path = folder / "modules.json"
     if not path.is_file():
-        return None
+        late = read_colbert(folder)
+        return SentenceTransformers(late_interaction=late, max_seq_length=_longest(late)) if late else None
     settings = read_json(folder / SETTINGS, required=False)
-    if settings.get("model_type", "SentenceTransformer") != "SentenceTransformer":
-        return None
     modules = _modules(path)
+    folders = dict(reversed(modules))
+    transformer = _transformer(folder / folders.get("Transformer", folders.get("MLMTransformer", "")))
+    if is_late_interaction(settings):
+        late = read_late_interaction(folder, settings, modules, transformer)
+        prompts = without_markers(_prompts(folder / SETTINGS, settings), late)
+        files = SentenceTransformers(prompts=prompts, late_interaction=late, max_seq_length=_longest(late))
+        # PyLate replaces the module's length by its own.
+        length = files.max_seq_length if late.markers else _max_seq_length(transformer)
+        files = replace(files, max_seq_length=length)
+    elif settings.get("model_type") == "SparseEncoder":
+        files = SentenceTransformers(
+            prompts=_prompts(folder / SETTINGS, settings),
+            sparse=read_sparse(folder, settings, modules),
+            max_seq_length=_max_seq_length(transformer),
+        )
+    elif settings.get("model_type", "SentenceTransformer") == "SentenceTransformer":
+        return _read_dense(folder, settings, modules, transformer)
+    else:
+        return None
+    return replace(
+        files,
+        default_prompt_name=settings.get("default_prompt_name"),
+        lower_case=transformer.get("do_lower_case") is True,
+    )
+
+
+def _read_dense(
+    folder: Path, settings: Mapping[str, Json], modules: Sequence[tuple[str, str]], transformer: Mapping[str, Json]
+) -> SentenceTransformers:
+    """Reads the settings of a SentenceTransformer."""
     folders = dict(reversed(modules))
     pooling_path = folder / folders.get("Pooling", "") / "config.json"
     pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
-    prompts = _prompts(folder / SETTINGS, settings)
-    first = folder / folders.get("Transformer", "")
-    transformer = _transformer(first)
     size = settings.get("truncate_dim")
     return SentenceTransformers(
         pooling=_modes(pooling_path, pooling),
         normalize=_normalizes(folder, modules),
-        prompts=prompts,
+        prompts=_prompts(folder / SETTINGS, settings),
         default_prompt_name=settings.get("default_prompt_name"),
         include_prompt=pooling.get("include_prompt", True) is not False,
         max_seq_length=_max_seq_length(transformer),
@@ -78,6 +114,11 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         lower_case=transformer.get("do_lower_case") is True,
         inside=_inside(modules),
     )
+
+
+def _longest(late: LateInteraction) -> int | None:
+    """The limit of both input types together, if each has one."""
+    return max(late.lengths.values()) if len(late.lengths) == 2 else None
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:

@@ -50,6 +50,7 @@ class Encoding:
         word_ids: the index of each token's word; None for special tokens.
         sequence_ids: 0 for the first text, 1 for the second; None for special tokens.
         tokens: the tokens' names in the vocabulary, only for a ``whole`` text.
+        attended: the number of leading tokens in the attention mask; None for all.
     """
 
     ids: list[int]
@@ -61,6 +62,7 @@ class Encoding:
     sequence_ids: list[int | None] | None = None
     tokens: list[str] | None = None
     cut: Truncation | None = None
+    attended: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -17,6 +17,7 @@ import onnx
 import onnx.numpy_helper
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from tests.support.triton_repository import task_model_folder, weights_of
 
@@ -31,7 +32,9 @@ def checkpoint(name: str, target: Path) -> Path:
     config = transformers.AutoConfig.from_pretrained(folder)
     architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     model = getattr(transformers, architecture)(config)
-    missing, unexpected = model.load_state_dict(stored_weights(weights_of(name)), strict=False)
+    stored = stored_weights(weights_of(name))
+    own = {weight.removeprefix("model."): tensor for weight, tensor in stored.items() if weight.startswith("model.")}
+    missing, unexpected = model.load_state_dict(own, strict=False)
     # ONNX files store tied weights under one of their names.
     tied = {weight for pair in getattr(model, "all_tied_weights_keys", {}).items() for weight in pair}
     # The export of a model without a head leaves out its pooler.
@@ -41,13 +44,18 @@ def checkpoint(name: str, target: Path) -> Path:
         # Otherwise save_pretrained would make one from config.json.
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     model.save_pretrained(folder)
+    if name == "m3":
+        for file, layer in (("sparse_linear.pt", "weights."), ("colbert_linear.pt", "vectors.layers.0.")):
+            torch.save({kind: stored[layer + kind] for kind in ("weight", "bias")}, folder / file)
+    elif name == "colbert":
+        save_file({"linear.weight": stored["vectors.layers.0.0.weight"]}, folder / "1_Dense" / "model.safetensors")
     return folder
 
 
 def stored_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The weights in an ONNX file, by their names in the checkpoint."""
+    """The weights in an ONNX file, by their names in the graph: those of the model's checkpoint follow ``model.``."""
     return {
-        tensor.name.removeprefix("model."): torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+        tensor.name.removeprefix("head."): torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
         for tensor in onnx.load(path).graph.initializer
-        if tensor.name.startswith("model.")
+        if tensor.name.removeprefix("head.").startswith(("model.", "weights.", "vectors."))
     }

@@ -110,7 +110,7 @@ def test_settings_of_pooling_and_length_are_read(tmp_path: Path, files: Any, exp
     assert read(tmp_path, files=files) == expected
 
 
-@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
+@pytest.mark.parametrize("kind", ["CrossEncoder", "LateFusionEncoder"])
 def test_models_of_other_types_only_have_an_activation_function(tmp_path: Path, kind: str) -> None:
     assert read(tmp_path, "Transformer", files={SETTINGS: {"model_type": kind}}) is None
     assert read_cross_encoder(tmp_path) == CrossEncoder()

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
+from hf_transformer.commands.export.token_heads import TokenHeads, read_token_heads
 from hf_transformer.core.batch_rules import DECODERS, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
@@ -50,7 +51,8 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
 class Checkpoint:
     """A loaded model: a torch module in evaluation mode, on the CPU, in float32.
 
-    ``changes`` contains the fields of config.json that the export changes.
+    ``changes`` contains the fields of config.json that the export changes. ``token_heads`` are the layers of sparse
+    and multi-vector embeddings.
     """
 
     files: ModelFiles
@@ -59,6 +61,12 @@ class Checkpoint:
     sentences: SentenceTransformers | None
     model: Any
     changes: Mapping[str, Json] = field(default_factory=dict)
+    token_heads: TokenHeads | None = None
+
+    @property
+    def head(self) -> str:
+        """The key of HEADS: the task, or fill_mask for a sparse embedding from the logits of a masked LM."""
+        return head_of(self.task, self.token_heads)
 
 
 NOT_EXPORTABLE: Mapping[str, str] = {
@@ -121,8 +129,12 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
-    if sentences and sentences.inside and task == "text_embedding":
+    token_heads = read_token_heads(files, settings)
+    chosen = settings.task or ("text_embedding" if sentences or token_heads else None)
+    task = find_task(chosen, files.config, ALL_TASKS).name
+    if task != "text_embedding":
+        token_heads = None
+    if sentences and sentences.inside and task == "text_embedding" and token_heads is None:
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
             "sentence-transformers' own ONNX export"
@@ -139,7 +151,13 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     inner = transformer_folder(files.model_folder)
     subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task, changes, subfolder), changes)
+    model = _load_model(settings, task, head_of(task, token_heads), changes, subfolder)
+    return Checkpoint(files, task, tokenizer, sentences, model, changes, token_heads)
+
+
+def head_of(task: str, token_heads: TokenHeads | None) -> str:
+    """The key of HEADS for a model."""
+    return "fill_mask" if token_heads and token_heads.splade else task
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -167,11 +185,11 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
     return {}
 
 
-def _load_model(settings: Namespace, task: str, changes: Mapping[str, Json], subfolder: str) -> Any:
+def _load_model(settings: Namespace, task: str, head: str, changes: Mapping[str, Json], subfolder: str) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # progress bars are for terminals, not for logs
         transformers.logging.disable_progress_bar()
-    name, _ = HEADS[task]
+    name, _ = HEADS[head]
     auto = getattr(transformers, name)
     with explained(f"{settings.model_id}: can't load the weights for {task}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
 """File names by format, as Triton's backends expect."""
 TOP_K = 10
 """The default of --top_k."""
-BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence", "masks")
+BATCH, SEQUENCE, DECODED, MASKS, ENTRIES = FREE = ("batch", "sequence", "decoder_sequence", "masks", "entries")
 """Names of dynamic axes, also in ONNX files."""
 
 

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
+from hf_transformer.commands.export.config_pbtxt import (
+    BATCH,
+    DECODED,
+    ENTRIES,
+    FREE,
+    MASKS,
+    SEQUENCE,
+    TOP_K,
+    GraphTensor,
+)
+from hf_transformer.commands.export.token_heads import Splade, TokenHeads
 from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.labels import read_labels, read_problem_type
@@ -48,6 +58,10 @@ class Graph(torch.nn.Module):
         ``whole`` contains the original model's outputs, and ``ids`` the token ids, without padding.
         """
         return whole
+
+    def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A text's outputs in the form of ``expected``."""
+        return outputs
 
 
 class Head(Graph):
@@ -173,8 +187,11 @@ class SentenceVector(Graph):
         self.normalize = normalize
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        vectors = self.head(*tensors)[0].to(torch.float32)
-        inputs = self.named(tensors)
+        return self.pooled(self.head(*tensors)[0], self.named(tensors))
+
+    def pooled(self, vectors: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The outputs for token vectors [B,S,D]."""
+        vectors = vectors.to(torch.float32)
         mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
         weights = mask.to(torch.float32)[:, :, None]
         if self.pooling == "cls":
@@ -195,6 +212,93 @@ class SentenceVector(Graph):
         return {"sentence_embedding": unit(vector), "embedding_norm": np.sqrt(vector @ vector)[np.newaxis]}
 
 
+class SparseVector(Graph):
+    """SPLADE's vector of each text, from a head with logits [B,S,V]: the weights that are not zero.
+
+    Outputs are sparse_indices INT64 [B,N] and sparse_values FP32 [B,N], in descending order of the values. N is the
+    largest number of weights of a text in the batch, at least 1; entries with the value 0 fill shorter rows. Hundreds
+    of bytes replace the megabytes of logits, without any loss.
+    """
+
+    def __init__(self, head: Head, splade: Splade, size: int) -> None:
+        axes = (BATCH, ENTRIES)
+        super().__init__(
+            head.inputs, [GraphTensor("sparse_indices", axes, "INT64"), GraphTensor("sparse_values", axes)]
+        )
+        self.head = head
+        self.splade = splade
+        self.size = size
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        logits = self.head(*tensors)[0].to(torch.float32)
+        inputs = self.named(tensors)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        # Padding has the weight 0, which changes neither the maximum nor the sum.
+        weights = torch.log1p(torch.relu(logits) * mask.to(torch.float32)[:, :, None])
+        if self.splade.twice:
+            weights = torch.log1p(weights)
+        pooled = weights.amax(1) if self.splade.strategy == "max" else weights.sum(1)
+        count = (pooled > 0).sum(dim=1).max().clamp(min=1)
+        values, indices = pooled.sort(dim=1, descending=True)
+        return indices[:, :count], values[:, :count]
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        weights = np.log1p(np.maximum(whole["logits"], 0))
+        if self.splade.twice:
+            weights = np.log1p(weights)
+        return {"sparse_embedding": weights.max(axis=0) if self.splade.strategy == "max" else weights.sum(axis=0)}
+
+    def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The whole vector, float32 [V], since the order of equal weights is undefined."""
+        vector = np.zeros(self.size, np.float32)
+        np.maximum.at(vector, outputs["sparse_indices"], outputs["sparse_values"])
+        return {"sparse_embedding": vector}
+
+
+class Representations(Graph):
+    """All representations of a text, from a head with token vectors [B,S,H]: the outputs that the model has of
+
+    last_hidden_state FP32 [B,S,H], or those of SentenceVector   for the dense vector
+    token_weights FP32 [B,S]                                     the weight of each token's id
+    token_vectors [B,S,D]                                        a vector per token
+    """
+
+    def __init__(self, head: Head, dense: SentenceVector | None, heads: TokenHeads) -> None:
+        outputs = [*(dense.outputs if dense else head.outputs)] if heads.dense else []
+        if heads.weights is not None:
+            outputs.append(GraphTensor("token_weights", (BATCH, SEQUENCE)))
+        if heads.vectors is not None:
+            axes = (BATCH, SEQUENCE, heads.vectors.size)
+            outputs.append(GraphTensor("token_vectors", axes, head.outputs[0].datatype))
+        super().__init__(head.inputs, outputs)
+        self.head = head
+        self.dense = dense
+        self.heads = heads
+        self.weights, self.vectors = heads.weights, heads.vectors
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        (hidden,) = self.head(*tensors)
+        results: list[Tensor] = []
+        if self.heads.dense:
+            results += self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,)
+        vectors = hidden.to(torch.float32)
+        if self.weights is not None:
+            results.append(torch.relu(self.weights(vectors))[:, :, 0])
+        if self.vectors is not None:
+            results.append(self.vectors(vectors).to(hidden.dtype))
+        return tuple(results)
+
+    def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
+        """The layers in torch for this text alone: their code is no part of the pooling that the service repeats."""
+        results = dict(self.dense.expected(whole, ids) if self.dense else whole) if self.heads.dense else {}
+        vectors = torch.from_numpy(whole["last_hidden_state"])
+        if self.weights is not None:
+            results["token_weights"] = self.weights(vectors).clamp(min=0)[:, 0].numpy()
+        if self.vectors is not None:
+            results["token_vectors"] = self.vectors(vectors).numpy()
+        return results
+
+
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     """Builds the task's graph. --reduce adds the reduction.
 
@@ -205,7 +309,7 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         for name in _inputs(checkpoint, settings)
     ]
     datatype = "FP16" if settings.precision == "fp16" else "FP32"
-    model, (_, heads) = checkpoint.model, HEADS[checkpoint.task]
+    model, (_, heads) = checkpoint.model, HEADS[checkpoint.head]
     outputs = [
         GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
@@ -214,7 +318,12 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
-    graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
+    if (layers := checkpoint.token_heads) is not None and layers.splade is None:
+        if settings.reduce and not layers.dense:
+            raise ConfigError("--reduce: a vector per token has no exact reduction")
+        graph: Graph = Representations(head, _sentence_vector(head, checkpoint) if settings.reduce else None, layers)
+    else:
+        graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
     graph.train(False)
     return graph
 
@@ -261,17 +370,24 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
-            # KServe's default, the normalized mean, applies without files of sentence-transformers.
-            sentences = checkpoint.sentences or KSERVE
-            if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
-                raise ConfigError(
-                    f"--reduce: {', '.join(sentences.pooling)} pooling can't be part of the graph, expected one of "
-                    f"{', '.join(POOLINGS)}"
-                )
-            if not sentences.include_prompt:
-                raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
-            size = size_of(checkpoint.model, "hidden_size")
-            return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
+            if checkpoint.token_heads and (splade := checkpoint.token_heads.splade):
+                return SparseVector(head, splade, size_of(checkpoint.model, "vocab_size"))
+            return _sentence_vector(head, checkpoint)
         case task:
             able = "fill_mask, sequence_classification or text_embedding"
             raise ConfigError(f"--reduce: {task} has no exact reduction, expected {able}")
+
+
+def _sentence_vector(head: Head, checkpoint: Checkpoint) -> SentenceVector:
+    """The pooling of the model's own files. Raises ConfigError for a pooling that the graph can't repeat."""
+    # KServe's default, the normalized mean, applies without files of sentence-transformers.
+    sentences = checkpoint.sentences or KSERVE
+    if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
+        raise ConfigError(
+            f"--reduce: {', '.join(sentences.pooling)} pooling can't be part of the graph, expected one of "
+            f"{', '.join(POOLINGS)}"
+        )
+    if not sentences.include_prompt:
+        raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
+    size = size_of(checkpoint.model, "hidden_size")
+    return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)

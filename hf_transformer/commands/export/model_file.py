@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hf_transformer.commands.export.checkpoint import Checkpoint, explained
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE
+from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, ENTRIES, MASKS, SEQUENCE
 from hf_transformer.commands.export.graph import Graph, LastEosHead
 from hf_transformer.core.batch_rules import BatchRules, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
@@ -231,7 +231,7 @@ def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namesp
             batch = _run(graph, run, sample.inputs, path, sample.sizes)
             for row, (expected, alone) in enumerate(zip(sample.expected, sample.alone, strict=True)):
                 shape = tuple(sample.inputs["input_ids"].shape)
-                for name, difference in _differences(expected, batch, row, sample.left):
+                for name, difference in _differences(graph, expected, batch, row, sample.left):
                     if not difference <= settings.tolerance:  # also rejects NaN
                         raise LoadError(
                             f"{path.name} differs from the model: {name} by {difference:.3g} for a text in a batch of "
@@ -241,7 +241,7 @@ def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namesp
                 if len(sample.alone) == 1 or settings.max_batch_size == 1:
                     continue
                 single = {name: array[0] for name, array in _run(graph, run, alone, path).items()}
-                for name, difference in _differences(single, batch, row, sample.left):
+                for name, difference in _differences(graph, graph.comparable(single), batch, row, sample.left):
                     if not difference <= batch_tolerance:
                         raise LoadError(
                             f"{path.name}: outputs depend on the other texts of a batch: {name} changes by "
@@ -258,7 +258,9 @@ def _run(
     outputs = {}
     for output, array in zip(graph.outputs, run(inputs), strict=True):
         if sizes is not None:
-            shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in output.axes)
+            # The number of a sparse vector's entries is known from the outputs alone.
+            known = {ENTRIES: array.shape[-1], **sizes}
+            shape = tuple(known[axis] if isinstance(axis, str) else axis for axis in output.axes)
             if array.shape != shape:
                 raise LoadError(f"{path.name}: {output.name} has the shape {array.shape}, expected {shape}")
         outputs[output.name] = array
@@ -266,10 +268,10 @@ def _run(
 
 
 def _differences(
-    expected: Mapping[str, Array], batch: Mapping[str, Array], row: int, left: bool
+    graph: Graph, expected: Mapping[str, Array], batch: Mapping[str, Array], row: int, left: bool
 ) -> list[tuple[str, float]]:
     """The difference of each output of the text in ``row``, without padding."""
-    actual = {name: array[row] for name, array in batch.items()}
+    actual = graph.comparable({name: array[row] for name, array in batch.items()})
     if "probabilities" not in expected or "topk_ids" not in actual:
         return [
             (
