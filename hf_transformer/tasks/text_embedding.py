@@ -44,6 +44,7 @@ from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, PRECISIONS
 from hf_transformer.tasks.sparse import Weights
 from hf_transformer.tasks.tensors import FREE, json_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.tasks.truncation import TRUNCATION, default_stride, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization
@@ -81,7 +82,7 @@ class TextEmbeddingOptions:
     dimensions: int | None
     exact: bool
     overflow: Overflow
-    stride: int
+    tokenization: Tokenization
     representations: tuple[str, ...] = (DENSE,)
     named: bool = False
     precision: str = "float32"
@@ -132,7 +133,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     has_windows = True
     reads_sentence_transformers = True
     parameters = (
-        *("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride"),
+        *("output_format", "normalize", "dimensions", "prompt_name", "prompt", *TRUNCATION, "stride"),
         *("representations", "precision", "binary_zero", "input_type"),
     )
     available: tuple[str, ...] = (DENSE,)
@@ -161,6 +162,8 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "stride" in checked and overflow != "window":
             hint = "start the service with --on_overflow=window and leave truncation out"
             raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
+        stride = checked.integer("stride", default_stride(checked, self.settings), 0)
+        base = Tokenization(windows=True, stride=stride) if overflow == "window" else PLAIN
         input_type = read_input_type(checked)
         if input_type is None:
             prompt_from = next((name for name in ("prompt", "prompt_name") if name in checked), None)
@@ -183,7 +186,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             dimensions,
             exact,
             overflow,
-            checked.integer("stride", self.settings.window_stride, 0),
+            read_tokenization(checked, base),
             wanted,
             named,
             precision,
@@ -254,9 +257,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
         # No prompt is prepended to token ids, since they are the complete text.
         return (item if isinstance(item, TokenIds) else self._cased(options.prompt + item),)
-
-    def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
-        return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
 
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Counts NUMBERS_PER_VALUE numbers as one value."""
