@@ -179,7 +179,7 @@ def error_kind(error: RequestError) -> tuple[int, str]:
         return 424, "Backend"
     if isinstance(error, InvalidInput) and error.got == EMPTY:
         return 400, "Empty"
-    if isinstance(error, InvalidInput) and error.path == "model":  # a model of another kind
+    if isinstance(error, InvalidInput) and error.path in ("model", "representations"):  # a model of another kind
         return 424, "Backend"
     if isinstance(error, InvalidInput | TooLarge) and error.path != "body":
         return 422, "Validation"
