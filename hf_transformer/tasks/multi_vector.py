@@ -92,12 +92,12 @@ class TokenVectors:
         """Whether the attention mask must hide tokens of a query."""
         return self.files.expansion is not None and not self.files.expansion.attend
 
-    def room(self, input_type: str) -> int | None:
-        """The maximum number of tokens before ``complete``; None for the model's length."""
-        length = self.files.lengths.get(input_type)
-        if length is None and input_type not in self._markers:
+    def room(self, input_type: str, limit: int | None = None) -> int | None:
+        """The maximum number of tokens before ``complete``, at most ``limit`` after it; None for the model's length."""
+        limits = [length for length in (self.files.lengths.get(input_type), limit) if length is not None]
+        if not limits and input_type not in self._markers:
             return None
-        return min(length or self._longest, self._longest) - (input_type in self._markers)
+        return min([*limits, self._longest]) - (input_type in self._markers)
 
     def complete(self, encoding: Encoding, input_type: str) -> Encoding:
         """Adds the marker after the first token, and the mask tokens of a query."""

@@ -4,6 +4,7 @@ The model's output names say which representations it has, and its files how the
 
     dense         sentence_embedding [D], last_hidden_state [tokens, hidden], ...   as in text_embedding.py
     sparse        sparse_embedding [V]           pooled weights of the vocabulary
+                  sparse_values, sparse_indices  the same without zeros, [N] each (hf-transformer export --reduce)
                   logits [tokens, V]             a masked language model's logits (SPLADE)
                   token_weights [tokens]         a weight per token of the text (BGE-M3's sparse_linear.pt)
     multi_vector  token_vectors [tokens, d]      projected vectors of all tokens (ColBERT, BGE-M3's colbert_linear.pt)
@@ -20,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, Task, TaskSettings
-from hf_transformer.tasks.multi_vector import TokenVectors, unit_rows
+from hf_transformer.tasks.multi_vector import DOCUMENT, QUERY, TokenVectors, unit_rows
 from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_size, require_finite_vectors
-from hf_transformer.tasks.quantization import DATATYPES, quantize
+from hf_transformer.tasks.quantization import BYTES, DATATYPES, quantize
 from hf_transformer.tasks.sparse import SparsePooling, Weights, highest, lexical, merge, nonzero, splade, unit_weights
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.tasks.tensors import json_tensor
@@ -42,13 +43,18 @@ from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding, TokenIds, Tokenization
 
 POOLED, WEIGHTS, VECTORS, SHIFTED = "sparse_embedding", "token_weights", "token_vectors", "colbert_vecs"
+VALUES, INDICES = "sparse_values", "sparse_indices"
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     POOLED: ("sparse_embeddings", "logits"),
     WEIGHTS: ("sparse_weights", "sparse_vecs"),
     VECTORS: ("token_embeddings", "contextual", "last_hidden_state", OUTPUT),
     SHIFTED: (),
+    VALUES: (),
 }
-ROLES: Mapping[str, str] = {POOLED: SPARSE, WEIGHTS: SPARSE, VECTORS: MULTI_VECTOR, SHIFTED: MULTI_VECTOR}
+ROLES: Mapping[str, str] = {
+    **dict.fromkeys((POOLED, WEIGHTS, VALUES), SPARSE),
+    **dict.fromkeys((VECTORS, SHIFTED), MULTI_VECTOR),
+}
 """The representation of each role, the preferred role of a representation first."""
 NUMBERED = re.compile(r"__\d+$")
 """The suffix of output names in Triton's PyTorch backend."""
@@ -65,26 +71,40 @@ class Representations(TextEmbedding):
 
     Args:
         roles: the names of the roles that the model has, keys of ROLES or OUTPUT, at most one per representation.
+        dense: the class of the task that reads dense vectors.
     """
 
-    def __init__(self, settings: TaskSettings, roles: Sequence[str]) -> None:
+    def __init__(
+        self, settings: TaskSettings, roles: Sequence[str], dense: type[TextEmbedding] = TextEmbedding
+    ) -> None:
         super().__init__(settings)
         self._roles = tuple(roles)
-        (dense,) = self.outputs
+        self._dense = dense(settings)
         config, files = settings.model_config, self._files
         self._vocabulary_size = _size(config.get("vocab_size"))
         late = files.late_interaction
         self._sparse = files.sparse or SparsePooling()
         self._vector_size = (late.size if late else None) or hidden_size(config) or DEFAULT_HIDDEN_SIZE
         self._late = TokenVectors(late, settings.vocabulary, settings.max_length) if late else None
+        if self._late and settings.stride is None:
+            # A quarter of a document's length, which may be far below the model's.
+            self.settings = replace(settings, stride=(self._late.room(DOCUMENT) or settings.max_length) // 4)
         self.hides_tokens = self._late is not None and self._late.hides_tokens
         self.available = tuple(DENSE if role == OUTPUT else ROLES[role] for role in roles)
-        self.outputs = tuple(dense if role == OUTPUT else self._role(role) for role in roles)
+        self.outputs = tuple(
+            output for role in roles for output in (self._dense.outputs if role == OUTPUT else self._read_by(role))
+        )
         self._dropped = _special_ids(settings)
 
     def with_max_length(self, length: int) -> Representations:
         """Returns the task for a model with a lower length in tokens."""
-        return type(self)(replace(self.settings, max_length=length), self._roles)
+        return type(self)(replace(self.settings, max_length=length), self._roles, type(self._dense))
+
+    def _read_by(self, name: str) -> tuple[OutputRole, ...]:
+        if name != VALUES:
+            return (self._role(name),)
+        axes = (Axis(name="weights", minimum=0),)
+        return OutputRole(VALUES, axes), OutputRole(INDICES, axes, datatypes=("INT64", "INT32"))
 
     def _role(self, name: str) -> OutputRole:
         names = OTHER_NAMES[name]
@@ -104,12 +124,11 @@ class Representations(TextEmbedding):
 
     def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
         tokenization = super().tokenization(options)
-        room = self._late.room(options.input_type) if self._late else None
+        room = self._late.room(options.input_type, tokenization.max_length) if self._late else None
         if room is None:
             return tokenization
-        length = min(room, tokenization.max_length or room)
         # A query is read once, since its length is fixed.
-        return replace(tokenization, max_length=length, windows=tokenization.windows and options.input_type != "query")
+        return replace(tokenization, max_length=room, windows=tokenization.windows and options.input_type != QUERY)
 
     def complete(self, item: Text, encoding: Encoding, options: TextEmbeddingOptions) -> Encoding:
         if self._late is None or isinstance(item, TokenIds) or not encoding.ids:
@@ -140,7 +159,7 @@ class Representations(TextEmbedding):
         wanted = options.representations
         sparse = self._decode_sparse(encoding, outputs) if SPARSE in wanted else None
         vectors = self._decode_vectors(encoding, outputs, options) if MULTI_VECTOR in wanted else None
-        dense = super().decode(item, encoding, outputs, options).vectors if DENSE in wanted else ()
+        dense = self._dense.decode(item, encoding, outputs, options).vectors if DENSE in wanted else ()
         return PooledWindow(dense, len(encoding), sparse, vectors)
 
     def _decode_sparse(self, encoding: Encoding, outputs: Outputs) -> Weights:
@@ -148,6 +167,11 @@ class Representations(TextEmbedding):
             weights = outputs[WEIGHTS].astype(np.float32).reshape(len(encoding))
             require_finite_vectors(weights)
             return lexical(weights, encoding.ids, self._dropped)
+        if VALUES in outputs:
+            values, indices = outputs[VALUES].astype(np.float32), outputs[INDICES].astype(np.int64)
+            require_finite_vectors(values)
+            order = np.argsort(indices[values > 0])
+            return Weights(indices[values > 0][order], values[values > 0][order])
         rows = outputs[POOLED]
         pooled = splade(rows, self._sparse) if rows.ndim == 2 else rows
         require_finite_vectors(pooled)
@@ -188,7 +212,7 @@ class Representations(TextEmbedding):
         self.check_dimensions(vectors.shape[1], options)
         vectors = np.ascontiguousarray(vectors[:, : options.dimensions])
         normalize = self._late.files.normalize if self._late else True
-        if options.precision in ("int8", "uint8") or (normalize if options.scale is None else options.scale):
+        if options.precision in BYTES or (normalize if options.scale is None else options.scale):
             vectors = unit_rows(vectors)
         return quantize(vectors, options.precision, zero=options.binary_zero)
 
@@ -219,23 +243,27 @@ def fit_representations(task: Task[Any, Any, Any], outputs: Iterable[TensorSpec]
     if not isinstance(task, TextEmbedding):
         return task
     roles = _find_roles(task.settings, {NUMBERED.sub("", output.name) for output in outputs})
-    return task if roles == [OUTPUT] else Representations(task.settings, roles)
+    return task if roles == [OUTPUT] else Representations(task.settings, roles, type(task))
 
 
 def _find_roles(settings: TaskSettings, names: set[str]) -> list[str]:
     """The roles of a model with outputs of these names, the default representation first."""
     files = settings.sentence_transformers
     found = [role for role in ROLES if role in names or (role == WEIGHTS and names & {*OTHER_NAMES[WEIGHTS]})]
-    if files and files.sparse and SPARSE not in map(ROLES.get, found):
-        found.append(POOLED)  # the contract finds the output
-    elif files and files.late_interaction and MULTI_VECTOR not in map(ROLES.get, found):
-        found.append(VECTORS)
+    only = (SPARSE if files.sparse else MULTI_VECTOR if files.late_interaction else None) if files else None
+    if only and only not in map(ROLES.get, found):
+        found.append(POOLED if only == SPARSE else VECTORS)  # the contract finds the output
+        names = set()
     elif files is None and names == {"logits"}:
         return [POOLED]  # a masked language model with --task=text_embedding
-    rest = names - {name for role in found for name in (role, *OTHER_NAMES[role])}
-    dense = bool(names & {OUTPUT, "dense_vecs"} & rest if files and (files.sparse or files.late_interaction) else rest)
+    # An output has one role: a model with token_vectors may also have last_hidden_state, for its dense vector.
+    bound = {next((name for name in (role, *OTHER_NAMES[role]) if name in names), "") for role in found}
+    rest = names - bound - {*ROLES, INDICES}
+    dense = bool(rest & {OUTPUT, "dense_vecs"} if only else rest)
     by_representation = {ROLES[role]: role for role in reversed(found)}
-    return [*[OUTPUT] * (dense or not found), *by_representation.values()]
+    order = (MULTI_VECTOR, SPARSE) if files and files.late_interaction else (SPARSE, MULTI_VECTOR)
+    roles = [by_representation[name] for name in order if name in by_representation]
+    return [OUTPUT, *roles] if dense or not roles else roles
 
 
 def _special_ids(settings: TaskSettings) -> Array:

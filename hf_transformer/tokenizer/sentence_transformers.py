@@ -68,7 +68,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         late = read_colbert(folder)
         return SentenceTransformers(late_interaction=late, max_seq_length=_longest(late)) if late else None
     settings = read_json(folder / SETTINGS, required=False)
-    modules = _modules(path)
+    modules = read_modules(path)
     folders = dict(reversed(modules))
     transformer = _transformer(folder / folders.get("Transformer", folders.get("MLMTransformer", "")))
     if is_late_interaction(settings):
@@ -158,7 +158,7 @@ def _transformer(folder: Path) -> Mapping[str, Json]:
     return settings
 
 
-def _modules(path: Path) -> list[tuple[str, str]]:
+def read_modules(path: Path) -> list[tuple[str, str]]:
     """Reads the kind and folder of each module. Raises LoadError for a folder outside the model's folder."""
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

@@ -1,93 +1,253 @@
-"""Compute the goldens of sparse and multi-vector embeddings.
+"""Compute the goldens of sparse vectors and of vectors of tokens with sentence-transformers.
 
-By sentence-transformers' SparseEncoder and MultiVectorEncoder; those of BGE-M3 by the formulas of FlagEmbedding's
-BGEM3FlagModel. Needs torch, transformers 5, sentence-transformers 6.2 and onnx. Every text is run alone, unpadded.
+The models are tiny and random. The file has their small files, and per text the outputs that an exported model would
+have, so that tests need no weights. sentence-transformers reads PyLate's and ColBERT's folders, too. BGE-M3 is the
+formula of FlagEmbedding's m3.py in torch. Every text is run alone, unpadded.
 """
 
 from __future__ import annotations
 
+import json
+import string
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import sentence_transformers
 import torch
 import transformers
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
-from torch.nn.functional import normalize
+from safetensors.torch import save_file
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.base.modules.dense import Dense
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tokenizers import processors
+from torch.nn import functional
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertTokenizer,
+    PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
 
 from scripts.goldens.golden_files import TOLERANCE, generate
-from tests.goldens.checkpoints import checkpoint
-from tests.goldens.embedding_texts import TEXTS
-from tests.goldens.hard_texts import HARD_TEXTS
 
+TEXTS: Final = (
+    "the cat sleeps, really!",
+    "cat",
+    "",
+    "?!...",
+    "the cat and the dog sleep on the sofa; the bird sings in the garden of the house and flies",
+)
+WORDS: Final = "the cat dog bird sleep sing fly sofa garden house and on in of really".split()
+TOKENS: Final = ("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PIECES: Final = ("##s", "##es", "##i")
+SIZE: Final = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 40,
+}
 ABOUT: Final = {
     "made_by": "scripts/goldens/generate_representations.py",
     "tolerance": {"component_absolute": TOLERANCE},
-    "splade": "SparseEncoder(folder).encode(text)",
-    "m3": "dense by SentenceTransformer(folder).encode(text); sparse and multi_vector by FlagEmbedding's formulas",
-    "colbert": "MultiVectorEncoder(folder).encode_query(text) and encode_document(text); query_16 and document_16 have "
-    "16 of 80 components, not normalized again",
-    "sparse": "indices in ascending order, and values",
+    "models": "the small files of each model folder",
+    "cases": "one per model, text and input type: the token ids, the number of them in the attention mask, the "
+    "outputs of the model, and the answer, dense [D], sparse {id: weight} or multi_vector [tokens, d]",
 }
-SKIPPED: Final = ("<s>", "</s>", "<pad>", "<unk>")
-"""Tokens without a lexical weight in FlagEmbedding."""
-FEW: Final = 3
-"""Texts with all 80 components of a ColBERT vector; the others have 16, to keep the file small."""
 
 
-def sparse(vector: torch.Tensor) -> dict[str, Any]:
-    """The components of a dense vector [V] that are not zero."""
-    indices = vector.nonzero()[:, 0]
-    return {"indices": indices.tolist(), "values": vector[indices].tolist()}
+def bert_tokenizer(*added: str, special: bool = True) -> BertTokenizer:
+    """A WordPiece tokenizer of a few words, with added tokens."""
+    vocabulary = [*TOKENS, *WORDS, *PIECES, *string.punctuation]
+    tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)}, model_max_length=24)
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(added)})
+    else:
+        tokenizer.add_tokens(list(added))
+    return tokenizer
 
 
-class Goldens:
-    """The models."""
+def bert(kind: type[PreTrainedModel], tokenizer: BertTokenizer) -> PreTrainedModel:
+    """A random BERT whose weights are large enough for different answers to texts."""
+    model = kind(BertConfig(vocab_size=len(tokenizer), **SIZE))
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.6 if parameter.dim() > 1 else 0.1)
+    return model.eval()
 
-    def __init__(self, folder: Path) -> None:
-        self.splade = SparseEncoder(str(checkpoint("splade", folder)), device="cpu")
-        self.colbert = MultiVectorEncoder(str(checkpoint("colbert", folder)), device="cpu")
-        m3 = checkpoint("m3", folder)
-        self.m3 = SentenceTransformer(str(m3), device="cpu")
-        self.linear = {name: torch.load(m3 / f"{name}_linear.pt", weights_only=True) for name in ("sparse", "colbert")}
 
-    def everything(self) -> dict[str, Any]:
-        """The contents of representations.json."""
-        hard = {name: text for name, text in HARD_TEXTS.items() if len(text) < 60}
-        cases = [case(name, text) for case in (self.splade_case, self.m3_case) for name, text in (TEXTS | hard).items()]
-        texts = list((TEXTS | hard).items())[::3]
-        cases += [self.colbert_case(name, text, short=number >= FEW) for number, (name, text) in enumerate(texts)]
-        return {"about": ABOUT, "cases": cases}
+def save(folder: Path, model: PreTrainedModel, tokenizer: Any) -> Path:
+    """Saves a checkpoint."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
-    def splade_case(self, name: str, text: str) -> dict[str, Any]:
-        vector = self.splade.encode([text], convert_to_sparse_tensor=False, show_progress_bar=False)[0]
-        return {"model": "splade", "id": name, "text": text, "sparse": sparse(vector)}
 
-    def m3_case(self, name: str, text: str) -> dict[str, Any]:
-        dense = self.m3.encode([text], show_progress_bar=False)[0]
-        inputs = self.m3.tokenizer([text], truncation=True, max_length=self.m3.max_seq_length, return_tensors="pt")
-        hidden = self.m3[0].auto_model(**inputs).last_hidden_state[0]
-        weights = torch.relu(hidden @ self.linear["sparse"]["weight"].T + self.linear["sparse"]["bias"])[:, 0]
-        # FlagEmbedding's colbert_vecs leave out the first token.
-        vectors = normalize(hidden[1:] @ self.linear["colbert"]["weight"].T + self.linear["colbert"]["bias"], dim=-1)
-        skipped = self.m3.tokenizer.convert_tokens_to_ids(list(SKIPPED))
-        best: dict[int, float] = {}
-        for number, weight in zip(inputs["input_ids"][0].tolist(), weights.tolist(), strict=True):
-            if number not in skipped and weight > best.get(number, 0):
-                best[number] = weight
-        found = {"indices": sorted(best), "values": [best[number] for number in sorted(best)]}
-        case = {"model": "m3", "id": name, "text": text, "dense": dense, "sparse": found}
-        return case | ({"multi_vector": vectors} if name in TEXTS else {})
+def splade(folder: Path, pooling: Mapping[str, str], most: int | None) -> SparseEncoder:
+    """A SparseEncoder, saved and loaded."""
+    tokenizer = bert_tokenizer()
+    plain = save(folder / "plain", bert(BertForMaskedLM, tokenizer), tokenizer)
+    modules = [Transformer(str(plain), transformer_task="fill-mask"), SpladePooling(**pooling)]
+    SparseEncoder(modules=modules, max_active_dims=most, device="cpu").save_pretrained(str(folder))
+    return SparseEncoder(str(folder), device="cpu")
 
-    def colbert_case(self, name: str, text: str, *, short: bool) -> dict[str, Any]:
-        found = {
-            "query": self.colbert.encode_query([text], show_progress_bar=False)[0],
-            "document": self.colbert.encode_document([text], show_progress_bar=False)[0],
-        }
-        if short:
-            found = {f"{kind}_16": vectors[:, :16] for kind, vectors in found.items()}
-        return {"model": "colbert", "id": name, "text": text, **found}
+
+def multi_vector(folder: Path) -> MultiVectorEncoder:
+    """A MultiVectorEncoder, saved and loaded. Its markers are in the prompts."""
+    tokenizer = bert_tokenizer("[Q]", "[D]")
+    plain = save(folder / "plain", bert(BertModel, tokenizer), tokenizer)
+    expansion = {"strategy": "fixed", "attend": False, "length": 12}
+    transformer = Transformer(str(plain), document_length=14, query_expansion=expansion)
+    modules = [
+        transformer,
+        Dense(12, 6, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
+        MultiVectorMask(skiplist_words=list(string.punctuation)),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    prompts = {"query": "[Q] ", "document": "[D] "}
+    MultiVectorEncoder(modules=modules, prompts=prompts, device="cpu").save_pretrained(str(folder))
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def pylate(folder: Path) -> MultiVectorEncoder:
+    """A folder as PyLate writes it, whose mask tokens are attended to."""
+    tokenizer = bert_tokenizer("[Q] ", "[D] ", special=False)
+    save(folder, bert(BertModel, tokenizer), tokenizer)
+    dense = folder / "1_Dense"
+    dense.mkdir()
+    settings = {"in_features": 12, "out_features": 6, "bias": False}
+    write(dense / "config.json", settings | {"activation_function": "torch.nn.modules.linear.Identity"})
+    save_file({"linear.weight": torch.randn(6, 12)}, dense / "model.safetensors")
+    kinds = (("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
+    modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds)]
+    write(folder / "modules.json", modules)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 11, "do_lower_case": False})
+    pylate_settings = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 10, "document_length": 12}
+    more = {"attend_to_expansion_tokens": True, "do_query_expansion": True, "skiplist_words": [",", "!", ";"]}
+    write(folder / "config_sentence_transformers.json", {"model_type": "ColBERT", **pylate_settings, **more})
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def colbert(folder: Path) -> MultiVectorEncoder:
+    """A checkpoint of the original ColBERT, with its projection beside the encoder's weights."""
+    tokenizer = bert_tokenizer()
+    model = bert(BertModel, tokenizer)
+    model.config.architectures = ["HF_ColBERT"]
+    save(folder, model, tokenizer)
+    write(folder / "config.json", {**json.loads((folder / "config.json").read_text()), "architectures": ["HF_ColBERT"]})
+    weights = {f"bert.{name}": weight.contiguous() for name, weight in model.state_dict().items()}
+    save_file({**weights, "linear.weight": torch.randn(6, 12)}, folder / "model.safetensors", {"format": "pt"})
+    metadata = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 9, "doc_maxlen": 16}
+    write(folder / "artifact.metadata", {**metadata, "dim": 6, "mask_punctuation": True})
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def bge_m3(folder: Path) -> tuple[PreTrainedModel, Any, torch.nn.Linear, torch.nn.Linear]:
+    """XLM-R with BGE-M3's linear layers, and the tokenizer's special tokens of XLM-R."""
+    tokenizer = bert_tokenizer()
+    backend = tokenizer.backend_tokenizer
+    tokenizer.add_special_tokens({"bos_token": "[CLS]", "eos_token": "[SEP]"})
+    backend.post_processor = processors.RobertaProcessing(("[SEP]", 5), ("[CLS]", 4))
+    model = XLMRobertaModel(XLMRobertaConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZE)).eval()
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.6 if parameter.dim() > 1 else 0.1)
+    save(folder, model, tokenizer)
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(("Transformer", "Pooling", "Normalize"))
+    ]
+    write(folder / "modules.json", modules)
+    (folder / "1_Pooling").mkdir()
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 12, "pooling_mode_cls_token": True})
+    return model, tokenizer, torch.nn.Linear(12, 1), torch.nn.Linear(12, 12)
+
+
+def write(path: Path, value: Any) -> None:
+    """Writes JSON."""
+    path.write_text(json.dumps(value))
+
+
+def small_files(folder: Path) -> dict[str, Any]:
+    """The JSON files of a folder and of its modules, by path."""
+    names = [*folder.glob("*.json"), *folder.glob("[0-9]_*/config.json"), *folder.glob("artifact.metadata")]
+    return {str(path.relative_to(folder)): json.loads(path.read_text()) for path in sorted(names)}
+
+
+def sparse_case(model: SparseEncoder, text: str) -> dict[str, Any]:
+    """The weights of a text."""
+    features = model.preprocess([text])
+    logits = model[0](dict(features))["token_embeddings"][0]
+    ids = features["input_ids"][0].tolist()
+    weights = model.encode([text], show_progress_bar=False, convert_to_sparse_tensor=False)[0]
+    answer = {str(number): float(weights[number]) for number in weights.nonzero()[:, 0].tolist()}
+    return {"ids": ids, "attended": len(ids), "outputs": {"logits": logits}, "sparse": answer}
+
+
+def multi_vector_case(model: MultiVectorEncoder, text: str, kind: str) -> dict[str, Any]:
+    """The vectors of a query's or document's tokens."""
+    features = model.preprocess([text], prompt=model.prompts[kind], task=kind)
+    ids, mask = features["input_ids"][0].tolist(), features["attention_mask"][0].tolist()
+    projected = model[1](dict(model[0](dict(features))))["token_embeddings"][0]
+    encode: Callable[..., Any] = model.encode_query if kind == "query" else model.encode_document
+    vectors = encode([text], show_progress_bar=False, convert_to_numpy=True)[0]
+    case = {"input_type": kind, "ids": ids, "attended": sum(mask), "outputs": {"token_vectors": projected}}
+    return {**case, "multi_vector": vectors}
+
+
+def bge_m3_case(parts: tuple[PreTrainedModel, Any, torch.nn.Linear, torch.nn.Linear], text: str) -> dict[str, Any]:
+    """All representations of a text. Without a linear layer's weights in a file, the outputs of the layers are here."""
+    model, tokenizer, sparse_linear, colbert_linear = parts
+    ids = tokenizer(text, truncation=True, max_length=24)["input_ids"]
+    hidden = model(torch.tensor([ids])).last_hidden_state[0]
+    weights, vectors = torch.relu(sparse_linear(hidden))[:, 0], colbert_linear(hidden)
+    pooled = torch.zeros(len(tokenizer)).scatter_reduce(0, torch.tensor(ids), weights, "amax")
+    pooled[[4, 5, 0, 3]] = 0  # [CLS], [SEP], [PAD], [UNK]
+    answer = {str(number): float(pooled[number]) for number in pooled.nonzero()[:, 0].tolist()}
+    return {
+        "ids": ids,
+        "attended": len(ids),
+        "outputs": {"last_hidden_state": hidden, "token_weights": weights, "token_vectors": vectors},
+        "dense": functional.normalize(hidden[0], dim=-1),
+        "sparse": answer,
+        "multi_vector": functional.normalize(vectors[1:], dim=-1),
+    }
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """The contents of representations.json."""
+    torch.manual_seed(41)
+    folders = {}
+    for name in ("splade_max", "splade_sum", "multi_vector", "pylate", "colbert", "bge_m3"):
+        folders[name] = folder / name
+        folders[name].mkdir()
+    sparse = {
+        "splade_max": splade(folders["splade_max"], {"pooling_strategy": "max"}, None),
+        "splade_sum": splade(
+            folders["splade_sum"], {"pooling_strategy": "sum", "activation_function": "log1p_relu"}, 4
+        ),
+    }
+    vectors = {
+        "multi_vector": multi_vector(folders["multi_vector"]),
+        "pylate": pylate(folders["pylate"]),
+        "colbert": colbert(folders["colbert"]),
+    }
+    cases = [{"model": name, "text": t, **sparse_case(model, t)} for name, model in sparse.items() for t in TEXTS]
+    cases += [
+        {"model": name, "text": text, **multi_vector_case(model, text, kind)}
+        for name, model in vectors.items()
+        for text in TEXTS
+        for kind in ("query", "document")
+    ]
+    parts = bge_m3(folders["bge_m3"])
+    cases += [{"model": "bge_m3", "text": text, **bge_m3_case(parts, text)} for text in TEXTS]
+    models = [{"name": name, "files": small_files(path)} for name, path in folders.items()]
+    return {"about": ABOUT, "models": models, "cases": cases}
 
 
 if __name__ == "__main__":
-    generate("representations", lambda folder: Goldens(folder).everything(), transformers, sentence_transformers)
+    generate("representations", everything, transformers, sentence_transformers)

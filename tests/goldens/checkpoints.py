@@ -45,10 +45,10 @@ def checkpoint(name: str, target: Path) -> Path:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     model.save_pretrained(folder)
     if name == "m3":
-        for file, layer in (("sparse_linear.pt", "weights."), ("colbert_linear.pt", "vectors.layers.0.")):
+        for file, layer in (("sparse_linear.pt", "weights."), ("colbert_linear.pt", "vectors.")):
             torch.save({kind: stored[layer + kind] for kind in ("weight", "bias")}, folder / file)
     elif name == "colbert":
-        save_file({"linear.weight": stored["vectors.layers.0.0.weight"]}, folder / "1_Dense" / "model.safetensors")
+        save_file({"linear.weight": stored["vectors.0.0.weight"]}, folder / "1_Dense" / "model.safetensors")
     return folder
 
 

@@ -129,8 +129,8 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    token_heads = read_token_heads(files, settings)
-    chosen = settings.task or ("text_embedding" if sentences or token_heads else None)
+    token_heads = read_token_heads(files, sentences, settings)
+    chosen = settings.task or ("text_embedding" if sentences else None)
     task = find_task(chosen, files.config, ALL_TASKS).name
     if task != "text_embedding":
         token_heads = None

@@ -26,16 +26,19 @@ from hf_transformer.commands.export.config_pbtxt import (
     TOP_K,
     GraphTensor,
 )
-from hf_transformer.commands.export.token_heads import Splade, TokenHeads
+from hf_transformer.commands.export.token_heads import TokenHeads
 from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.sequence_classification import apply, default_function
+from hf_transformer.tasks.sparse import SparsePooling, splade
 from hf_transformer.tasks.text_embedding import KSERVE
 from hf_transformer.types.tensors import Array
 
+INDICES, VALUES = "sparse_indices", "sparse_values"
+TOKEN_WEIGHTS, TOKEN_VECTORS = "token_weights", "token_vectors"
 POOLINGS = ("mean", "cls", "max")
 """Supported pooling modes, by their names in sentence-transformers."""
 
@@ -213,20 +216,17 @@ class SentenceVector(Graph):
 
 
 class SparseVector(Graph):
-    """SPLADE's vector of each text, from a head with logits [B,S,V]: the weights that are not zero.
+    """SPLADE's vector of each text, from a head with logits [B,S,V]: the weights above zero.
 
     Outputs are sparse_indices INT64 [B,N] and sparse_values FP32 [B,N], in descending order of the values. N is the
-    largest number of weights of a text in the batch, at least 1; entries with the value 0 fill shorter rows. Hundreds
-    of bytes replace the megabytes of logits, without any loss.
+    largest number of weights of a text in the batch, at least 1; the value 0 fills shorter rows. Nothing is lost.
     """
 
-    def __init__(self, head: Head, splade: Splade, size: int) -> None:
+    def __init__(self, head: Head, pooling: SparsePooling, size: int) -> None:
         axes = (BATCH, ENTRIES)
-        super().__init__(
-            head.inputs, [GraphTensor("sparse_indices", axes, "INT64"), GraphTensor("sparse_values", axes)]
-        )
+        super().__init__(head.inputs, [GraphTensor(INDICES, axes, "INT64"), GraphTensor(VALUES, axes)])
         self.head = head
-        self.splade = splade
+        self.pooling = pooling
         self.size = size
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -235,68 +235,64 @@ class SparseVector(Graph):
         mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
         # Padding has the weight 0, which changes neither the maximum nor the sum.
         weights = torch.log1p(torch.relu(logits) * mask.to(torch.float32)[:, :, None])
-        if self.splade.twice:
+        if self.pooling.activation == "log1p_relu":
             weights = torch.log1p(weights)
-        pooled = weights.amax(1) if self.splade.strategy == "max" else weights.sum(1)
+        pooled = weights.amax(1) if self.pooling.strategy == "max" else weights.sum(1)
         count = (pooled > 0).sum(dim=1).max().clamp(min=1)
         values, indices = pooled.sort(dim=1, descending=True)
         return indices[:, :count], values[:, :count]
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        weights = np.log1p(np.maximum(whole["logits"], 0))
-        if self.splade.twice:
-            weights = np.log1p(weights)
-        return {"sparse_embedding": weights.max(axis=0) if self.splade.strategy == "max" else weights.sum(axis=0)}
+        return {"sparse_embedding": splade(whole["logits"], self.pooling)}
 
     def comparable(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """The whole vector, float32 [V], since the order of equal weights is undefined."""
         vector = np.zeros(self.size, np.float32)
-        np.maximum.at(vector, outputs["sparse_indices"], outputs["sparse_values"])
+        np.maximum.at(vector, outputs[INDICES], outputs[VALUES])
         return {"sparse_embedding": vector}
 
 
 class Representations(Graph):
-    """All representations of a text, from a head with token vectors [B,S,H]: the outputs that the model has of
+    """All representations of a text in one pass, from a head with token vectors [B,S,H].
 
-    last_hidden_state FP32 [B,S,H], or those of SentenceVector   for the dense vector
-    token_weights FP32 [B,S]                                     the weight of each token's id
-    token_vectors [B,S,D]                                        a vector per token
+    Outputs are those that the model has of last_hidden_state [B,S,H], or with ``dense`` those of SentenceVector;
+    token_weights FP32 [B,S], the weight of each token's id; and token_vectors [B,S,D].
     """
 
     def __init__(self, head: Head, dense: SentenceVector | None, heads: TokenHeads) -> None:
-        outputs = [*(dense.outputs if dense else head.outputs)] if heads.dense else []
+        outputs = [*(dense or head).outputs] if heads.dense else []
+        (hidden,) = head.outputs
         if heads.weights is not None:
-            outputs.append(GraphTensor("token_weights", (BATCH, SEQUENCE)))
+            outputs.append(GraphTensor(TOKEN_WEIGHTS, (BATCH, SEQUENCE)))
         if heads.vectors is not None:
-            axes = (BATCH, SEQUENCE, heads.vectors.size)
-            outputs.append(GraphTensor("token_vectors", axes, head.outputs[0].datatype))
+            size = heads.vectors(torch.zeros(1, int(hidden.axes[-1]))).shape[-1]
+            outputs.append(GraphTensor(TOKEN_VECTORS, (BATCH, SEQUENCE, size), hidden.datatype))
         super().__init__(head.inputs, outputs)
         self.head = head
         self.dense = dense
-        self.heads = heads
-        self.weights, self.vectors = heads.weights, heads.vectors
+        self.has_dense = heads.dense
+        self.weights = heads.weights
+        self.vectors = heads.vectors
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         (hidden,) = self.head(*tensors)
-        results: list[Tensor] = []
-        if self.heads.dense:
-            results += self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,)
-        vectors = hidden.to(torch.float32)
+        results = [*(self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,))]
+        return tuple([*results[: len(results) * self.has_dense], *self._by_token(hidden).values()])
+
+    def _by_token(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The outputs with a token axis besides ``hidden`` [...,S,H], computed in float32."""
+        results, vectors = {}, hidden.to(torch.float32)
         if self.weights is not None:
-            results.append(torch.relu(self.weights(vectors))[:, :, 0])
+            results[TOKEN_WEIGHTS] = torch.relu(self.weights(vectors))[..., 0]
         if self.vectors is not None:
-            results.append(self.vectors(vectors).to(hidden.dtype))
-        return tuple(results)
+            results[TOKEN_VECTORS] = self.vectors(vectors).to(hidden.dtype)
+        return results
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
-        """The layers in torch for this text alone: their code is no part of the pooling that the service repeats."""
-        results = dict(self.dense.expected(whole, ids) if self.dense else whole) if self.heads.dense else {}
-        vectors = torch.from_numpy(whole["last_hidden_state"])
-        if self.weights is not None:
-            results["token_weights"] = self.weights(vectors).clamp(min=0)[:, 0].numpy()
-        if self.vectors is not None:
-            results["token_vectors"] = self.vectors(vectors).numpy()
-        return results
+        """Applies the layers to this text alone, since the service has no code for them."""
+        dense = (self.dense.expected(whole, ids) if self.dense else whole) if self.has_dense else {}
+        by_token = self._by_token(torch.from_numpy(whole["last_hidden_state"]))
+        return {**dense, **{name: tensor.numpy() for name, tensor in by_token.items()}}
 
 
 def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
@@ -370,8 +366,8 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
-            if checkpoint.token_heads and (splade := checkpoint.token_heads.splade):
-                return SparseVector(head, splade, size_of(checkpoint.model, "vocab_size"))
+            if checkpoint.token_heads and (pooling := checkpoint.token_heads.splade):
+                return SparseVector(head, pooling, size_of(checkpoint.model, "vocab_size"))
             return _sentence_vector(head, checkpoint)
         case task:
             able = "fill_mask, sequence_classification or text_embedding"
