@@ -14,9 +14,19 @@ import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.cached import CachedEncoder
+from hf_transformer.tokenizer.spans import locate
 from hf_transformer.tokenizer.truncation import Kept, longest_first, plan, stride_of, too_many_windows
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
-from hf_transformer.types.tokenization import Encoding, Side, TextInput, TokenIds, Tokenization, Truncation, Words
+from hf_transformer.types.tokenization import (
+    Encoding,
+    Side,
+    SpannedText,
+    TextInput,
+    TokenIds,
+    Tokenization,
+    Truncation,
+    Words,
+)
 
 LONG_TEXT_CHARACTERS = 32_768
 """Maximum length of a text to encode whole. The engine encodes longer texts one by one, and only a prefix if
@@ -39,6 +49,8 @@ def strings(text: TextInput) -> Sequence[str]:
         return (text,)
     if isinstance(text, TokenIds):
         return ()
+    if isinstance(text, SpannedText):
+        return (text.text,)
     return text.words if isinstance(text, Words) else text
 
 
@@ -89,7 +101,13 @@ class Engine(ABC):
 
     def encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes texts as ``encode`` does, without ``cached``."""
-        if TokenIds not in map(type, texts):
+        kinds = {*map(type, texts)}
+        if SpannedText in kinds:
+            return [
+                self._spanned(text, options) if isinstance(text, SpannedText) else self.encode([text], options)[0]
+                for text in texts
+            ]
+        if TokenIds not in kinds:
             return self._encode(texts, options)
         untokenized = [text for text in texts if not isinstance(text, TokenIds)]
         encoded = iter(self._encode(untokenized, options) if untokenized else ())
@@ -98,6 +116,13 @@ class Engine(ABC):
     @abstractmethod
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Implements ``encode_missed`` for all inputs except token ids."""
+
+    def _spanned(self, text: SpannedText, options: Tokenization) -> list[Encoding]:
+        """Encodes a text with spans. Its windows run from the beginning of the text."""
+        side = "right" if options.windows else options.truncation_side
+        [windows] = self._encode([text.text], replace(options, detail=True, truncation_side=side))
+        limit = min(options.max_length or self.max_length, self.max_length)
+        return [*locate(text, windows, stride_of(limit, options))]
 
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         limit = min(options.max_length or self.max_length, self.max_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -23,8 +24,17 @@ class TokenIds:
 Side: TypeAlias = Literal["left", "right"]
 """The side of a text that truncation removes."""
 
-TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds
-"""A text, a pair of texts to join with the separator token, a list of words, or token ids."""
+
+@dataclass(frozen=True, slots=True)
+class SpannedText:
+    """A text with the (start, end) of spans in characters. Its encodings are SpannedEncoding."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+
+
+TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds | SpannedText
+"""A text, a pair of texts to join with the separator token, a list of words, token ids, or a text with spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,13 @@ class Encoding:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(slots=True)
+class SpannedEncoding(Encoding):
+    """The tokens of a SpannedText. ``spans`` has the indices of each span's tokens that no earlier window has."""
+
+    spans: Sequence[range] = ()
 
 
 @dataclass(frozen=True, slots=True)
