@@ -58,11 +58,6 @@ def quantize(vectors: Array, precision: str, *, zero: bool = False) -> Array:
     return vectors
 
 
-def quantized_size(size: int, precision: str) -> int:
-    """The number of elements of a quantized vector with ``size`` components."""
-    return -(-size // 8) if precision in BITS else size
-
-
 def signed(levels: Array) -> Array:
     """Shifts uint8 from 0..255 to int8 from -128..127."""
     shifted: Array = (levels.astype(np.int16) - 128).astype(np.int8)

@@ -117,7 +117,7 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
             "400",
             "strict: expected a parameter that this tokens model supports; it has no inputs",
         ),
-        ("huggingface_hub_root", "405", "/v2/models/NAME/infer return predictions"),
+        ("huggingface_hub_root", "424", "as /v2/models/NAME/generate and the OpenAI API do"),
         ("cohere_v2", "404", "/openai/v1/rerank returns the scores"),
     ):
         kind, message = said[name]

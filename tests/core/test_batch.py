@@ -263,3 +263,21 @@ async def test_a_batch_is_limited_by_the_way_of_its_outputs(flag: int | None, in
     for room, limit in ((0, inline), (2**30, shared), (0, inline)):  # the region exists, then is lost
         predictor.room = room
         assert [rows for rows in range(1, 65) if limits.allow(rows, tokens, rows * tokens)] == [*range(1, limit + 1)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "mask"),
+    [
+        (RIGHT, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]),
+        (LEFT, [[0, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]]),
+    ],
+)
+def test_the_mask_hides_tokens_that_are_not_attended_to(policy: PaddingPolicy, mask: list[list[int]]) -> None:
+    builder = EncodingBatchBuilder(MASKED, replace(policy, hides_tokens=True))
+    items = [replace(encoding(3), attended=2), encoding(3), encoding(4)]
+    packed = builder.pack(items)
+    assert packed.inputs[1].data.tolist() == mask
+    assert builder.pack([replace(encoding(3), attended=2)]).inputs[1].data.tolist() == [[1, 1, 0]]
+    logits = np.arange(3 * 4 * 5, dtype=np.float32).reshape(3, 4, 5)
+    rows = [row["logits"] for row in builder.unpack(items, packed, {"logits": Tensor("logits", "FP32", logits)})]
+    assert [len(row) for row in rows] == [3, 3, 4]  # hidden tokens have outputs, too

@@ -354,6 +354,7 @@ def test_info_has_the_names_of_text_embeddings_inference(serve: Serve, model: st
     assert found == {
         "model_id": model,
         "model_sha": None,
+        "served_model_name": model,
         **({} if model_type is None else {"model_type": model_type}),
         "max_concurrent_requests": 1024,
         "max_input_length": 128,

@@ -216,3 +216,56 @@ def test_a_broken_body_and_a_method_have_the_original_s_form(serve: Serve) -> No
     assert found == (405, "POST", "Validation")
     assert service.client.get("/").json() == {"status": "alive"}
     assert service.client.get("/ping").status_code == 200
+
+
+# Sparse vectors and vectors of tokens
+
+
+def test_sparse_vectors_are_those_of_v1_with_the_dialect_s_names(serve: Serve) -> None:
+    service = serve("splade")
+    expected = [one["sparse"] for one in service.predict([*TEXTS, ""], {"representations": "sparse"})]
+    for path in ("/embed_sparse", "/"):
+        found = answer(service, path, {"inputs": [*TEXTS, ""]})
+        for one, sparse in zip(found, expected, strict=True):
+            assert [value["index"] for value in one] == sparse["indices"]
+            assert close([value["value"] for value in one], sparse["values"])
+    assert service.client.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
+    source = dict(zip(expected[0]["indices"], expected[0]["values"], strict=True))
+    body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
+    products = [
+        sum(source.get(index, 0) * value for index, value in zip(one["indices"], one["values"], strict=True))
+        for one in expected[:2]
+    ]
+    assert close(answer(service, "/similarity", body), products)
+    refused(service, "/embed_all", {"inputs": "a"}, 424, "Backend", "representations: expected one of sparse")
+
+
+def test_vectors_of_tokens_are_those_of_v1(serve: Serve) -> None:
+    service = serve("colbert")
+    expected = [np.array(one["multi_vector"]) for one in service.predict(TEXTS, {"representations": "multi_vector"})]
+    for path in ("/embed_all", "/"):
+        found = answer(service, path, {"inputs": TEXTS})
+        assert all(close(one, other) for one, other in zip(found, expected, strict=True))
+    body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
+    scores = [(expected[0] @ other.T).max(axis=1).sum() for other in expected]
+    assert close(answer(service, "/similarity", body), scores)
+
+
+def test_a_model_with_all_representations_serves_every_route(serve: Serve) -> None:
+    service = serve("m3")
+    [expected] = service.predict(TEXTS[:1], {"representations": ["dense", "sparse", "multi_vector"]})
+    assert close(answer(service, "/embed", {"inputs": TEXTS[0]}), [expected["dense"]])
+    assert close(answer(service, "/", {"inputs": TEXTS[0]}), [expected["dense"]])
+    [tokens] = answer(service, "/embed_all", {"inputs": TEXTS[0]})
+    assert close(tokens, expected["multi_vector"])
+    [weights] = answer(service, "/embed_sparse", {"inputs": TEXTS[0]})
+    assert [one["index"] for one in weights] == expected["sparse"]["indices"]
+    refused(serve("minibert_mean"), "/embed_sparse", {"inputs": "a"}, 424, "Backend", "expected one of dense")
+
+
+def test_left_truncation_keeps_the_end(serve: Serve) -> None:
+    service = serve("minibert_mean")
+    ends = {"inputs": [LONG + "It will rain.", LONG]}
+    same = answer(service, "/embed", ends | {"truncation_direction": "Right"})
+    differ = answer(service, "/embed", ends | {"truncation_direction": "left"})
+    assert close(same[0], same[1]) and not close(differ[0], differ[1])

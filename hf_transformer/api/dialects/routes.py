@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
 from hf_transformer.api.errors import RenderError, expect
+from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
+
+GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
 
 
 def status_of(error: RequestError) -> int:
@@ -105,7 +108,8 @@ def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str])
         name = names[0] if query is None and len(names) == 1 else query
     model = service.models.choose(name, call.context, tasks=tasks, path="model")
     if model.task.name not in tasks:
-        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}")
+        hint = GENERATES if model.task.name in GENERATION else ""
+        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
     return model
 
 

@@ -54,8 +54,10 @@ from hf_transformer.api.tokenize import decode as detokenize
 from hf_transformer.errors import FieldError, InvalidInput
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
+from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
 from hf_transformer.types.tensors import Array
@@ -114,16 +116,15 @@ async def embed_all(ask: Ask) -> Result:
     if ask.model.task.name == "feature_extraction":
         vectors, counts = await _vectors(ask, ("inputs", *TRUNCATION))
         return Result([one[0] for one in vectors], counts)
-    vectors, counts = await _vectors(ask, EMBED_ALL, representations=["multi_vector"])
-    return Result([one["multi_vector"] for one in vectors], counts)
+    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[MULTI_VECTOR])
+    return Result([one[MULTI_VECTOR] for one in vectors], counts)
 
 
 async def embed_sparse(ask: Ask) -> Result:
     """Returns the weights of a text's tokens. A text without weights has an empty list."""
-    vectors, counts = await _vectors(ask, EMBED_ALL, representations=["sparse"])
-    values = sum(len(one["sparse"]["indices"]) for one in vectors)
-    executor = ask.service.executor
-    return Result(await off_loop(executor, values, lambda: [sparse_values(one["sparse"]) for one in vectors]), counts)
+    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[SPARSE])
+    values, executor = sum(len(one[SPARSE]["indices"]) for one in vectors), ask.service.executor
+    return Result(await off_loop(executor, values, lambda: [sparse_values(one[SPARSE]) for one in vectors]), counts)
 
 
 async def similarity(ask: Ask) -> Result:
@@ -202,7 +203,7 @@ async def predict(ask: Ask) -> Result:
 async def pipeline(ask: Ask) -> Result:
     """Answers a body of the inference API in the format of transformers' pipelines, with the task's parameters.
 
-    As there, the labels of a single text are a list in a list.
+    As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
     """
     inputs, given = ask.fields.get("inputs"), ask.fields.get("parameters")
     parameters = expect({} if given is None else given, dict, "parameters", "an object")
@@ -214,7 +215,13 @@ async def pipeline(ask: Ask) -> Result:
     classifies = ask.model.task.name == "sequence_classification"
     defaults = {"output_format": "pipeline", **({"top_k": None} if classifies else {})}
     answers = await ask.predict(instances, defaults | parameters)
-    body = answers.predictions[0] if is_single and not classifies else answers.predictions
+    predictions = answers.predictions
+    if ask.model.task.name == "zero_shot_classification":
+        predictions = [
+            [{"label": label, "score": score} for label, score in zip(one["labels"], one["scores"], strict=True)]
+            for one in predictions
+        ]
+    body = predictions[0] if is_single and not classifies else predictions
     return Result(body, (sum(len(one) for one in instances if isinstance(one, str)), answers.tokens))
 
 
@@ -228,7 +235,7 @@ def _route_of(ask: Ask) -> Run:
     if task == "text_embedding":
         if isinstance(inputs, dict):
             return similarity
-        return {"sparse": embed_sparse, "multi_vector": embed_all}.get(default_representation(ask.model), embed)
+        return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(default_representation(ask.model), embed)
     if task == "rerank":
         return predict if "inputs" in ask.fields else rerank
     if task == "feature_extraction":
@@ -238,10 +245,10 @@ def _route_of(ask: Ask) -> Run:
 
 def default_representation(model: Model) -> str:
     """The representation of a model that the files of its folder describe as its only one, else dense."""
-    files = model.task.settings.sentence_transformers
-    if getattr(files, "sparse", None) is not None:
-        return "sparse"
-    return "dense" if getattr(files, "late_interaction", None) is None else "multi_vector"
+    files = model.task.settings.sentence_transformers or SentenceTransformers()
+    if files.sparse is not None:
+        return SPARSE
+    return DENSE if files.late_interaction is None else MULTI_VECTOR
 
 
 async def tokenize(ask: Ask) -> Result:

@@ -179,7 +179,7 @@ def error_kind(error: RequestError) -> tuple[int, str]:
         return 424, "Backend"
     if isinstance(error, InvalidInput) and error.got == EMPTY:
         return 400, "Empty"
-    if isinstance(error, InvalidInput) and error.path == "model":  # a model of another kind
+    if isinstance(error, InvalidInput) and error.path in ("model", "representations"):  # a model of another kind
         return 424, "Backend"
     if isinstance(error, InvalidInput | TooLarge) and error.path != "body":
         return 422, "Validation"
@@ -192,8 +192,9 @@ def status_of(error: RequestError) -> int:
 
 
 def render_error(error: RequestError, status: int) -> bytes:
-    """Serializes an error in the dialect's form."""
-    return orjson.dumps({"error": str(error), "error_type": error_kind(error)[1]})
+    """Serializes an error in the dialect's form. The class of an error with another status says nothing about it."""
+    kind = error_kind(error)[1] if status_of(error) == status else "Validation" if status < 500 else "Backend"
+    return orjson.dumps({"error": str(error), "error_type": kind})
 
 
 def within_instance(error: FieldError, index: int, context: Context) -> FieldError:
