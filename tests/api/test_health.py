@@ -51,8 +51,6 @@ BASE = "the base_url of an OpenAI client is http://HOST:PORT"
 VECTORS = "Not Found; /openai/v1/embeddings returns the vectors of texts"
 CHATS = "Not Found; /openai/v1/chat/completions answers chats"
 TEXTS = "Not Found; /openai/v1/completions and /v2/models/NAME/generate generate text"
-PREDICTIONS = "Not Found; /v1/models/NAME:predict and /v2/models/NAME/infer return predictions"
-SCORES = "Not Found; /openai/v1/rerank returns the scores of documents for a query"
 
 
 def expected(route: str, base: str = "/openai/v1") -> str:
@@ -69,17 +67,19 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         ("openai", "/openai/v1/embeddings/", 404, expected("embeddings")),
         ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
         ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
-        *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
-        *[("openai", path, 404, SCORES) for path in ("/v2/rerank", "/openai/v2/rerank")],
+        *[
+            ("openai", f"/openai{path}", 404, f"Not Found; this route is {path}, without /openai")
+            for path in ("/v1/score", "/classify", "/v1/ranking", "/v2/embed", "/embed_all", "/tokenize")
+        ],
+        ("openai", "/openai/v2/rerank", 404, expected("rerank")),
         ("openai", "/openai/rerank", 404, expected("rerank")),
         *[
             ("openai", path, 404, expected("responses"))
             for path in ("/v1/responses", "/openai/responses", "/responses")
         ],
-        *[("openai", path, 404, VECTORS) for path in ("/v2/embed", "/api/embed", "/openai/v1/embed")],
+        ("openai", "/api/embed", 404, VECTORS),
         *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat")],
         *[("openai", path, 404, TEXTS) for path in ("/generate", "/generate_stream", "/api/generate")],
-        *[("openai", path, 404, PREDICTIONS) for path in ("/classify", "/v1/classify", "/pooling")],
         # Models may have the names of routes.
         *[("openai", path, 404, None) for path in ("/completions_", "/v1/models/m", "/v1/explain", "/v3")],
         *[("openai", path, 404, None) for path in ("/v1/models/responses", "/v2/models/m/embed", "/embedded")],

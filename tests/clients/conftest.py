@@ -32,7 +32,7 @@ def clients_environment(program: str = "") -> Path:
     text-embeddings-inference likewise: KServe's SDK wants other versions. The packages of the ai-sdk, for node, are in
     HF_TRANSFORMER_AI_SDK_ENVIRONMENT or .venv-ai-sdk.
     """
-    names = ("langchain", "agents", "instructor", "lm_evaluation", "ai_sdk", "tei")
+    names = ("langchain", "agents", "instructor", "lm_evaluation", "ai_sdk", "tei", "retrieval")
     name = next((name for name in names if program.startswith(name)), "clients")
     folder = f".venv-{name.replace('ai_sdk', 'ai-sdk')}"
     return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / folder)
