@@ -28,8 +28,8 @@ def clients_environment(program: str = "") -> Path:
     """The folder that HF_TRANSFORMER_CLIENTS_ENVIRONMENT names, else .venv-clients of the checkout.
 
     For langchain's program HF_TRANSFORMER_LANGCHAIN_ENVIRONMENT and .venv-langchain, for that of agents' libraries
-    HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents, for those of instructor, lm-evaluation-harness and
-    text-embeddings-inference likewise: KServe's SDK wants other versions. The packages of the ai-sdk, for node, are in
+    HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents, for those of instructor, lm-evaluation-harness,
+    text-embeddings-inference and Cohere's and other retrieval APIs likewise: KServe's SDK wants other versions. The packages of the ai-sdk, for node, are in
     HF_TRANSFORMER_AI_SDK_ENVIRONMENT or .venv-ai-sdk.
     """
     names = ("langchain", "agents", "instructor", "lm_evaluation", "ai_sdk", "tei", "retrieval")

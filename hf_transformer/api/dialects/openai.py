@@ -10,6 +10,7 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import render_for_all
@@ -40,6 +41,6 @@ def _route(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
 ROUTES = (
     _route("/embeddings", "embeddings", embeddings.create, "input"),
     _route("/v1/embeddings", "embeddings", embeddings.create, "input"),
-    _route("/rerank", "rerank", rerank.create, "query", "documents"),
-    _route("/v1/rerank", "rerank", rerank.create, "query", "documents"),
+    _route("/rerank", "rerank", partial(rerank.create, shared=True), "query", "documents"),
+    _route("/v1/rerank", "rerank", partial(rerank.create, shared=True), "query", "documents"),
 )

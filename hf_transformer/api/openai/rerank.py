@@ -6,7 +6,7 @@
 
 The API also accepts the task's parameters, and the fields of the APIs that have the same body (dialects/fields.py):
 
-    Cohere  max_tokens_per_doc, max_chunks_per_doc, rank_fields, ``meta`` in the answer
+    Cohere  max_tokens_per_doc, max_chunks_per_doc, rank_fields; ``meta`` in the answer
     Jina    ``object`` in the answer
     Voyage  top_k, truncation; a body with one of these gets the results as ``data`` too
     vLLM    max_tokens_per_query, truncate_prompt_tokens, truncation_side, use_activation, instruction
@@ -48,24 +48,20 @@ VOYAGE = ("top_k", "truncation")
 INSTANCE = "documents[0]"
 
 
-async def create(service: Service, call: Call) -> Response:
-    """Answers one request. Raises RequestError."""
+async def create(service: Service, call: Call, *, shared: bool = False) -> Response:
+    """Answers one request. At a path that other APIs share, the answer has the fields of all. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
     query = read_query(parameters, service.max_texts)
     call.context.field_names = field_of_instance
     answers = await model.predict(query, call.context)
     results = render_results(answers)
-    answer = {
-        "id": f"rerank-{call.context.request_id}",
-        "object": "list",
-        "model": call.context.model_name,
-        "usage": usage(answers),
-        "meta": {"api_version": {"version": "1"}, "tokens": {"input_tokens": answers.tokens}},
-        "results": results,
-    }
-    if any(field in parameters for field in VOYAGE):
-        answer["data"] = results
-    return reply(orjson.dumps(answer))
+    answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
+    if shared:
+        tokens = {"input_tokens": answers.tokens}
+        answer |= {"object": "list", "meta": {"api_version": {"version": "1"}, "tokens": tokens}}
+        if any(field in parameters for field in VOYAGE):
+            answer["data"] = results
+    return reply(orjson.dumps({**answer, "results": results}))
 
 
 def render_results(answers: Answers) -> list[Json]:

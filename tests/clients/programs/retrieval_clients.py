@@ -53,7 +53,9 @@ def embedding(url: str, task: dict[str, Any]) -> dict[str, Any]:
         "errors": {
             "cohere": failure(lambda: second.embed(**{**queries, "model": "other"}, embedding_types=["float"])),
             "voyage": failure(lambda: voyage.embed(texts, "other")),
-            "nim": failure(lambda: NVIDIAEmbeddings(base_url=f"{url}/v1", model=model, dimensions=999).embed_query("a")),
+            "nim": failure(
+                lambda: NVIDIAEmbeddings(base_url=f"{url}/v1", model=model, dimensions=999).embed_query("a")
+            ),
         },
     }
 
