@@ -33,7 +33,7 @@ def embeddings(service: Service, body: Any, path: str = "/v1/embeddings") -> Any
     return [one["embedding"] for one in answer(service, path, body)["data"]]
 
 
-def unbase64(text: str, dtype: Any) -> list[Any]:
+def unbase64(text: str, dtype: Any) -> Any:
     return np.frombuffer(base64.b64decode(text), dtype).tolist()
 
 
