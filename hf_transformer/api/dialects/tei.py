@@ -54,6 +54,7 @@ from hf_transformer.api.tokenize import decode as detokenize
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import FieldError, InvalidInput
 from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
@@ -324,7 +325,8 @@ async def _instance(
     except FieldError as error:
         raise within_instance(error, index, context) from None
     finally:
-        whole.ignored += [name for name in context.ignored if name not in whole.ignored]
+        for name in context.ignored:
+            note_ignored(name, whole.ignored)  # within the limit of the header
 
 
 class SharedBudget:
