@@ -79,6 +79,15 @@ def test_embed_all_has_a_vector_per_token(serve: Serve) -> None:
         assert all(close(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_embed_all_has_the_vectors_that_pooling_reads(serve: Serve) -> None:
+    service = serve("minibert_mean")
+    expected = [one[0] for one in serve("minibert_mean", "v2", "--task=feature_extraction").predict(TEXTS)]
+    found = answer(service, "/embed_all", {"inputs": TEXTS})
+    assert all(close(one, other) for one, other in zip(found, expected, strict=True))
+    [both] = service.predict(TEXTS[:1], {"representations": ["dense", "token_embeddings"], "normalize": False})
+    assert close(both["token_embeddings"], expected[0]) and close(both["dense"], np.mean(expected[0], axis=0))
+
+
 def test_similarity_is_the_cosine(serve: Serve) -> None:
     service = serve("minibert_mean")
     source, *others = service.predict([TEXTS[0], *TEXTS], {"normalize": True})
@@ -237,7 +246,7 @@ def test_sparse_vectors_are_those_of_v1_with_the_dialect_s_names(serve: Serve) -
         for one in expected[:2]
     ]
     assert close(answer(service, "/similarity", body), products)
-    refused(service, "/embed_all", {"inputs": "a"}, 424, "Backend", "representations: expected one of sparse")
+    refused(service, "/embed_all", {"inputs": "a"}, 424, "Backend", "representations: expected one of sparse, which")
 
 
 def test_vectors_of_tokens_are_those_of_v1(serve: Serve) -> None:

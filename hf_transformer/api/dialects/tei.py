@@ -51,13 +51,14 @@ from hf_transformer.api.responses import JSON, reply
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
+from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import FieldError, InvalidInput
 from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks import TASKS
-from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
 from hf_transformer.types.tensors import Array
@@ -112,12 +113,13 @@ async def embed(ask: Ask) -> Result:
 
 
 async def embed_all(ask: Ask) -> Result:
-    """Returns a vector per token: of the model's last layer, or those of a model with one vector per token."""
+    """Returns a vector per token: of the model's last layer, or projected and normalized ones where it has these."""
     if ask.model.task.name == "feature_extraction":
         vectors, counts = await _vectors(ask, ("inputs", *TRUNCATION))
         return Result([one[0] for one in vectors], counts)
-    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[MULTI_VECTOR])
-    return Result([one[MULTI_VECTOR] for one in vectors], counts)
+    name = MULTI_VECTOR if MULTI_VECTOR in representations(ask.model) else TOKEN_EMBEDDINGS
+    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[name])
+    return Result([one[name] for one in vectors], counts)
 
 
 async def embed_sparse(ask: Ask) -> Result:
@@ -235,7 +237,7 @@ def _route_of(ask: Ask) -> Run:
     if task == "text_embedding":
         if isinstance(inputs, dict):
             return similarity
-        return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(default_representation(ask.model), embed)
+        return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)
     if task == "rerank":
         return predict if "inputs" in ask.fields else rerank
     if task == "feature_extraction":
@@ -243,12 +245,11 @@ def _route_of(ask: Ask) -> Run:
     return predict if task == "sequence_classification" else pipeline
 
 
-def default_representation(model: Model) -> str:
-    """The representation of a model that the files of its folder describe as its only one, else dense."""
-    files = model.task.settings.sentence_transformers or SentenceTransformers()
-    if files.sparse is not None:
-        return SPARSE
-    return DENSE if files.late_interaction is None else MULTI_VECTOR
+def representations(model: Model) -> tuple[str, ...]:
+    """The representations of a model for text_embedding, the default first. Raises NotReady until a model fits."""
+    pipeline = model.pipeline
+    task = pipeline.task if isinstance(pipeline, PredictivePipeline) else model.task
+    return task.available if isinstance(task, TextEmbedding) else (DENSE,)
 
 
 async def tokenize(ask: Ask) -> Result:
@@ -324,7 +325,8 @@ async def _instance(
     except FieldError as error:
         raise within_instance(error, index, context) from None
     finally:
-        whole.ignored += [name for name in context.ignored if name not in whole.ignored]
+        for name in context.ignored:
+            note_ignored(name, whole.ignored)  # within the limit of the header
 
 
 class SharedBudget:
