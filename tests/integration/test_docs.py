@@ -128,11 +128,11 @@ NEEDS = {
     **dict.fromkeys(("rerank", "v1Rerank", "v2Rerank", "ranking", "score", "v1Score"), ("rerank",)),
     **dict.fromkeys(("classify", "v1Classify"), ("sequence_classification",)),
     **dict.fromkeys(("pooling", "v1Pooling"), ("text_embedding", "feature_extraction", "sequence_classification")),
-    "generativeScoring": ("text_generation",),
+    "generativeScoring": GENERATIVE,
     "multiVector": (),  # the models of these tests have no vectors of tokens, and no sparse ones
     "teiEmbedAll": ("text_embedding", "feature_extraction"),
     "teiEmbedSparse": (),
-    "teiPredict": ("sequence_classification", "rerank"),
+    "teiPredict": ("sequence_classification",),  # a model for rerank takes pairs, and the examples have single texts
     **dict.fromkeys(
         ("teiRoot", "teiInvocations", "teiVertex"),
         ("sequence_classification", "text_embedding", "feature_extraction", "token_classification"),

@@ -13,6 +13,7 @@ Source: vllm/entrypoints/generate/generative_scoring of https://github.com/vllm-
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from math import exp
 from typing import Any
@@ -70,6 +71,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
         {
             "id": f"generative-scoring-{call.context.request_id}",
             "object": "list",
+            "created": int(time.time()),
             "model": call.context.model_name,
             "data": data,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens + new, "completion_tokens": new},
