@@ -170,18 +170,16 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         stride = checked.integer("stride", default_stride(checked, self.settings), 0)
         base = Tokenization(windows=True, stride=stride) if overflow == "window" else PLAIN
         input_type = read_input_type(checked)
-        if input_type is None:
-            prompt_from = next((name for name in ("prompt", "prompt_name") if name in checked), None)
-            input_type = DOCUMENT if files.late_interaction else ""
-            untyped = prompt_from or not input_type
-            prompt = read_prompt(checked, files.prompts, files.default_prompt_name) if untyped else ""
-        else:
-            prompt_from, prompt = "input_type", ""
+        names = ("input_type", "prompt", "prompt_name")
+        prompt_from = next((name for name in names if name in checked), None)
+        input_type = input_type or (DOCUMENT if files.late_interaction else "")
         if input_type and prompt_from in (None, "input_type"):
             prompt = typed_prompt(files.prompts, input_type)
+        else:
+            prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         wanted, named = self._read_representations(checked)
-        precision = checked.choice("precision", "float32", PRECISIONS)
+        precision, zero = checked.choice("precision", "float32", PRECISIONS), checked.flag("binary_zero", False)
         self._check_precision(checked, wanted, precision)
         return TextEmbeddingOptions(
             prompt,
@@ -195,7 +193,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             wanted,
             named,
             precision,
-            checked.flag("binary_zero", False),
+            zero,
             input_type,
             checked.flag("normalize", True) if "normalize" in checked else None,
         )
