@@ -32,6 +32,7 @@ from hf_transformer.errors import RequestError
 from hf_transformer.generation import task as generation_task
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
+from tests.api.generating import ServedModel, post
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODEL, task_model_folder
 
@@ -241,6 +242,25 @@ def test_the_document_has_all_fields_of_each_api(task: str) -> None:
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name
+
+
+RETRIEVAL = (
+    *("/v1/embed", "/v2/embed", "/v2/rerank", "/v1/multi-vector", "/v1/contextualizedembeddings", "/v1/ranking"),
+    *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling", "/detokenize"),
+    "/generative_scoring",
+)
+"""Routes of other servers that refuse unknown fields."""
+
+
+@pytest.mark.parametrize("path", RETRIEVAL)
+async def test_the_document_has_the_fields_that_a_route_of_another_server_knows(made: ServedModel, path: str) -> None:
+    status, answer = await post(made, path, {"unknown": 1})
+    message = answer["error"]["message"] if "error" in answer else answer["message"]
+    assert status == 400 and message.startswith("unknown: expected one of ")
+    known = message.removeprefix("unknown: expected one of ").removesuffix(", got an unknown name").split(", ")
+    operation = described("text_generation")[1]["paths"][path]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert set(schema["properties"]) == set(known)
 
 
 async def test_examples_have_the_mask_token_of_the_model() -> None:
