@@ -54,6 +54,6 @@ bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-agents .venv-instructor .venv-lm_evaluation .venv-ai-sdk .venv-plain .venv-browser .venv-bench .venv-docs build dist
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-agents .venv-instructor .venv-lm_evaluation .venv-tei .venv-retrieval .venv-ai-sdk .venv-plain .venv-browser .venv-bench .venv-docs build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

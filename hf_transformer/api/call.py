@@ -38,6 +38,7 @@ class Call:
         path: the path parameters, such as ``model``.
         headers: header values by lower-case name.
         limits: the limits of the JSON body.
+        parsed: the JSON value of the body; None before ``json`` has parsed it.
     """
 
     path: Mapping[str, str]
@@ -45,22 +46,26 @@ class Call:
     body: bytes
     context: Context
     limits: JsonLimits
+    parsed: Json = None
 
     def json(self) -> Json:
-        """Parses the JSON body.
+        """Parses the JSON body, once.
 
         Raises:
             UnsupportedEncoding: the service does not support the charset.
             InvalidInput: the body is not JSON.
             TooLarge: the body exceeds the JSON limits. The check precedes parsing.
         """
+        if self.parsed is not None:
+            return self.parsed
         body = self.body
         if self.headers.get(b"content-type", b"") not in JSON_TYPES or body[:1] != b"{":
             body = to_utf8(body, self.headers)
         try:
-            return parse_json(body, self.limits)
+            self.parsed = parse_json(body, self.limits)
         except Malformed as error:
             raise InvalidInput(*error.args) from None
+        return self.parsed
 
 
 def context_of(request: Request) -> Context:

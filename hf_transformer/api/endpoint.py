@@ -72,7 +72,7 @@ class Endpoint:
         except (asyncio.CancelledError, ClientGone):
             raise
         except Exception as failure:
-            answer = self._failed(failure, context)
+            answer = failure_response(failure, context, self._render_error)
         finally:
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
@@ -86,7 +86,7 @@ class Endpoint:
         """Releases a request's admission, and records its metrics and trace."""
         if context.ticket is not None:
             context.ticket.leave()
-        self.service.metrics.count_request(self._api, status, context.arrived, context.served_name)
+        self.service.metrics.count_request(context.api or self._api, status, context.arrived, context.served_name)
         if trace is not None and self.service.tracing is not None:
             self.service.tracing.end_http(trace, request, status, context)
 
@@ -113,11 +113,14 @@ class Endpoint:
             if has_begun:  # otherwise __call__ calls _end
                 self._end(request, context, trace, status)
 
-    def _failed(self, error: Exception, context: Context) -> Response:
-        """The response to a failed request. In __call__, the error could form a reference cycle with the frame."""
-        failure = to_request_error(error, context)
-        retry = [] if failure.retry_after is None else [(b"retry-after", b"%d" % failure.retry_after)]
-        return error_response(self._render_error, failure, failure.status, *retry)
+
+def failure_response(
+    error: Exception, context: Context, render: RenderError, status: Callable[[RequestError], int] | None = None
+) -> Response:
+    """The response to a failed request, with the error's own status or that of ``status``."""
+    failure = to_request_error(error, context)
+    retry = [] if failure.retry_after is None else [(b"retry-after", b"%d" % failure.retry_after)]
+    return error_response(render, failure, failure.status if status is None else status(failure), *retry)
 
 
 def with_query(request: Request) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
     GET /           {"status": "alive"}; redirects browsers to the playground, if enabled
     GET /health     200 without a body, 503 if a model is not ready; also under the OpenAI API's prefix
+    GET /ping       the same, for text-embeddings-inference and SageMaker
     GET /metrics    Prometheus text
 
 vLLM also serves /health, and clients such as guidellm poll this route before they start.
@@ -24,6 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
+from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import errors_by_path, root_of
@@ -39,22 +41,19 @@ _MODEL_ROUTES = ("/v1/models/", "/v2/models/")
 _ROUTES = sorted(TASKS, key=len, reverse=True)
 """OpenAI's routes, longest first, since a path that ends with chat/completions also ends with completions."""
 _FOREIGN = {
-    r"(?:v\d/)?score|v2/rerank|rerank": "{base}/rerank returns the scores of documents for a query",
-    r"embed|embed_all|embed_sparse|v\d/embed|api/embed": "{base}/embeddings returns the vectors of texts",
+    r"api/embed": "{base}/embeddings returns the vectors of texts",
     r"v2/chat|api/chat": "{base}/chat/completions answers chats",
     r"generate|generate_stream|api/generate": "{base}/completions and /v2/models/NAME/generate generate text",
-    r"|predict|invocations|classify|pooling|v1/classify|v1/pooling": "/v1/models/NAME:predict and "
-    "/v2/models/NAME/infer return predictions",
 }
-"""Route patterns of other servers (OpenAI, vLLM, Cohere, text-embeddings-inference, text-generation-inference, Ollama,
-MLflow, SageMaker) without the leading slash, each with a hint to the equivalent route."""
+"""Route patterns of other servers (Cohere, text-generation-inference, Ollama) without the leading slash, each with a
+hint to the equivalent route."""
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
     """Returns the status, message and error format for a POST to an unknown path, or None if no hint applies."""
     if _EXPLAIN.fullmatch(path):
         return 501, "the service has no explanations; add an explainer to the InferenceService", error_json
-    if path.startswith(_MODEL_ROUTES) or (status != 404 and path != "/"):
+    if path.startswith(_MODEL_ROUTES) or status != 404:
         return None
     root, bare = root_of(openai_prefix), path.rstrip("/")
     base, within = f"{root}/v1", bare if bare == root else bare.removeprefix(root)
@@ -65,12 +64,14 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
         if bare.endswith(f"/{route}"):
             base_url = f"the base_url of an OpenAI client is http://HOST:PORT{base}"
             return 404, f"Not Found, expected {base}/{route}: {base_url}", render_error
+    if root and within in ROUTES and within != bare:
+        return 404, f"Not Found; this route is {within}, without {root}", render_error
     return None
 
 
 def health_paths(openai_prefix: str) -> list[str]:
     """The distinct paths of the health route."""
-    return list(dict.fromkeys(f"{root}/health" for root in ("", root_of(openai_prefix))))
+    return [*dict.fromkeys(f"{root}/health" for root in ("", root_of(openai_prefix))), "/ping"]
 
 
 def routes(service: Service, openai_prefix: str, page: str | None = None) -> list[BaseRoute]:

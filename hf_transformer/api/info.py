@@ -145,6 +145,7 @@ def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
     return {
         "model_id": identity.model_id or model.name,
         "model_sha": identity.revision if len(identity.revision or "") == 40 else None,
+        "served_model_name": model.name,
         **({} if kind is None else {"model_type": {kind: _as_tei_type(kind, task)}}),
         "max_concurrent_requests": limits["max_concurrent_requests"],
         "max_input_length": description.max_length,
@@ -158,7 +159,10 @@ def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
 
 def _as_tei_type(kind: str, task: TaskSettings) -> dict[str, Json]:
     if kind == "embedding":
-        pooling = (task.sentence_transformers or SentenceTransformers()).pooling
+        files = task.sentence_transformers or SentenceTransformers()
+        if files.sparse is not None:
+            return {"pooling": "splade"}
+        pooling = files.pooling
         return {"pooling": TEI_POOLING[pooling[0]]} if len(pooling) == 1 and pooling[0] in TEI_POOLING else {}
     labels = read_labels(task.model_config)
     return {

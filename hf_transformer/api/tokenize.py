@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,33 +52,40 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         # ``tokenizer`` raises NotReady until the predictor has reported the maximum length.
         return model, model.tokenizer, query
 
-    async def off_loop(tokens: int, function: Callable[[], Result]) -> Result:
-        """Calls a function, in a thread for more than MAX_INLINE_TOKENS."""
-        if tokens <= MAX_INLINE_TOKENS:
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(service.executor, function)
-
     async def tokenize(call: Call) -> Response:
         model, tokenizer, query = read(call)
         texts, options = read_tokenize(query, model.task)
         encodings = [encoding for [encoding] in await model.encode([text.prepared for text in texts], options)]
         tokens = sum(map(len, encodings)) if options.detail else 0
-        return reply(await off_loop(tokens, lambda: render(texts, encodings, tokenizer.max_length)))
+        maximum = tokenizer.max_length
+        return reply(await off_loop(service.executor, tokens, lambda: render(texts, encodings, maximum)))
 
     async def detokenize(call: Call) -> Response:
-        model, tokenizer, query = read(call)
+        model, _, query = read(call)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
-        texts = read_lists(query)
-        # For ids, ``encode`` only counts tokens, to check the limits of texts.
-        await model.encode(texts, Tokenization(whole=True, token_values=1))
-        await off_loop(sum(len(text.ids) for text in texts), lambda: check_ids(texts, query.name, tokenizer))
-        predictions = await tokenizer.decode_off_loop([text.ids for text in texts], service.executor, skip)
-        return reply(orjson.dumps({"predictions": predictions}))
+        return reply(orjson.dumps({"predictions": await decode(model, query, service.executor, skip)}))
 
     return [
         ("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
         ("/v1/models/{model}:detokenize", Endpoint(API, detokenize, error_json, service)),
     ]
+
+
+async def off_loop(executor: Executor | None, tokens: int, function: Callable[[], Result]) -> Result:
+    """Calls a function, in a thread for more than MAX_INLINE_TOKENS."""
+    if tokens <= MAX_INLINE_TOKENS:
+        return function()
+    return await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+async def decode(model: Model, query: Query, executor: Executor | None, skip_special_tokens: bool) -> list[str]:
+    """Returns the text of each list of ids. Raises InvalidInput for anything else."""
+    texts, tokenizer = read_lists(query), model.tokenizer
+    # For ids, ``encode`` only counts tokens, to check the limits of texts.
+    await model.encode(texts, Tokenization(whole=True, token_values=1))
+    tokens = sum(len(text.ids) for text in texts)
+    await off_loop(executor, tokens, lambda: check_ids(texts, query.name, tokenizer))
+    return await tokenizer.decode_off_loop([text.ids for text in texts], executor, skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)

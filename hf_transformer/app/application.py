@@ -15,7 +15,10 @@ from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Router
+from hf_transformer.api.dialects import routes as dialects
+from hf_transformer.api.dialects.table import ROUTES
+from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Handler, Router
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
@@ -37,6 +40,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections
 from hf_transformer.predictor.base import parse_address
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
+from hf_transformer.types.http import Request, Response, Stream
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
@@ -184,22 +188,36 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
     """Builds the HTTP gateway: the endpoints, and the Starlette application ``inner`` for all other routes."""
-    prefix = config.openai_route_prefix
-    endpoints = [
+    prefix, fallback = config.openai_route_prefix, partial(call_asgi, inner)
+    endpoints: list[tuple[str, Handler]] = [
         *v1.endpoints(service),
         *tokenize.endpoints(service),
         *v2.endpoints(service),
         *generate.endpoints(service),
-        *openai.endpoints(service, prefix),
+        # Without a prefix, the OpenAI API shares paths with the dialects, whose table has these routes too.
+        *((path, endpoint) for path, endpoint in openai.endpoints(service, prefix) if path not in ROUTES),
+        *(
+            (path, _beside_get(endpoint, fallback) if path == "/" else endpoint)
+            for path, endpoint in dialects.endpoints(service, ROUTES)
+        ),
     ]
     return Gateway(
         Router(endpoints, service.models.names),
-        partial(call_asgi, inner),
+        fallback,
         service.models.names,
-        openai.errors_by_path(prefix),
+        dialects.errors_by_path(ROUTES, openai.errors_by_path(prefix)),
         service.metrics,
         settings,
     )
+
+
+def _beside_get(endpoint: Endpoint, fallback: Handler) -> Handler:
+    """Returns a handler for POST to a path that has a GET route in ``fallback``."""
+
+    async def handle(request: Request) -> Response | Stream:
+        return await (endpoint if request.method == "POST" else fallback)(request)
+
+    return handle
 
 
 def starlette_app(

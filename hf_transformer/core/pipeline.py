@@ -86,7 +86,7 @@ class Pipeline(ABC):
 
 
 class PredictivePipeline(Pipeline):
-    """The pipeline of a predictive task: tokenizer, scheduler and decoding."""
+    """The pipeline of a predictive task: tokenizer, scheduler and decoding. ``task`` fits the predictor's model."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class PredictivePipeline(Pipeline):
         options: PipelineOptions,
     ) -> None:
         super().__init__(tokenizer, options)
-        self._task = task
         self._scheduler = scheduler
+        self.task = task
         self._default_options = task.options({})
         # The pipeline skips hooks without an override, since hooks run for each text.
         self._has_complete = _overrides(task, "complete")
@@ -107,7 +107,7 @@ class PredictivePipeline(Pipeline):
         self._has_extra_outputs = _overrides(task, "extra_outputs")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        started, task, ticket = perf_counter(), self._task, context.ticket
+        started, task, ticket = perf_counter(), self.task, context.ticket
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
         request = self._read(query, options)
@@ -148,7 +148,7 @@ class PredictivePipeline(Pipeline):
 
     def _read(self, query: Query, options: Any) -> RequestState:
         """Reads the items and texts of a request. Raises RequestError if an item is invalid or a limit is exceeded."""
-        task, limits, name, instances = self._task, self._limits, query.name, query.instances
+        task, limits, name, instances = self.task, self._limits, query.name, query.instances
         request = RequestState(query, options)
         items, texts, counts, total = request.items, request.texts, request.counts, 0
         if not instances:
@@ -181,7 +181,7 @@ class PredictivePipeline(Pipeline):
             InvalidInput: a text has no tokens, or the task refuses an encoding.
             TooLarge: there are too many encodings, too many values in the answer, or a text that must not be truncated.
         """
-        task, limits, options, has_decode_cost = self._task, self._limits, request.options, self._has_decode_cost
+        task, limits, options, has_decode_cost = self.task, self._limits, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
         tokens, size, texts, needs_check = 0, 0, iter(windows), self._has_check
         has_complete = self._has_complete
@@ -222,14 +222,14 @@ class PredictivePipeline(Pipeline):
     def _full_size(self, request: RequestState) -> int:
         """Returns the number of values in an answer with extra outputs, or in an answer as a tensor."""
         encodings, options = request.encodings(), request.options
-        size = request.size + self._task.extra_size(encodings, options)
+        size = request.size + self.task.extra_size(encodings, options)
         if not request.query.tensors:
             return size
-        return max(size, self._task.tensor_size(encodings, options))
+        return max(size, self.task.tensor_size(encodings, options))
 
     def _check_encodings(self, request: RequestState) -> None:
         """Counts truncated items. Raises RequestError if the model can't read an encoding."""
-        task, truncated = self._task, set()
+        task, truncated = self.task, set()
         for index, texts in enumerate(request.encodings()):
             path = f"{request.query.name}[{index}]"
             for number, windows in enumerate(texts):
@@ -251,13 +251,14 @@ class PredictivePipeline(Pipeline):
 
     def _assemble(self, request: RequestState) -> Answers:
         """Makes the predictions of a request from the answers to its entries."""
-        task, options, predictions = self._task, request.options, []
+        task, options, predictions = self.task, request.options, []
         for item, texts in zip(request.items, request.entries, strict=True):
             parts = [[entry.answer for entry in windows] for windows in texts]
             predictions.append(task.answer(item, parts, options))
         outputs = task.extra_outputs(request.encodings(), options) if self._has_extra_outputs else ()
         tensor = task.tensor(predictions, options) if request.query.tensors else None
-        return Answers(predictions, outputs, request.tokens, tensor)
+        counts = [sum(map(_tokens, texts)) for texts in request.encodings()] if request.query.counts else ()
+        return Answers(predictions, outputs, request.tokens, tensor, counts)
 
 
 class RequestState:
@@ -287,6 +288,11 @@ class RequestState:
     def encodings(self) -> list[list[list[Encoding]]]:
         """Returns the encodings by item, text and window."""
         return [[[entry.item for entry in windows] for windows in texts] for texts in self.entries]
+
+
+def _tokens(windows: Sequence[Encoding]) -> int:
+    """Counts the tokens of a text."""
+    return sum(map(len, windows))
 
 
 def _overrides(task: Task[Any, Any, Any], name: str) -> bool:

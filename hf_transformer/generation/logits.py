@@ -8,7 +8,7 @@ Batching does not affect the generated text, except that the last bits of a logi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields
 from typing import ClassVar, NamedTuple
@@ -553,7 +553,8 @@ class LogitsGenerator(Generator):
     def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
         """Creates a sequence. Raises InvalidInput for token ids outside the model's vocabulary, and for a prompt that
         is too long."""
-        for field, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        for field in ("logit_bias", "stop_token_ids", "score_ids"):
+            ids: Iterable[int] = getattr(sampling, field)
             for token in ids:
                 if not 0 <= token < self._vocabulary:
                     expected = f"token ids of the model, from 0 to {self._vocabulary - 1}"

@@ -47,6 +47,8 @@ MIN_TOKENS = ("min_new_tokens", "min_tokens")
 CHOICES = ("num_return_sequences", "n")
 STOP = ("stop", "stop_strings", "stop_words")
 """Alternative names of one parameter: from transformers, vLLM and TensorRT-LLM."""
+MAX_SCORED_IDS = 1000
+"""Maximum number of tokens to score in one step."""
 PROMPT_LOGPROBS = "prompt_logprobs"
 DRAW = ("temperature", "top_k", "top_p", "min_p")
 """Parameters that enable sampling unless the request sets do_sample."""
@@ -299,14 +301,15 @@ def draw(ids: Array | None, weights: Array, uniform: float) -> int:
     return index if ids is None else int(ids[index])
 
 
-def score(logits: Array, token: int, count: int) -> TokenScore:
-    """Natural log probabilities of ``token`` and of the ``count`` most likely tokens: log-softmax over ``logits``
-    [V]."""
+def score(logits: Array, token: int, count: int, ids: Sequence[int] = ()) -> TokenScore:
+    """Natural log probabilities of ``token``, and of ``ids`` or else the ``count`` most likely tokens: log-softmax over
+    ``logits`` [V]."""
     best = float(logits.max())
     shifted = logits.astype(np.float32)
     shifted -= np.float32(best)
     total = best + float(np.log(np.exp(shifted).sum(dtype=np.float64)))
-    top = tuple((int(index), float(logits[index]) - total) for index in top_k(logits, count)) if count else ()
+    shown = ids or (top_k(logits, count) if count else ())
+    top = tuple((int(index), float(logits[index]) - total) for index in shown)
     return TokenScore(token, float(logits[token]) - total, top)
 
 
@@ -368,7 +371,7 @@ class TokenSampler:
         if self.mask is not None:
             self.mask.add(token)
         logprobs = self._sampling.logprobs
-        return token, None if logprobs is None else score(logits, token, logprobs)
+        return token, None if logprobs is None else score(logits, token, logprobs, self._sampling.score_ids)
 
     def add(self, token: int) -> None:
         """Updates the counts with a chosen token."""

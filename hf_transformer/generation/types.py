@@ -35,6 +35,7 @@ class Sampling:
         ignore_eos: treat end-of-sequence tokens like any other token.
         logprobs: number of top logprobs to return per token; None for no log probabilities.
         prompt_logprobs: the same for the tokens of the prompt.
+        score_ids: tokens whose log probabilities to return in place of the top ones.
         n: number of continuations of each prompt.
         constraint: the form of the text; None for free text.
         names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
@@ -57,6 +58,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    score_ids: tuple[int, ...] = ()
     n: int = 1
     constraint: Constraint | None = None
     names: Mapping[str, str] = field(default_factory=dict)

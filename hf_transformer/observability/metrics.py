@@ -37,7 +37,7 @@ COMPLETE_ENDINGS = ENDINGS[:2]
 STAGES_TOGETHER = 512
 """Requests whose stages are counted at a time, which takes a tenth of a millisecond."""
 
-PREDICT_APIS = ("v1", "v2", "grpc", "openai", "generate")  # APIs with requests that call the model
+OTHER_APIS = ("tokenize", "repository", "keys", "hosts")  # labels of requests that don't call the model
 
 PROCESS = ProcessCollector(registry=None)
 
@@ -149,10 +149,10 @@ class Metrics(_Group):
                 if sums is None:
                     continue
                 if name == "hf_transformer_requests":
-                    if labels[0] in PREDICT_APIS and labels[1] != "200":
+                    if labels[0] not in OTHER_APIS and labels[1] != "200":
                         sums["failed"] += numbers[0]
                 elif name == "hf_transformer_request_seconds":
-                    if labels[0] in PREDICT_APIS and labels[1] != "2xx":
+                    if labels[0] not in OTHER_APIS and labels[1] != "2xx":
                         sums["failing"] += numbers[-1]
                 elif family.kind == "histogram":
                     sums[f"{name}_count"] += sum(numbers[:-1])

@@ -55,6 +55,8 @@ NUMBERS_PER_VALUE = 4
 numbers, compared with 0.4 s for objects. OpenAI's maximum of 2,048 inputs then allows up to 1,953 dimensions."""
 DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
 """The values of the parameter ``representations``."""
+TOKEN_EMBEDDINGS = "token_embeddings"  # noqa: S105  # not a credential
+"""A further value, as in sentence-transformers: the vectors that pooling reads, for models with dense vectors alone."""
 OUTPUT = "sentence_embedding"
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """KServe's settings, for a model folder without sentence-transformers files."""
@@ -203,19 +205,21 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         names = parameters.strings("representations")
         if names is None:
             return self.available[:1], False
+        known = (DENSE, TOKEN_EMBEDDINGS) if self.available == (DENSE,) else self.available
         for name in names:
-            if name not in self.available:
-                expected = f"one of {', '.join(self.available)}, which the model has"
+            if name not in known:
+                expected = f"one of {', '.join(known)}, which the model has"
                 raise InvalidInput("parameters.representations", expected, repr(name[:40]))
         return tuple(dict.fromkeys(names)), True
 
     @staticmethod
     def _check_precision(parameters: Parameters, wanted: Sequence[str], precision: str) -> None:
         """Raises InvalidInput for parameters without effect on the wanted representations or the precision."""
-        if wanted == (SPARSE,):
+        if wanted in ((SPARSE,), (TOKEN_EMBEDDINGS,)):
             for name in ("dimensions", "precision"):
                 if name in parameters and (name == "dimensions" or precision != "float32"):
-                    raise InvalidInput(f"parameters.{name}", "no value for sparse vectors alone")
+                    alone = "sparse vectors" if wanted == (SPARSE,) else TOKEN_EMBEDDINGS
+                    raise InvalidInput(f"parameters.{name}", f"no value for {alone} alone")
         if "binary_zero" in parameters and precision not in BITS:
             raise InvalidInput("parameters.binary_zero", f"no value without a precision of {' or '.join(BITS)}")
         if precision in BYTES and not parameters.flag("normalize", True):
@@ -247,7 +251,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     def item(self, instance: Json, path: str, options: TextEmbeddingOptions) -> Text:
         if not isinstance(instance, dict) or instance.keys() != {"token_ids"}:
             if isinstance(instance, dict) and instance.keys() in FORMS:
-                return self._read_spanned(instance, path)
+                return self._read_spanned(instance, path, options)
             return read_text(instance, path)
         ids = instance["token_ids"]
         if options.prompt_from is not None:
@@ -259,8 +263,8 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             raise TooLarge(path, f"at most {longest} token ids, the model's length", str(len(ids)), hint)
         return read_token_ids(ids, path, self.settings.vocabulary.vocab_size)
 
-    def _read_spanned(self, instance: dict[str, Json], path: str) -> SpannedItem:
-        if self.available != (DENSE,):
+    def _read_spanned(self, instance: dict[str, Json], path: str, options: TextEmbeddingOptions) -> SpannedItem:
+        if self.available != (DENSE,) or options.representations != (DENSE,):
             raise InvalidInput(path, "a text without chunks or spans, since the model has no dense vectors alone")
         check_pooling(self._files.pooling, self._files.inside, path)
         return read_spanned(instance, path)
@@ -274,7 +278,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Counts NUMBERS_PER_VALUE numbers as one value."""
         count = sum(map(bool, encoding.spans)) if isinstance(encoding, SpannedEncoding) else 1
-        return -(-self._dimensions(options) * count // NUMBERS_PER_VALUE)
+        numbers = self._dimensions(options) * count
+        if TOKEN_EMBEDDINGS in options.representations:
+            numbers += len(encoding) * self._size
+        return -(-numbers // NUMBERS_PER_VALUE)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Includes all tokens, since even a few dimensions require complete pooling."""
@@ -294,14 +301,29 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             return PooledWindow((rows.astype(np.float32),) * len(skips), len(encoding))
         # At least one token remains, although a prompt with a text can have fewer tokens than the prompt alone.
         vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in skips)
-        return PooledWindow(tuple(vectors), len(encoding))
+        tokens = np.array(rows, np.float32) if TOKEN_EMBEDDINGS in options.representations else None
+        return PooledWindow(tuple(vectors), len(encoding), token_vectors=tokens)
 
     def answer(self, item: Text, parts: Sequence[Sequence[PooledWindow]], options: TextEmbeddingOptions) -> Json:
         if isinstance(item, SpannedItem):
             vector = np.stack([self._span(item, index, parts[0], options) for index in range(len(item.spans))])
+        elif not options.named:
+            return self.dense(parts[0], options)
         else:
-            vector = self.dense(parts[0], options)
+            values = {DENSE: self.dense, TOKEN_EMBEDDINGS: self._token_embeddings}
+            return {name: values[name](parts[0], options) for name in options.representations}
         return {DENSE: vector} if options.named else vector
+
+    @staticmethod
+    def _token_embeddings(windows: Sequence[PooledWindow], options: TextEmbeddingOptions) -> Array:
+        """The vectors of all tokens in all windows, float32 [tokens, hidden], special tokens included."""
+        parts = [window.token_vectors for window in windows if window.token_vectors is not None]
+        if not parts:
+            expected = f"{DENSE}, since the model's output has a vector per text"
+            raise InvalidInput("parameters.representations", expected, repr(TOKEN_EMBEDDINGS))
+        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        require_finite_vectors(vectors)
+        return vectors
 
     def _span(
         self, item: SpannedItem, index: int, windows: Sequence[PooledWindow], options: TextEmbeddingOptions

@@ -16,26 +16,30 @@ class Answers:
     """The results of a request: a prediction per instance, and optional output tensors of the task.
 
     ``tokens`` counts the tokens of the model's input, including special tokens, excluding padding. ``tensor`` contains
-    the predictions if ``Query.tensors`` is true.
+    the predictions if ``Query.tensors`` is true, and ``token_counts`` the tokens of each instance if ``Query.counts``
+    is.
     """
 
     predictions: list[Json]
     outputs: Sequence[Tensor] = ()
     tokens: int = 0
     tensor: Tensor | None = None
+    token_counts: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class Query:
     """The instances and parameters of a request.
 
-    ``tensors`` requests the predictions as a tensor too. ``name`` is the API's name of the instances, for messages.
+    ``tensors`` requests the predictions as a tensor too, ``counts`` the tokens of each instance. ``name`` is the API's
+    name of the instances, for messages.
     """
 
     instances: Sequence[Json]
     parameters: Mapping[str, Json]
     tensors: bool = False
     name: str = "instances"
+    counts: bool = False
 
 
 class Used(Protocol):
@@ -61,6 +65,7 @@ class Context:
         headers: the headers for the predictor, with lower-case names.
         deadline: the client's deadline on the event loop's clock; None if the client sets no deadline.
         field_names: maps a field's canonical path to the API's path, for errors; None keeps the path.
+        api: the API's label in metrics, if the body decides between APIs that share a route; empty otherwise.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
@@ -79,6 +84,7 @@ class Context:
 
     __slots__ = (
         "adapter",
+        "api",
         "arrived",
         "batch_traceparent",
         "deadline",
@@ -107,5 +113,5 @@ class Context:
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0
-        self.batch_traceparent = self.model_name = self.served_name = self.adapter = ""
+        self.batch_traceparent = self.model_name = self.served_name = self.adapter = self.api = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

@@ -14,7 +14,7 @@ from tests.api.generating import Exchange, ServedModel, application, post
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODEL
 
-BOTH = ("/health", "/openai/health")
+BOTH = ("/health", "/openai/health", "/ping")
 
 
 async def get(app: AsgiApplication, path: str) -> httpx.Response:
@@ -51,8 +51,6 @@ BASE = "the base_url of an OpenAI client is http://HOST:PORT"
 VECTORS = "Not Found; /openai/v1/embeddings returns the vectors of texts"
 CHATS = "Not Found; /openai/v1/chat/completions answers chats"
 TEXTS = "Not Found; /openai/v1/completions and /v2/models/NAME/generate generate text"
-PREDICTIONS = "/v1/models/NAME:predict and /v2/models/NAME/infer return predictions"
-SCORES = "Not Found; /openai/v1/rerank returns the scores of documents for a query"
 
 
 def expected(route: str, base: str = "/openai/v1") -> str:
@@ -69,27 +67,25 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         ("openai", "/openai/v1/embeddings/", 404, expected("embeddings")),
         ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
         ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
-        *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
-        *[("openai", path, 404, SCORES) for path in ("/v2/rerank", "/rerank", "/openai/v2/rerank")],
+        *[
+            ("openai", f"/openai{path}", 404, f"Not Found; this route is {path}, without /openai")
+            for path in ("/v1/score", "/classify", "/v1/ranking", "/v2/embed", "/embed_all", "/tokenize")
+        ],
+        ("openai", "/openai/v2/rerank", 404, expected("rerank")),
+        ("openai", "/openai/rerank", 404, expected("rerank")),
         *[
             ("openai", path, 404, expected("responses"))
             for path in ("/v1/responses", "/openai/responses", "/responses")
         ],
-        *[
-            ("openai", path, 404, VECTORS)
-            for path in ("/embed", "/embed_all", "/v2/embed", "/api/embed", "/openai/v1/embed")
-        ],
+        ("openai", "/api/embed", 404, VECTORS),
         *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat")],
         *[("openai", path, 404, TEXTS) for path in ("/generate", "/generate_stream", "/api/generate")],
-        *[("openai", path, 404, f"Not Found; {PREDICTIONS}") for path in ("/predict", "/invocations", "/v1/classify")],
         # Models may have the names of routes.
         *[("openai", path, 404, None) for path in ("/completions_", "/v1/models/m", "/v1/explain", "/v3")],
         *[("openai", path, 404, None) for path in ("/v1/models/responses", "/v2/models/m/embed", "/embedded")],
         *[("openai", path, 404, None) for path in ("/v1/models/a/b:explain", "/v1/models/m/rerank")],
         ("openai", "/v2/models/m/score", 404, None),
         ("openai", "/v1/models/rerank", 405, None),
-        # text-embeddings-inference's and huggingface_hub's clients post to the root.
-        *[(prefix, "/", 405, f"Method Not Allowed; {PREDICTIONS}") for prefix in ("openai", "")],
         ("openai", "/openai/", 404, None),
     ],
 )
@@ -115,6 +111,6 @@ async def test_hints_are_in_openai_s_form_where_its_clients_may_ask(made: Served
     assert status == 501 and answer["error"].startswith("POST /v1/models/gpt2:explain: the service has no explanations")
     status, answer = await post(made, "/v1/models/gpt2", {})
     assert status == 405 and answer == {"error": "POST /v1/models/gpt2: Method Not Allowed, expected GET, HEAD"}
-    async with Exchange(made.app, "/", {}) as exchange:
+    async with Exchange(made.app, "/v1/models/gpt2", {}) as exchange:
         status, headers = await exchange.head()
         assert (status, headers["allow"]) == (405, "GET, HEAD")

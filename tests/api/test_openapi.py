@@ -32,6 +32,7 @@ from hf_transformer.errors import RequestError
 from hf_transformer.generation import task as generation_task
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
+from tests.api.generating import ServedModel, post
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODEL, task_model_folder
 
@@ -187,11 +188,14 @@ def test_the_document_keeps_the_rules_of_openapi(task: str) -> None:
 def test_every_status_is_described_and_examples_fit_their_schemas(task: str) -> None:
     _, document = described(task)
     statuses = {str(kind.status) for kind in all_errors(RequestError)} - {str(RequestError.status)}
+    own = {"TEI": {"400", "404", "413", "415", "422", "424", "429", "503"}}
     for path, method, operation in operations(document):
         bodies = operation["responses"]["200"].get("content", {}).values()  # there may be none, as of /health
         if method == "post":
-            asks = re.search("tokenize|repository/index", path) is None
-            assert operation["responses"].keys() == {"200", TOO_SLOW, *statuses} - (set() if asks else PREDICTOR_S)
+            asks = re.search(":(de)?tokenize|repository/index", path) is None
+            usual = statuses - (set() if asks else PREDICTOR_S)
+            expected = set().union(*(own.get(tag, usual) for tag in operation["tags"]))
+            assert operation["responses"].keys() == {"200", TOO_SLOW, *expected}, path
             bodies = [operation["requestBody"]["content"]["application/json"]]
         for body in bodies:
             assert body.get("examples") or method == "get", path
@@ -238,6 +242,25 @@ def test_the_document_has_all_fields_of_each_api(task: str) -> None:
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name
+
+
+RETRIEVAL = (
+    *("/v1/embed", "/v2/embed", "/v2/rerank", "/v1/multi-vector", "/v1/contextualizedembeddings", "/v1/ranking"),
+    *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling", "/detokenize"),
+    "/generative_scoring",
+)
+"""Routes of other servers that refuse unknown fields."""
+
+
+@pytest.mark.parametrize("path", RETRIEVAL)
+async def test_the_document_has_the_fields_that_a_route_of_another_server_knows(made: ServedModel, path: str) -> None:
+    status, answer = await post(made, path, {"unknown": 1})
+    message = answer["error"]["message"] if "error" in answer else answer["message"]
+    assert status == 400 and message.startswith("unknown: expected one of ")
+    known = message.removeprefix("unknown: expected one of ").removesuffix(", got an unknown name").split(", ")
+    operation = described("text_generation")[1]["paths"][path]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert set(schema["properties"]) == set(known)
 
 
 async def test_examples_have_the_mask_token_of_the_model() -> None:

@@ -103,8 +103,8 @@ def test_token_ids_need_a_flag(serve: Serve) -> None:
 NOTHING: dict[str, Any] = {
     **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
     **{"store": True, "service_tier": "default", "priority": 0, "metadata": {"team": "search"}, "n": None},
-    **{"embedding_type": "float", "late_chunking": False, "truncate_prompt_tokens": -1, "add_special_tokens": True},
-    **{"truncation_side": "right", "truncation_direction": "Right"},
+    **{"embedding_type": "float", "late_chunking": False, "add_special_tokens": True, "modality": "text"},
+    **{"request_id": "r", "padding": "do_not_pad", "embed_dtype": "float32", "endianness": "little"},
 }
 """Fields that ask for nothing."""
 
@@ -144,25 +144,32 @@ WRONG: list[tuple[Any, int, str, str]] = [
         ({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "must not be truncated")
         for value in ("NONE", False)
     ],
-    ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
-    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "NONE" or false, got 'end'"""),
-    ({"truncate": 1}, 400, "truncate", "got 1"),
-    ({"truncate": "END", "truncation": True}, 400, "truncate", "expected truncation or truncate, got both"),
+    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
     (
-        {"truncation_side": "left"},
+        {"truncate": "START", "truncation_side": "left"},
         400,
         "truncation_side",
-        "expected right, got 'left'; texts are truncated at their end",
+        """no value beside truncate: "START\"""",
     ),
+    ({"truncate": 1}, 400, "truncate", "got 1"),
+    ({"truncate": "END", "truncation": True}, 400, "truncate", "expected truncation or truncate, got both"),
+    ({"truncation_side": "up"}, 400, "truncation_side", "expected left or right, got 'up'"),
+    ({"truncation_side": "left", "truncation_direction": "Left"}, 400, "truncation_direction", "mean the same"),
     ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
     ({"dimensions": 0}, 400, "dimensions", "expected 1 or more, got 0"),
     ({"dimensions": 49}, 400, "dimensions", "at most 48"),
-    ({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place"),
+    ({"input_type": "question"}, 400, "input_type", "expected one of query, search_query, document, passage"),
+    ({"input_type": "query", "task": "retrieval.query"}, 400, "task", "they mean the same"),
+    ({"input_type": "query", "prompt": "x"}, 400, "input_type", "both"),
     ({"normalize": True, "normalized": True}, 400, "normalized", "they mean the same"),
     ({"output_format": "kserve"}, 400, "output_format", "unknown"),
     ({"inputs": []}, 400, "inputs", "one of model, input, encoding"),
-    ({"truncate_prompt_tokens": 8}, 400, "truncate_prompt_tokens", "expected -1, got 8; the model's length"),
-    ({"embedding_type": "binary"}, 400, "embedding_type", "expected float, got 'binary'; the service does not"),
+    ({"truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", "-1 for the model's length, got 0"),
+    ({"embedding_type": "int4"}, 400, "embedding_type", "expected one of float, float32, int8"),
+    ({"embedding_type": "int8", "output_dtype": "int8"}, 400, "output_dtype", "they mean the same"),
+    ({"padding": "max_length"}, 400, "padding", "expected do_not_pad, got 'max_length'"),
+    ({"modality": "image"}, 400, "modality", "expected text, got 'image'; the model reads texts"),
+    ({"input": [{"txt": "a"}]}, 400, "input[0]", "the keys txt"),
     ({"input_type": 1}, 400, "input_type", "expected a string, got a number"),
     ({"add_special_tokens": False}, 400, "add_special_tokens", "expected true, got false; the service adds them"),
 ]
@@ -175,9 +182,11 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
         ({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "must not be truncated")
         for value in ("NONE", False)
     ],
-    ({"truncate": "START"}, 400, "truncate", "got 'START'; the service truncates the end"),
+    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
     ({"top_n": 0}, 400, "top_n", "expected 1 or more, got 0"),
-    ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "got 8"),
+    ({"top_n": 1, "top_k": 1}, 400, "top_k", "they mean the same"),
+    ({"max_tokens_per_doc": -1}, 400, "max_tokens_per_doc", "expected 0 or more, got -1"),
+    ({"documents": [{"title": "a"}], "rank_fields": ["name"]}, 400, "documents[0].name", "rank_fields names it"),
     ({"return_documents": "no"}, 400, "return_documents", "expected true"),
 ]
 
@@ -220,7 +229,7 @@ def test_unknown_models_and_routes_have_openais_errors(serve: Serve) -> None:
     compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
     assert error(compressed, 415)["param"] is None
     assert error(client.get("/openai"), 404)["message"].startswith("GET /openai: ")
-    for path in ("/v1/embeddings", "/openai2/v1/embeddings"):
+    for path in ("/openai2/v1/embeddings",):
         assert client.get(path).json() == {"error": f"GET {path}: Not Found"}
 
 
@@ -246,11 +255,21 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
         ({"return_documents": False}, short),
         *[({"truncate": value}, everything) for value in ("END", True, "NONE", False)],
         ({"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}, everything),
+        ({"max_tokens_per_doc": 0, "max_tokens_per_query": 0, "use_activation": True}, everything),
     ]
     for fields, results in asked:
         assert ask(service, "rerank", RERANK | fields)["results"] == results
     raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
     assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
+    assert ask(service, "rerank", RERANK | {"use_activation": False})["results"] == raw
+    assert answer.keys() == {"id", "model", "usage", "results"}
+    assert ask(service, "rerank", RERANK | {"top_k": 1})["results"] == everything[:1]
+    shared = ask(service, "rerank", RERANK, "")
+    assert (shared["results"], shared["object"], "data" in shared) == (everything, "list", False)
+    assert shared["meta"]["tokens"] == {"input_tokens": count}
+    titled = [{"title": one, "year": "1"} for one in DOCUMENTS]
+    ranked = ask(service, "rerank", RERANK | {"documents": titled, "rank_fields": ["title"]})["results"]
+    assert ranked[0]["document"]["text"].startswith("title: ")
 
 
 def assert_card(card: Any) -> None:
@@ -283,5 +302,7 @@ def test_routes_without_a_prefix_answer_v1_and_openai(serve: Serve) -> None:
     assert client.get(f"/v1/models/{MODEL}").json() == {"name": MODEL, "ready": True, **card}
     for path in ("/v1/models", "/v1/models/gpt", "/v2/models", "/v2/models/gpt"):
         assert isinstance(client.post(path).json()["error"], str), path
-    assert error(client.get("/v1/embeddings"), 405)["code"] == "method_not_supported"
+    refused = client.get("/v1/embeddings")  # other APIs share this path, and their clients read other keys
+    assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_supported")
+    assert refused.json()["message"] == refused.json()["detail"] == refused.json()["error"]["message"]
     assert error(client.post("/v1/images/generations"), 404)["code"] is None

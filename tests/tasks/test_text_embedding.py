@@ -278,3 +278,28 @@ def test_a_prompt_may_have_as_many_characters_as_the_limit() -> None:
     assert make_task().options({"prompt": longest}).prompt == longest
     with pytest.raises(TooLarge, match=rf"^parameters\.prompt: .*got {MAX_PROMPT_LENGTH + 1}"):
         make_task().options({"prompt": longest + "p"})
+
+
+def test_token_embeddings_are_what_pooling_reads_in_all_windows() -> None:
+    task = make_task()
+    options = task.options({"representations": ["token_embeddings", "dense"]})
+    windows = [task.decode("text", FOUR, {"sentence_embedding": rows}, options) for rows in (ROWS, -ROWS)]
+    answer = task.answer("text", [windows], options)
+    assert list(answer) == ["token_embeddings", "dense"]
+    assert answer["token_embeddings"].tolist() == [*ROWS.tolist(), *(-ROWS).tolist()]
+    assert task.answer_size(FOUR, options) == (2 + 4 * 2 + 2) // 4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "output", "says"),
+    [
+        ({}, ROWS[0], "representations: expected dense, since the model's output has a vector per text"),
+        ({"dimensions": 1}, ROWS, "dimensions: expected no value for token_embeddings alone"),
+        ({"precision": "binary"}, ROWS, "precision: expected no value for token_embeddings alone"),
+    ],
+)
+def test_token_embeddings_need_them_in_the_output(parameters: Any, output: Any, says: str) -> None:
+    task = make_task()
+    with pytest.raises(InvalidInput, match=says):
+        options = task.options({"representations": "token_embeddings", **parameters})
+        task.answer("text", [[task.decode("text", FOUR, {"sentence_embedding": output}, options)]], options)

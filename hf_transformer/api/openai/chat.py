@@ -129,6 +129,15 @@ def _prompt_renderer(
     return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **variables)
 
 
+def render_messages(model: GenerativeModel, parameters: Parameters, limits: JsonLimits) -> str:
+    """Renders ``messages`` as a prompt that contains its special tokens. Raises InvalidInput or TooLarge."""
+    template = model.chat_template
+    if template is None:
+        raise InvalidInput("messages", "a prompt, since the model has no chat template", "messages")
+    add = parameters.flag("add_generation_prompt", True)
+    return template.render(read_messages(parameters.get("messages"), limits), add_generation_prompt=add)
+
+
 def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
     """Returns the fields that are not null. Clients send null for unset fields."""
     return {name: value for name, value in fields.items() if value is not None}

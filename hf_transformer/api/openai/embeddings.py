@@ -5,10 +5,15 @@
     -> {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [...]}], "model": "m",
         "usage": {"prompt_tokens": 8, "total_tokens": 8}}
 
-Token ids require --enable_token_inputs. The API also accepts the task's parameters: prompt, prompt_name, normalize (or
-normalized), truncation (or truncate), stride.
+Token ids require --enable_token_inputs. The API also accepts the task's parameters, and the fields of the APIs that
+have the same body and answer (api/dialects/fields.py):
 
-Source: https://platform.openai.com/docs/api-reference/embeddings/create
+    Jina        task, late_chunking, embedding_type, normalized, truncate; {"text": string} in ``input``
+    Voyage      input_type, output_dtype, output_dimension, truncation
+    NVIDIA NIM  input_type, truncate, embedding_type, modality; a model's name with -query or -passage
+    vLLM        truncate_prompt_tokens, truncation_side, use_activation
+
+Sources: https://platform.openai.com/docs/api-reference/embeddings/create and those in api/dialects/fields.py
 """
 
 from __future__ import annotations
@@ -18,45 +23,75 @@ from binascii import b2a_base64
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.openai.fields import (
-    TRUNCATE,
-    field_name,
-    ignored_fields,
-    read_request,
-    read_texts,
+from hf_transformer.api.dialects.fields import (
+    TRUNCATION_FIELDS,
+    move_if_present,
+    read_precision,
+    read_purpose,
     read_truncation,
-    usage,
 )
+from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, read_texts, usage
 from hf_transformer.api.responses import reply
-from hf_transformer.api.service import Service
+from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 from hf_transformer.types.tensors import Array
 
-PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
+PARAMETERS = ("prompt", "prompt_name", "stride", "representations", "binary_zero", "max_tokens")
 """Fields that are parameters of the task."""
-FIELDS = ("model", "input", "encoding_format", *ignored_fields("embeddings"), "normalized", TRUNCATE, *PARAMETERS)
+DIMENSIONS, NORMALIZE = ("dimensions", "output_dimension"), ("normalize", "normalized", "use_activation")
+PRECISION, PURPOSE = ("precision", "embedding_type", "output_dtype"), ("input_type", "task")
+LATE_CHUNKING = "late_chunking"
+FIELDS = (
+    *("model", "input", "encoding_format", *ignored_fields("embeddings"), *PARAMETERS),
+    *(*DIMENSIONS, *NORMALIZE, *PRECISION, *PURPOSE, *TRUNCATION_FIELDS, LATE_CHUNKING),
+)
+SUFFIXES = {"-query": "query", "-passage": "passage"}
+"""Endings of a model's name that mean an ``input_type``, as in NVIDIA NIM."""
 
 
 async def create(service: Service, call: Call) -> Response:
     """Answers one request. Raises RequestError."""
-    model, parameters = read_request(service, call, "embeddings", FIELDS)
-    sentences = model.task.settings.sentence_transformers if "input_type" in parameters else None
-    if sentences is not None and sentences.prompts:
-        raise InvalidInput("input_type", f"prompt_name in its place, one of {', '.join(sentences.prompts)}")
-    base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
-    query, single = read_query(parameters, service.max_texts, service.token_inputs)
-    if single:
-        call.context.field_names = _single_input
+    payload = without_suffix(call.json(), service.models)
+    model, parameters = read_request(service, call, "embeddings", FIELDS, payload)
+    # OpenAI's client asks for base64 by default, and leaves an object of several representations unchanged.
+    base64 = _wants_base64(parameters) and "representations" not in parameters
+    query, single = read_query(parameters, model, service.max_texts, service.token_inputs)
+    late = parameters.flag(LATE_CHUNKING, False)
+    call.context.field_names = _chunk_input if late else _single_input if single else field_name
     answers = await model.predict(query, call.context)
+    predictions = answers.predictions[0] if late else answers.predictions
     data = [
         {"object": "embedding", "index": index, "embedding": to_base64(vector) if base64 else vector}
-        for index, vector in enumerate(answers.predictions)
+        for index, vector in enumerate(predictions)
     ]
     body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
     return reply(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def without_suffix(payload: Json, models: Models) -> Json:
+    """Returns a body whose ``model`` ends with one of SUFFIXES as one with ``input_type``, unless a model has the whole
+    name. Raises InvalidInput if the body has another ``input_type``."""
+    name = payload.get("model") if isinstance(payload, dict) else None
+    if not isinstance(name, str):
+        return payload
+    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+    names = models.names if suffix is not None else ()
+    if suffix is None or name in names or name.removesuffix(suffix) not in names:
+        return payload
+    purpose = SUFFIXES[suffix]
+    if payload.get("input_type") not in (None, purpose):
+        raise InvalidInput("input_type", f"{purpose!r}, as in the name of the model", "another one")
+    return {**payload, "model": name.removesuffix(suffix), "input_type": purpose}
+
+
+def _wants_base64(parameters: Parameters) -> bool:
+    """Whether vectors are base64. Jina has "base64" among the values of ``embedding_type``."""
+    if parameters.get("embedding_type") == "base64":
+        return True
+    return parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
 
 
 def _single_input(path: str) -> str:
@@ -64,7 +99,14 @@ def _single_input(path: str) -> str:
     return f"input{path[8:]}" if path.startswith("input[0]") else field_name(path)
 
 
-def read_query(parameters: Parameters, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
+def _chunk_input(path: str) -> str:
+    """Converts a canonical path to the client's field name for late chunking, where ``input`` is one instance."""
+    if not path.startswith("input[0]"):
+        return field_name(path)
+    return f"input{path.removeprefix('input[0]').removeprefix('.chunks')}"
+
+
+def read_query(parameters: Parameters, model: Model, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
     """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
     ``token_inputs`` is false; see read_texts for other errors."""
 
@@ -78,13 +120,36 @@ def read_query(parameters: Parameters, max_texts: int, token_inputs: bool = Fals
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts("input", parameters.get("input"), max_texts, read_ids)
-    options = {name: parameters.get(name) for name in PARAMETERS if name in parameters}
-    if parameters.one_of("normalize", "normalized") == "normalized":  # Jina's field name
-        options["normalize"] = parameters.flag("normalized", True)
-    return Query(texts, options | read_truncation(parameters), name="input"), single
+    texts, single = read_texts("input", plain_texts(parameters.get("input")), max_texts, read_ids)
+    if parameters.flag(LATE_CHUNKING, False):
+        texts = [{"chunks": texts}]
+    return Query(texts, _options(parameters, model), name="input"), single
+
+
+def plain_texts(value: Json) -> Json:
+    """Returns ``input`` with strings in place of Jina's {"text": string}."""
+    if not isinstance(value, list) or not any(isinstance(item, dict) for item in value):
+        return value
+    return [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in value]
+
+
+def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
+    """Returns the parameters of the task. Fields of two APIs that mean the same can't be together."""
+    options = move_if_present(parameters, {name: name for name in PARAMETERS}) | read_truncation(parameters)
+    for names, target in ((DIMENSIONS, "dimensions"), (NORMALIZE, "normalize")):
+        field = parameters.one_of(*names)
+        if field is not None:
+            options[target] = parameters.get(field)
+    if parameters.get("embedding_type") != "base64":
+        precision = read_precision(parameters, *PRECISION)
+        if precision != "float32":
+            options["precision"] = precision
+    field = parameters.one_of(*PURPOSE)
+    return options if field is None else options | read_purpose(parameters, field, model)
 
 
 def to_base64(vector: Array) -> str:
-    """Encodes a vector [D] as base64 of little-endian float32, the default format of OpenAI's client."""
-    return b2a_base64(vector.astype("<f4", copy=False).tobytes(), newline=False).decode("ascii")
+    """Encodes a vector [D] as base64 of little-endian float32, the default format of OpenAI's client, or of bytes for
+    a vector of another precision."""
+    numbers = vector.astype("<f4", copy=False) if vector.dtype.kind == "f" else vector
+    return b2a_base64(numbers.tobytes(), newline=False).decode("ascii")

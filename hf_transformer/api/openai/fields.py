@@ -92,21 +92,15 @@ IGNORED_FIELDS: Final = (
         "add_special_tokens", ("completions", *EMBEDDINGS), (True,), "the service adds them (--disable_special_tokens)"
     ),
     IgnoredField("echo", CHATS, (False,), "a chat has no prompt to echo"),
-    # Fields of embeddings and rerank in vLLM, Jina and Cohere.
-    IgnoredField("input_type", EMBEDDINGS),  # see embeddings.py
-    IgnoredField("embedding_type", EMBEDDINGS, ("float",), "the service does not quantize vectors"),
-    IgnoredField("late_chunking", EMBEDDINGS, (False,), "the service embeds each text by itself"),
-    IgnoredField("truncate_prompt_tokens", (*EMBEDDINGS, *RERANK), (-1,), "the model's length is the limit"),
-    IgnoredField("truncation_side", (*EMBEDDINGS, *RERANK), ("right",), "texts are truncated at their end"),
-    IgnoredField(
-        "truncation_direction", (*EMBEDDINGS, *RERANK), ("Right", "right"), "texts are truncated at their end"
-    ),
+    # Fields of embeddings and rerank in vLLM and NVIDIA NIM.
+    IgnoredField("request_id", (*EMBEDDINGS, *RERANK)),
+    IgnoredField("cache_salt", (*EMBEDDINGS, *RERANK)),
+    IgnoredField("padding", (*EMBEDDINGS, *RERANK), ("do_not_pad",), "texts are padded with an attention mask"),
+    IgnoredField("embed_dtype", EMBEDDINGS, ("float32",), "base64 contains float32, or the type of embedding_type"),
+    IgnoredField("endianness", EMBEDDINGS, ("native", "little"), "base64 contains little-endian numbers"),
+    IgnoredField("modality", EMBEDDINGS, ("text",), "the model reads texts"),
 )
 """All fields without effect. Other models or servers accept more values for some of these fields."""
-TRUNCATE = "truncate"
-TRUNCATION = ("truncation", TRUNCATE)
-TRUNCATES: Mapping[bool, tuple[str, ...]] = {True: ("END",), False: ("NONE",)}
-"""Values of ``truncate`` in other servers' APIs, by the equivalent value of ``truncation``."""
 MAX_METADATA_KEYS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits for metadata: maximum number of keys, and maximum characters of a key and of a value."""
 SHOWN_NAMES = 5
@@ -123,10 +117,13 @@ def ignored_fields(endpoint: str) -> tuple[str, ...]:
     return tuple(_IGNORED[endpoint])
 
 
-def read_request(service: Service, call: Call, endpoint: str, known: Sequence[str]) -> tuple[Model, Parameters]:
+def read_request(
+    service: Service, call: Call, endpoint: str, known: Sequence[str], payload: Json = None
+) -> tuple[Model, Parameters]:
     """Returns the model and the fields of a request. Ignores null fields, including unknown ones.
 
-    Sets ``call.context.field_names``: in this API, the task's parameters are top-level fields.
+    Sets ``call.context.field_names``: in this API, the task's parameters are top-level fields. ``payload`` is the body
+    if the caller has changed it.
 
     Raises:
         InvalidInput: the body is not an object, a field is unknown or unsupported, or the model has another task.
@@ -134,16 +131,8 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
         RequestError: the body is unreadable, see Call.json.
     """
     call.context.field_names = field_name
-    payload = expect(call.json(), dict, "body", "an object")
-    if None in payload.values():
-        payload = {name: value for name, value in payload.items() if value is not None}
-    if payload.keys() - known:
-        raise _unknown_fields([name[:40] for name in payload if name not in known], known)
-    ignored = _IGNORED[endpoint]
-    for name, value in payload.items():
-        if name in ignored:
-            _check_ignored(ignored[name], value)
-    models, parameters = service.models, Parameters(payload, known)
+    body = expect(call.json() if payload is None else payload, dict, "body", "an object")
+    models, parameters = service.models, read_fields(body, known, _IGNORED[endpoint])
     name, query = parameters.string("model"), call.path.get("model")
     if query is not None and name not in (None, query):
         raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
@@ -153,6 +142,19 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
         expected = f"a model for {' or '.join(TASKS[endpoint])}, which {endpoint} needs"
         raise InvalidInput("model", expected, f"{model.name!r} for {model.task.name}")
     return model, parameters
+
+
+def read_fields(payload: Mapping[str, Json], known: Sequence[str], ignored: Mapping[str, IgnoredField]) -> Parameters:
+    """Returns the fields of a body that are not null. Raises InvalidInput for an unknown field, and for a value that a
+    field without effect can't have."""
+    if None in payload.values():
+        payload = {name: value for name, value in payload.items() if value is not None}
+    if payload.keys() - known:
+        raise _unknown_fields([name[:40] for name in payload if name not in known], known)
+    for name, value in payload.items():
+        if name in ignored:
+            _check_ignored(ignored[name], value)
+    return Parameters(payload, known)
 
 
 def field_name(path: str) -> str:
@@ -217,22 +219,6 @@ def read_texts(
         expect(item, str | list, f"{path}[{index}]", "a string or a list of token ids")
         texts.append(item if isinstance(item, str) else read_ids(item, f"{path}[{index}]"))
     return texts, False
-
-
-def read_truncation(parameters: Parameters) -> dict[str, Json]:
-    """Returns the task's parameter ``truncation``, if the request sets ``truncation`` or ``truncate``.
-
-    "END" or true truncates long texts, "NONE" or false refuses them, as in Cohere, NVIDIA NIM, Jina and
-    text-embeddings-inference. Raises InvalidInput for other values.
-    """
-    if parameters.one_of(*TRUNCATION) != TRUNCATE:
-        return {name: parameters.get(name) for name in TRUNCATION if name in parameters}
-    value = parameters.get(TRUNCATE)
-    for truncation, words in TRUNCATES.items():
-        if value is truncation or (isinstance(value, str) and value in words):
-            return {"truncation": truncation}
-    hint = "the service truncates the end" if value == "START" else ""
-    raise InvalidInput(TRUNCATE, '"END" or true, "NONE" or false', describe(value, quote=True), hint)
 
 
 def usage(answers: Answers) -> dict[str, Json]:

@@ -4,10 +4,16 @@
     -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
         "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
 
-The API also accepts the task's parameters: truncation (or truncate), raw_scores, prompt, prompt_name.
+The API also accepts the task's parameters, and the fields of the APIs that have the same body (dialects/fields.py):
+
+    Cohere  max_tokens_per_doc, max_chunks_per_doc, rank_fields; ``meta`` in the answer
+    Jina    ``object`` in the answer
+    Voyage  top_k, truncation; a body with one of these gets the results as ``data`` too
+    vLLM    max_tokens_per_query, truncate_prompt_tokens, truncation_side, use_activation, instruction
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
-https://api.jina.ai/redoc#tag/rerank
+https://api.jina.ai/redoc#tag/rerank, https://docs.cohere.com/v1/reference/rerank and
+https://docs.voyageai.com/reference/reranker-api
 """
 
 from __future__ import annotations
@@ -15,39 +21,59 @@ from __future__ import annotations
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, require_few
-from hf_transformer.api.openai.fields import TRUNCATE, field_name, ignored_fields, read_request, read_truncation, usage
+from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, move_if_present, read_documents, read_truncation
+from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, usage
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Query
+from hf_transformer.types.request import Answers, Json, Query
 
-PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores", "prompt", "prompt_name")
+PARAMETERS = (
+    *("return_documents", "prompt", "prompt_name", "instruction"),
+    *("max_chunks_per_doc", "window_score", "stride", "max_tokens", "truncate_document"),
+)
 """Fields that are parameters of the task."""
-FIELDS = ("model", "query", "documents", *ignored_fields("rerank"), "max_tokens_per_doc", TRUNCATE, *PARAMETERS)
+PER_TEXT = ("max_tokens_per_doc", "max_tokens_per_query")
+"""Limits in tokens; 0 means none, as in vLLM."""
+TOP, SCORES = ("top_n", "top_k"), ("raw_scores", "use_activation")
+FIELDS = (
+    *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
+    *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS),
+)
+VOYAGE = ("top_k", "truncation")
+"""Fields of Voyage's body alone; its client always sends ``truncation``."""
 
 INSTANCE = "documents[0]"
 
 
-async def create(service: Service, call: Call) -> Response:
-    """Answers one request. Raises RequestError."""
+async def create(service: Service, call: Call, *, shared: bool = False) -> Response:
+    """Answers one request. At a path that other APIs share, the answer has the fields of all. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
-    if "max_tokens_per_doc" in parameters:  # Cohere's field; it can't lower the model's limit
-        parameters.integer("max_tokens_per_doc", 0, model.task.settings.max_length)
     query = read_query(parameters, service.max_texts)
-    call.context.field_names = _field_of_instance
+    call.context.field_names = field_of_instance
     answers = await model.predict(query, call.context)
+    results = render_results(answers)
+    answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
+    if shared:
+        tokens = {"input_tokens": answers.tokens}
+        answer |= {"object": "list", "meta": {"api_version": {"version": "1"}, "tokens": tokens}}
+        if any(field in parameters for field in VOYAGE):
+            answer["data"] = results
+    return reply(orjson.dumps({**answer, "results": results}))
+
+
+def render_results(answers: Answers) -> list[Json]:
+    """Renders the scores of the request's only instance, best first."""
     results = []
     for result in answers.predictions[0]:
         document = {"document": {"text": result["text"]}} if "text" in result else {}
         results.append({"index": result["index"], **document, "relevance_score": result["score"]})
-    answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
-    return reply(orjson.dumps({**answer, "results": results}))
+    return results
 
 
-def _field_of_instance(path: str) -> str:
+def field_of_instance(path: str) -> str:
     """Converts a canonical path to the client's field name. The task has a single instance with all documents."""
     if not path.startswith(INSTANCE):
         return field_name(path)
@@ -62,18 +88,24 @@ def read_query(parameters: Parameters, max_texts: int) -> Query:
         InvalidInput: a field is missing or has another type.
         TooLarge: the request has more than ``max_texts`` documents.
     """
-    query, documents = parameters.string("query"), parameters.get("documents")
+    query, rank_fields = parameters.string("query"), parameters.strings("rank_fields")
     if query is None:
         raise InvalidInput("query", "a string", "nothing")
-    if not isinstance(documents, list) or not documents:
-        got = "nothing" if documents is None else "an empty list" if documents == [] else describe(documents)
-        raise InvalidInput("documents", "a list of texts", got)
-    require_few("documents", documents, max_texts)
-    texts: list[str] = []
-    for index, document in enumerate(documents):
-        text = document["text"] if isinstance(document, dict) and document.keys() == {"text"} else document
-        texts.append(expect(text, str, f"documents[{index}]", 'a string or {"text": string}'))
+    texts = read_documents(parameters.get("documents"), max_texts, rank_fields)
     # Return documents by default, as vLLM and Jina do. This API ignores --output_format.
-    options = {"return_documents": True, "output_format": "kserve"}
-    options |= {name: parameters.get(name) for name in PARAMETERS if name in parameters}
-    return Query([{"query": query, "texts": texts}], options | read_truncation(parameters), name="documents")
+    options = {"return_documents": True, "output_format": "kserve"} | read_options(parameters)
+    return Query([{"query": query, "texts": texts}], options, name="documents")
+
+
+def read_options(parameters: Parameters) -> dict[str, Json]:
+    """Returns the parameters of the task. Raises InvalidInput for two fields that mean the same."""
+    options = move_if_present(parameters, {name: name for name in PARAMETERS}) | read_truncation(parameters)
+    for name in PER_TEXT:
+        if name in parameters and (count := parameters.integer(name, 0, 0)):
+            options[name] = count
+    top, scores = parameters.one_of(*TOP), parameters.one_of(*SCORES)
+    if top is not None:
+        options["top_n"] = parameters.get(top)
+    if scores is not None:
+        options["raw_scores"] = parameters.flag(scores, False) == (scores == "raw_scores")
+    return options

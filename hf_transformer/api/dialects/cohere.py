@@ -1,0 +1,189 @@
+"""Cohere's embed and rerank, versions 1 and 2. POST /v1/rerank is in api/openai/rerank.py: other APIs share it.
+
+    POST /v1/embed   {"texts", "model", "input_type", "embedding_types", "truncate"}
+                     -> {"id", "response_type": "embeddings_floats", "texts", "embeddings": [[...]], "meta"}, or
+                        "embeddings_by_type" with an object of the requested types
+    POST /v2/embed   the same and "inputs", "output_dimension", "max_tokens" -> always by type
+    POST /v2/rerank  {"query", "documents", "top_n", "max_tokens_per_doc"} -> {"id", "results", "meta"}
+
+A bit of binary and ubinary is set for x >= 0, as in vLLM's route of this API. int8 and uint8 divide the range [-1, 1]
+of unit vectors. All types of a request come from one pass of the model.
+
+Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/v1/reference/embed and
+https://docs.cohere.com/reference/rerank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects.bodies import read_body, render_message, reply_json
+from hf_transformer.api.dialects.fields import move_if_present, read_documents, read_purpose, read_strings
+from hf_transformer.api.dialects.fields import read_truncation as read_truncation_fields
+from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.openai.embeddings import to_base64
+from hf_transformer.api.openai.fields import IgnoredField
+from hf_transformer.api.openai.rerank import field_of_instance, render_results
+from hf_transformer.api.service import Service
+from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.pooling import unit
+from hf_transformer.tasks.quantization import BYTES, quantize
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Answers, Json, Query
+from hf_transformer.types.tensors import Array
+
+TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
+"""The values of ``embedding_types``."""
+EMBED = ("texts", "input_type", "embedding_types", "truncate")
+EMBED_V2 = (*EMBED, "inputs", "output_dimension", "max_tokens")
+RERANK = ("query", "documents", "top_n", "max_tokens_per_doc", "return_documents")
+IGNORED = (
+    IgnoredField("images", (), ([],), "the model reads texts"),
+    IgnoredField("priority", (), tuple(range(1000)), "a number from 0 to 999; the service has no priorities"),
+)
+BITS = 8
+"""Components in a byte of binary and ubinary."""
+
+
+async def embed_v1(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Answers /v1/embed: bare vectors unless the request has ``embedding_types``."""
+    return await _embed(service, call, payload, version="1", known=EMBED)
+
+
+async def embed_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Answers /v2/embed: vectors by type."""
+    return await _embed(service, call, payload, version="2", known=EMBED_V2)
+
+
+async def _embed(
+    service: Service, call: Call, payload: Mapping[str, Json], *, version: str, known: Sequence[str]
+) -> Response:
+    tasks = ("text_embedding",)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=IGNORED)
+    field, texts = _read_texts(parameters, service.max_texts)
+    types = _read_types(parameters)
+    names = {"output_dimension": "dimensions", "max_tokens": "max_tokens"}
+    options = move_if_present(parameters, names) | _read_truncation(parameters)
+    options |= read_purpose(parameters, "input_type", model)
+    call.context.field_names = lambda path: ERROR_FIELDS.get(name := path.removeprefix("parameters."), name)
+    answers = await model.predict(Query(texts, options, name=field), call.context)
+    floats = version == "1" and "embedding_types" not in parameters
+    answer = {
+        "id": call.context.request_id,
+        "response_type": "embeddings_floats" if floats else "embeddings_by_type",
+        "texts": texts,
+        "embeddings": answers.predictions if floats else by_type(answers.predictions, types),
+    }
+    return reply_json({**answer, "meta": meta(answers, version)})
+
+
+ERROR_FIELDS = {"truncation": "truncate", "truncation_side": "truncate", "dimensions": "output_dimension"}
+"""Cohere's names of the task's parameters."""
+
+
+def _read_texts(parameters: Parameters, max_texts: int) -> tuple[str, list[str]]:
+    """Returns the field of the texts, and the texts: ``texts``, or the parts of ``inputs``. Raises InvalidInput."""
+    if parameters.one_of("texts", "inputs") != "inputs":
+        return "texts", read_strings("texts", parameters.get("texts"), max_texts)
+    inputs = expect(parameters.get("inputs"), list, "inputs", "a list of objects")
+    require_few("inputs", inputs, max_texts)
+    texts = []
+    for index, item in enumerate(inputs):
+        path = f"inputs[{index}].content"
+        parts = expect(item, dict, f"inputs[{index}]", "an object").get("content")
+        if not isinstance(parts, list) or not parts:
+            raise InvalidInput(path, 'a list of {"type": "text", "text": string}')
+        lines = []
+        for number, part in enumerate(parts):
+            here = f"{path}[{number}]"
+            if expect(part, dict, here, "an object").get("type") != "text":
+                raise InvalidInput(f"{here}.type", '"text", since the model reads texts', "another type")
+            lines.append(expect(part.get("text"), str, f"{here}.text", "a string"))
+        texts.append("\n".join(lines))
+    return "inputs", texts
+
+
+def _read_types(parameters: Parameters) -> list[str]:
+    """Returns ``embedding_types``, floats by default. Raises InvalidInput for an unknown one."""
+    types = parameters.strings("embedding_types") or ["float"]
+    for name in types:
+        if name not in TYPES:
+            raise InvalidInput("embedding_types", f"a list of {', '.join(TYPES)}", repr(name[:40]))
+    return list(dict.fromkeys(types))
+
+
+def _read_truncation(parameters: Parameters) -> dict[str, Json]:
+    """Returns the task's parameters for ``truncate``, whose default is END."""
+    return read_truncation_fields(parameters) if "truncate" in parameters else {"truncation": True}
+
+
+def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Json]]:
+    """Renders float32 vectors [D] in each of ``types``. Raises InvalidInput for bits of a vector whose size is not a
+    multiple of 8, as vLLM does."""
+    embeddings: dict[str, list[Json]] = {}
+    for name in types:
+        if name == "float":
+            embeddings[name] = list(vectors)
+        elif name == "base64":
+            embeddings[name] = [to_base64(vector) for vector in vectors]
+        elif name in BYTES:
+            embeddings[name] = [quantize(unit(vector), name) for vector in vectors]
+        else:
+            if size := len(vectors[0]) % BITS:
+                expected = f"another type for vectors of {len(vectors[0])} components"
+                raise InvalidInput("embedding_types", expected, name, f"{size} of them would be the last byte's")
+            embeddings[name] = [quantize(vector, name, zero=True) for vector in vectors]
+    return embeddings
+
+
+async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Answers /v2/rerank, without the documents unless the request asks for them. Only documents are truncated."""
+    ignored = (IGNORED[1], IgnoredField("user", ()))
+    tasks = ("rerank",)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
+    query = parameters.string("query")
+    if query is None:
+        raise InvalidInput("query", "a string", "nothing")
+    texts = read_documents(parameters.get("documents"), service.max_texts)
+    names = {"top_n": "top_n", "return_documents": "return_documents"}
+    options: dict[str, Json] = {"output_format": "kserve", "truncate_document": True}
+    options |= move_if_present(parameters, names)
+    if count := parameters.integer("max_tokens_per_doc", 0, 0):
+        options["max_tokens_per_doc"] = count
+    call.context.field_names = field_of_instance
+    answers = await model.predict(Query([{"query": query, "texts": texts}], options, name="documents"), call.context)
+    return reply_json(
+        {"id": call.context.request_id, "results": render_results(answers), "meta": meta(answers, "2", searches=1)}
+    )
+
+
+def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
+    """Renders ``meta``: the version of the API and the numbers of tokens and searches."""
+    units: dict[str, Json] = {"search_units": searches} if searches else {"input_tokens": answers.tokens}
+    return {
+        "api_version": {"version": version},
+        "billed_units": units,
+        "tokens": {"input_tokens": answers.tokens},
+    }
+
+
+ROUTES = (
+    DialectRoute(
+        path="/v1/embed",
+        dialect="cohere",
+        tasks=("text_embedding",),
+        handle=embed_v1,
+        render_error=render_message,
+    ),
+    DialectRoute(
+        path="/v2/embed",
+        dialect="cohere",
+        tasks=("text_embedding",),
+        handle=embed_v2,
+        render_error=render_message,
+    ),
+    DialectRoute(path="/v2/rerank", dialect="cohere", tasks=("rerank",), handle=rerank_v2, render_error=render_message),
+)

@@ -1,0 +1,151 @@
+"""Fields that APIs of embeddings and reranking share: truncation, a text's purpose, precision, and the limits of a
+document. Each function converts the fields of a body to the task's parameters.
+
+Sources: https://docs.cohere.com/reference/embed, https://api.jina.ai/redoc, https://docs.voyageai.com/reference,
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html and
+https://docs.nvidia.com/nim/nemo-retriever/text-embedding/latest/reference.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.service import Model
+from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks.parameters import Parameters, input_type_of
+from hf_transformer.types.request import Json
+
+TRUNCATION = ("truncation", "truncate")
+SIDES = ("truncation_side", "truncation_direction")
+TRUNCATE_PROMPT_TOKENS = "truncate_prompt_tokens"
+TRUNCATION_FIELDS = (*TRUNCATION, *SIDES, TRUNCATE_PROMPT_TOKENS)
+TRUNCATES: Mapping[str, Mapping[str, Json]] = {
+    "END": {"truncation": True},
+    "START": {"truncation": True, "truncation_side": "left"},
+    "NONE": {"truncation": False},
+}
+"""Values of ``truncate`` of Cohere and NVIDIA NIM as parameters of the task."""
+
+PURPOSES = ("query", "search_query", "document", "passage", "search_document")
+"""Common purposes of a text, for messages. Jina has retrieval.query and the like; see input_type_of."""
+OTHER_PURPOSES = ("classification", "clustering", "text-matching", "separation")
+"""Purposes of Cohere and Jina that choose a prompt of this name, if the model has one."""
+
+PRECISIONS: Mapping[str, str] = {"float": "float32"} | {
+    name: name for name in ("float32", "int8", "uint8", "binary", "ubinary")
+}
+"""The task's ``precision`` by the names of other APIs."""
+
+
+def read_truncation(parameters: Parameters) -> dict[str, Json]:
+    """Returns the task's parameters ``truncation``, ``truncation_side`` and ``max_tokens``, as far as a request has
+    them.
+
+    "END" or true truncates long texts, "START" truncates their start, "NONE" or false refuses them. vLLM's
+    ``truncate_prompt_tokens`` is a length; -1 means the model's. Raises InvalidInput for other values, and for two
+    fields that mean the same.
+    """
+    wish: dict[str, Json] = {}
+    field = parameters.one_of(*TRUNCATION)
+    if field == "truncate":
+        wish |= _read_truncate(parameters.get(field))
+    elif field is not None:
+        wish[field] = parameters.get(field)
+    side = parameters.one_of(*SIDES)
+    if side is not None:
+        if "truncation_side" in wish:
+            raise InvalidInput(side, 'no value beside truncate: "START"')
+        wish["truncation_side"] = _read_side(side, parameters)
+    if TRUNCATE_PROMPT_TOKENS in parameters:
+        wish.setdefault("truncation", True)
+        count = parameters.integer(TRUNCATE_PROMPT_TOKENS, -1, -1)
+        if count == 0:
+            raise InvalidInput(TRUNCATE_PROMPT_TOKENS, "a number of tokens, or -1 for the model's length", "0")
+        if count > 0:
+            wish["max_tokens"] = count
+    return wish
+
+
+def _read_truncate(value: Json) -> Mapping[str, Json]:
+    if isinstance(value, bool):
+        return {"truncation": value}
+    if isinstance(value, str) and value in TRUNCATES:
+        return TRUNCATES[value]
+    raise InvalidInput("truncate", '"END" or true, "START", "NONE" or false', describe(value, quote=True))
+
+
+def _read_side(field: str, parameters: Parameters) -> str:
+    value = parameters.get(field)
+    if value not in ("left", "right", "Left", "Right"):
+        raise InvalidInput(field, "left or right", describe(value, quote=True))
+    return str(value).lower()
+
+
+def read_purpose(parameters: Parameters, field: str, model: Model) -> dict[str, Json]:
+    """Returns the parameter ``input_type`` or ``prompt_name`` for a text's purpose in ``field``.
+
+    A prompt of exactly the client's name comes first: the files of some models have "retrieval.query". A model without
+    prompts has one form for all purposes. Raises InvalidInput for a purpose that a model with prompts does not know.
+    """
+    name = parameters.string(field)
+    if name is None:
+        return {}
+    purpose = input_type_of(name) or input_type_of(name.rpartition(".")[2])
+    if purpose == name:
+        return {"input_type": purpose}
+    files = model.task.settings.sentence_transformers
+    prompts = files.prompts if files is not None else {}
+    if name in prompts:
+        return {"prompt_name": name}
+    if purpose is not None:
+        return {"input_type": purpose}
+    if prompts and name not in OTHER_PURPOSES:
+        known = dict.fromkeys((*PURPOSES, *OTHER_PURPOSES, *prompts))
+        raise InvalidInput(field, f"one of {', '.join(known)}", repr(name[:40]))
+    return {}
+
+
+def read_precision(parameters: Parameters, *names: str, default: str = "float") -> str:
+    """Returns the task's ``precision`` from the field among ``names`` that the request has. Raises InvalidInput."""
+    field = parameters.one_of(*names)
+    if field is None:
+        return PRECISIONS[default]
+    return PRECISIONS[parameters.choice(field, default, tuple(PRECISIONS))]
+
+
+def read_strings(field: str, value: Json, max_texts: int) -> list[str]:
+    """Returns a list of strings. Raises InvalidInput for any other value, and TooLarge for more than ``max_texts``."""
+    if not isinstance(value, list) or not value:
+        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
+        raise InvalidInput(field, "a list of texts", got)
+    require_few(field, value, max_texts)
+    return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(value)]
+
+
+def read_documents(value: Json, max_texts: int, rank_fields: Sequence[str] | None = None) -> list[str]:
+    """Returns the texts of ``documents``: strings, or objects with "text".
+
+    ``rank_fields`` names the fields of an object that are its text, as in Cohere v1: "NAME: VALUE" in a line each.
+    Raises InvalidInput for any other form, and TooLarge for more than ``max_texts``.
+    """
+    field = "documents"
+    if not isinstance(value, list) or not value:
+        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
+        raise InvalidInput(field, "a list of texts", got)
+    require_few(field, value, max_texts)
+    return [_document_text(document, f"{field}[{index}]", rank_fields) for index, document in enumerate(value)]
+
+
+def _document_text(document: Json, path: str, rank_fields: Sequence[str] | None) -> str:
+    if isinstance(document, dict) and rank_fields is not None:
+        for name in rank_fields:
+            expect(document.get(name), str, f"{path}.{name[:40]}", "a string, since rank_fields names it")
+        return "\n".join(f"{name}: {document[name]}" for name in rank_fields)
+    text = document["text"] if isinstance(document, dict) and document.keys() == {"text"} else document
+    return str(expect(text, str, path, 'a string or {"text": string}'))
+
+
+def move_if_present(parameters: Parameters, names: Mapping[str, str]) -> dict[str, Json]:
+    """Returns the values of the fields that a request has, by the task's names. ``names`` maps a field's name."""
+    return {name: parameters.get(field) for field, name in names.items() if field in parameters}

@@ -1,0 +1,111 @@
+"""vLLM's generative scoring: the probability of a token after a text, by a model that generates text.
+
+    POST /generative_scoring {"query", "items": [text, ...], "label_token_ids": [id, ...], "apply_softmax": true,
+                              "item_first": false, "add_special_tokens": true}
+    -> {"object": "list", "data": [{"index", "object": "score", "score"}], "model", "usage"}
+
+The prompt of an item is the query's tokens and the item's. The score is the probability of the first label: among all
+labels, or with ``apply_softmax: false`` in the whole vocabulary. It needs a model whose logits the service reads, which
+runs one step for each item, without a loop.
+
+Source: vllm/entrypoints/generate/generative_scoring of https://github.com/vllm-project/vllm
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from math import exp
+from typing import Any
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects.bodies import read_body, reply_json, top_level
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.openai.fields import GENERATION, IgnoredField
+from hf_transformer.api.service import Service, generative
+from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.sampling import MAX_SCORED_IDS
+from hf_transformer.generation.types import GenerationRequest, Sampling
+from hf_transformer.tasks.text_embedding import read_token_ids
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json
+from hf_transformer.types.tokenization import TokenIds, Tokenization
+
+FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first", "add_special_tokens")
+IGNORED = (
+    IgnoredField("request_id", ()),
+    IgnoredField("user", ()),
+    IgnoredField("priority", (), (0,), "the service has no priorities"),
+)
+LABELS = "label_token_ids"
+
+
+async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Returns the score of each item. Raises RequestError, also for a model without logits."""
+    served, parameters = read_body(service, call, payload, tasks=GENERATION, known=FIELDS, ignored=IGNORED)
+    model = generative(served, "generative_scoring")
+    labels = _read_labels(parameters.get(LABELS), model)
+    items = parameters.get("items")
+    if not isinstance(items, list) or not items:
+        got = "nothing" if items is None else "an empty list" if items == [] else describe(items)
+        raise InvalidInput("items", "a list of texts or of lists of token ids", got)
+    require_few("items", items, service.max_texts)
+    softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
+    special = parameters.flag("add_special_tokens", True)
+    [query] = await _to_ids([parameters.get("query")], "query", model, special)
+    texts = await _to_ids(items, "items", model, False)
+    prompts = [TokenIds(text + query if item_first else query + text) for text in texts]
+    names = {"logprobs": LABELS, "score_ids": LABELS}
+    sampling = Sampling(max_tokens=1, greedy=True, ignore_eos=True, logprobs=0, score_ids=labels, names=names)
+    call.context.field_names = top_level
+    request = GenerationRequest(prompts=prompts, sampling=sampling, name="items")
+    async with await model.generate(request, call.context) as running:
+        pieces = [choices[0] for choices in await running.collect()]
+    data = []
+    for index, piece in enumerate(pieces):
+        scores = [token.logprob for token in piece.tokens[0].top]
+        data.append({"index": index, "object": "score", "score": _probability(scores, softmax)})
+    tokens, new = call.context.tokens, len(pieces)
+    return reply_json(
+        {
+            "id": f"generative-scoring-{call.context.request_id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": call.context.model_name,
+            "data": data,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens + new, "completion_tokens": new},
+        }
+    )
+
+
+def _read_labels(value: Json, model: GenerativeModel) -> tuple[int, ...]:
+    """Reads the ids of the labels. Raises InvalidInput for none, too many, or one outside the vocabulary."""
+    ids = read_token_ids(value, LABELS, model.task.settings.vocabulary.vocab_size).ids
+    if len(ids) > MAX_SCORED_IDS:
+        raise InvalidInput(LABELS, f"at most {MAX_SCORED_IDS} token ids", str(len(ids)))
+    return ids
+
+
+async def _to_ids(texts: Sequence[Any], field: str, model: GenerativeModel, special: bool) -> list[tuple[int, ...]]:
+    """Tokenizes texts; lists of token ids stay as they are. Raises InvalidInput for other types."""
+    size = model.task.settings.vocabulary.vocab_size
+    found: dict[int, tuple[int, ...]] = {}
+    strings: list[str] = []
+    for index, text in enumerate(texts):
+        path = field if field == "query" else f"{field}[{index}]"
+        expect(text, str | list, path, "a string or a list of token ids")
+        if isinstance(text, str):
+            strings.append(text)
+        else:
+            found[index] = read_token_ids(text, path, size).ids
+    options = Tokenization(whole=True, special_tokens=special)
+    encodings = iter(await model.encode(strings, options) if strings else ())
+    return [found[index] if index in found else tuple(next(encodings)[0].ids) for index in range(len(texts))]
+
+
+def _probability(logprobs: Sequence[float | None], softmax: bool) -> float:
+    """The probability of the first label, among the labels or in the vocabulary."""
+    values = [value for value in logprobs if value is not None]
+    best = max(values)
+    return exp(values[0] - best) / sum(exp(value - best) for value in values) if softmax else exp(values[0])

@@ -1,0 +1,127 @@
+"""Routes of other servers' APIs: a table of paths, and the choice between dialects that share a path.
+
+A dialect turns a body into a ``Query`` with the task's parameters, and the answer into its own form. Where several
+dialects share a path, the required fields of a body decide. docs/dialects.md has the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
+from hf_transformer.api.errors import RenderError, expect
+from hf_transformer.api.openai.fields import GENERATION
+from hf_transformer.api.service import Model, Service
+from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json
+
+GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
+
+
+def status_of(error: RequestError) -> int:
+    """Returns the service's own status of an error."""
+    return error.status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectRoute:
+    """A POST route of a dialect.
+
+    Attributes:
+        path: the path, without parameters.
+        dialect: the label in metrics.
+        tasks: the tasks that the route serves, for requests without a model's name.
+        handle: answers a request; the third argument is the body, an object.
+        render_error: renders the dialect's error body.
+        status: returns the dialect's HTTP status of an error.
+        fields: the required fields. Where several routes share a path, a body with all of them is this dialect's.
+    """
+
+    path: str
+    dialect: str
+    tasks: tuple[str, ...]
+    handle: Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
+    render_error: RenderError
+    status: Callable[[RequestError], int] = status_of
+    fields: frozenset[str] = frozenset()
+
+
+Table = Mapping[str, Sequence[DialectRoute]]
+"""The routes by path."""
+
+
+def by_path(routes: Iterable[DialectRoute]) -> Table:
+    """Groups routes by path, in their order."""
+    table: dict[str, list[DialectRoute]] = {}
+    for route in routes:
+        table.setdefault(route.path, []).append(route)
+    return table
+
+
+def endpoints(service: Service, table: Table) -> list[tuple[str, Endpoint]]:
+    """Returns one endpoint per path. Errors of a body that can't be read have the form of the first route."""
+    return [
+        (path, Endpoint(routes[0].dialect, _dispatch(service, routes), routes[0].render_error, service))
+        for path, routes in table.items()
+    ]
+
+
+def errors_by_path(table: Table, other: Callable[[str], RenderError]) -> Callable[[str], RenderError]:
+    """Returns a function that maps a path to the RenderError of its first route, or to ``other`` outside the table."""
+    renderers = {path: routes[0].render_error for path, routes in table.items()}
+    return lambda path: renderers.get(path) or other(path)
+
+
+def choose_route(routes: Sequence[DialectRoute], payload: Mapping[str, Json]) -> DialectRoute:
+    """Chooses a dialect by the required fields of a body. A null field counts as absent.
+
+    Raises InvalidInput if several dialects fit, or none.
+    """
+    if len(routes) == 1:
+        return routes[0]
+    present = {name for name, value in payload.items() if value is not None}
+    fitting = [route for route in routes if route.fields <= present]
+    if len(fitting) == 1:
+        return fitting[0]
+    forms = " or ".join(f"{', '.join(sorted(route.fields))} ({route.dialect})" for route in fitting or routes)
+    got = "the fields of several" if fitting else "the fields of none"
+    raise InvalidInput("body", f"the fields {forms}", got, f"these APIs share the route {routes[0].path}")
+
+
+def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses the model of a request: ``name`` (the body's ``model``) or ?model=NAME, else the only one for ``tasks``.
+
+    Raises:
+        InvalidInput: the names contradict each other, the model has another task, or several models fit.
+        UnknownModel: the service does not serve the model.
+        NotReady: the model is absent.
+    """
+    query, names = call.path.get("model"), service.models.names
+    if name is not None:
+        expect(name, str, "model", "a string")
+        if query not in (None, name):
+            raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
+    else:  # the only model is named, so that an error says what it is for, or why it is absent
+        name = names[0] if query is None and len(names) == 1 else query
+    model = service.models.choose(name, call.context, tasks=tasks, path="model")
+    if model.task.name not in tasks:
+        hint = GENERATES if model.task.name in GENERATION else ""
+        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
+    return model
+
+
+def _dispatch(service: Service, routes: Sequence[DialectRoute]) -> Handle:
+    async def handle(call: Call) -> Response:
+        chosen = routes[0]
+        try:
+            payload = expect(call.json(), dict, "body", "an object")
+            chosen = choose_route(routes, payload)
+            call.context.api = chosen.dialect
+            return await chosen.handle(service, call, payload)
+        except Exception as error:
+            return failure_response(error, call.context, chosen.render_error, chosen.status)
+
+    return handle

@@ -1,0 +1,387 @@
+"""text-embeddings-inference's API.
+
+    POST /embed         {"inputs": text | [text]} -> [[0.1, ...]], normalized unless "normalize" is false
+    POST /embed_all     {"inputs": text | [text]} -> [[[0.1, ...], ...]], a vector per token
+    POST /embed_sparse  {"inputs": text | [text]} -> [[{"index": 1012, "value": 0.7}, ...]]
+    POST /similarity    {"inputs": {"source_sentence": text, "sentences": [text]}} -> [0.9, ...]
+    POST /rerank        {"query": text, "texts": [text]} -> [{"index": 1, "score": 0.9}, ...]
+    POST /predict       {"inputs": text | [text, text] | [[text], ...]} -> [{"score": 0.9, "label": "joy"}, ...]
+    POST /tokenize      {"inputs": text | [text]} -> [[{"id", "text", "special", "start", "stop"}, ...]]
+    POST /decode        {"ids": [id] | [[id]]} -> [text]
+    POST /vertex        {"instances": [body, ...]} -> {"predictions": [answer, ...]}
+    POST /, /invocations    the route of the model's kind
+
+A body with ``parameters`` at the last two has the form of Hugging Face's inference API, which huggingface_hub sends. It
+serves every predictive task, in the format of transformers' pipelines.
+
+Sources: https://github.com/huggingface/text-embeddings-inference, router/src/http/server.rs, and
+https://huggingface.co/docs/inference-providers/tasks/index
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects.routes import DialectRoute, choose_model
+from hf_transformer.api.dialects.tei_form import (
+    TRUNCATION,
+    byte_spans,
+    characters,
+    compute_headers,
+    read_inputs,
+    read_list,
+    read_parameters,
+    read_sequences,
+    read_text,
+    rename,
+    render_error,
+    sparse_values,
+    status_of,
+    within_instance,
+)
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.responses import JSON, reply
+from hf_transformer.api.service import Model, Service
+from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize
+from hf_transformer.api.tokenize import decode as detokenize
+from hf_transformer.core.pipeline import PredictivePipeline
+from hf_transformer.errors import FieldError, InvalidInput
+from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.tasks import TASKS
+from hf_transformer.tasks.labels import read_labels
+from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import Encoding
+
+EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
+PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
+ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
+VALUES = 100
+"""The components of vectors whose comparison takes as long as the rendering of a token, about 0.5 us."""
+SINGLE_INPUT = (r"inputs\[0\]", "inputs")
+EMBED = ("inputs", *TRUNCATION, "prompt_name", "normalize", "dimensions")
+EMBED_ALL = ("inputs", *TRUNCATION, "prompt_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The fields of a request to one model."""
+
+    service: Service
+    model: Model
+    fields: Mapping[str, Json]
+    context: Context
+
+    async def predict(self, instances: list[Json], parameters: Mapping[str, Json], name: str = "inputs") -> Answers:
+        return await self.model.predict(Query(instances, parameters, name=name), self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The body of an answer, and the numbers of characters and tokens; None for a request without inference."""
+
+    body: Json
+    counts: tuple[int, int] | None = None
+
+
+Run = Callable[[Ask], Awaitable[Result]]
+
+
+async def _vectors(ask: Ask, known: tuple[str, ...], **parameters: Json) -> tuple[list[Json], tuple[int, int]]:
+    """Returns the predictions for ``inputs``, and the counts of Result."""
+    inputs = ask.fields.get("inputs")
+    texts = read_inputs(inputs, ask.service.max_texts)
+    ask.context.field_names = rename() if len(texts) > 1 else rename(SINGLE_INPUT)
+    answers = await ask.predict(texts, parameters | read_parameters(ask.fields, known, ask.context))
+    return answers.predictions, (sum(map(characters, texts)), answers.tokens)
+
+
+async def embed(ask: Ask) -> Result:
+    """Returns a vector per text."""
+    return Result(*await _vectors(ask, EMBED, normalize=True))
+
+
+async def embed_all(ask: Ask) -> Result:
+    """Returns a vector per token: of the model's last layer, or projected and normalized ones where it has these."""
+    if ask.model.task.name == "feature_extraction":
+        vectors, counts = await _vectors(ask, ("inputs", *TRUNCATION))
+        return Result([one[0] for one in vectors], counts)
+    name = MULTI_VECTOR if MULTI_VECTOR in representations(ask.model) else TOKEN_EMBEDDINGS
+    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[name])
+    return Result([one[name] for one in vectors], counts)
+
+
+async def embed_sparse(ask: Ask) -> Result:
+    """Returns the weights of a text's tokens. A text without weights has an empty list."""
+    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[SPARSE])
+    values, executor = sum(len(one[SPARSE]["indices"]) for one in vectors), ask.service.executor
+    return Result(await off_loop(executor, values, lambda: [sparse_values(one[SPARSE]) for one in vectors]), counts)
+
+
+async def similarity(ask: Ask) -> Result:
+    """Returns the similarity of each sentence to the source: cosine, dot product (sparse) or MaxSim (multi-vector)."""
+    fields = expect(ask.fields.get("inputs"), dict, "inputs", '{"source_sentence": text, "sentences": [text]}')
+    source = read_text("inputs.source_sentence", fields.get("source_sentence"))
+    sentences = read_list("inputs.sentences", fields.get("sentences"), "a list of texts")
+    require_few("inputs.sentences", sentences, ask.service.max_texts - 1)
+    texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
+    given = expect(ask.fields.get("parameters") or {}, dict, "parameters", "an object")
+    ask.context.field_names = _similarity_field
+    parameters = read_parameters(given, (*TRUNCATION, "prompt_name"), ask.context)
+    answers = await ask.predict(texts, parameters)
+    vectors = answers.predictions
+    values = sum(getattr(vector, "size", 0) for vector in vectors)
+    scores = await off_loop(ask.service.executor, values // VALUES, lambda: compare(vectors[0], vectors[1:]))
+    return Result(scores, (sum(map(len, texts)), answers.tokens))
+
+
+def _similarity_field(path: str) -> str:
+    """Converts a canonical path: the source is the first instance."""
+    if path.startswith("inputs["):
+        index, _, rest = path[7:].partition("]")
+        return "inputs.source_sentence" + rest if index == "0" else f"inputs.sentences[{int(index) - 1}]{rest}"
+    field = rename()(path)
+    return field if field == path else f"parameters.{field}"
+
+
+def compare(source: Any, others: list[Any]) -> Array:
+    """Returns the similarities of representations of one kind, float32 [others]."""
+    if isinstance(source, Mapping):
+        return sparse_dot(source, others)  # type: ignore[arg-type]  # the form of the representation sparse
+    return cosine(source, np.stack(others)) if source.ndim == 1 else max_sim(source, others)
+
+
+async def rerank(ask: Ask) -> Result:
+    """Returns the texts' scores, the best first."""
+    query, texts = read_text("query", ask.fields.get("query")), ask.fields.get("texts")
+    texts = read_list("texts", texts, "a list of texts")
+    require_few("texts", texts, ask.service.max_texts)
+    ask.context.field_names = rename((r"texts\[0\]\.texts", "texts"), (r"texts\[0\]\.query", "query"))
+    parameters = read_parameters(ask.fields, ("query", "texts", *TRUNCATION, "raw_scores", "return_text"), ask.context)
+    answers = await ask.predict([{"query": query, "texts": texts}], {"output_format": "kserve", **parameters}, "texts")
+    ranks = [
+        {"index": rank["index"], **({"text": rank["text"]} if "text" in rank else {}), "score": rank["score"]}
+        for rank in answers.predictions[0]
+    ]
+    return Result(ranks, (len(query) * len(texts) + sum(map(len, texts)), answers.tokens))
+
+
+async def predict(ask: Ask) -> Result:
+    """Returns the scores of all labels for each text or pair, the best first."""
+    if "parameters" in ask.fields and ask.model.task.name == "sequence_classification":
+        return await pipeline(ask)
+    sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.service.max_texts)
+    ask.context.field_names = rename(SINGLE_INPUT) if is_single else rename()
+    parameters = read_parameters(ask.fields, ("inputs", *TRUNCATION, "raw_scores"), ask.context)
+    if ask.model.task.name == "rerank":
+        for index, one in enumerate(sequences):
+            if len(one) == 1:
+                raise InvalidInput(f"inputs[{index}]", "a pair of texts, since the model ranks texts", "one text")
+        pairs = [{"query": one[0], "texts": list(one[1:])} for one in sequences]
+        answers = await ask.predict(pairs, {"output_format": "kserve", **parameters})
+        [label] = read_labels(ask.model.task.settings.model_config)
+        found = [[{"score": ranks[0]["score"], "label": label}] for ranks in answers.predictions]
+    else:
+        if parameters.pop("raw_scores", False):
+            parameters["function_to_apply"] = "none"
+        texts = [dict(zip(("text", "text_pair"), one, strict=False)) for one in sequences]
+        answers = await ask.predict(texts, {"output_format": "pipeline", "top_k": None, **parameters})
+        found = answers.predictions
+    count = sum(len(text) for one in sequences for text in one)
+    return Result(found[0] if is_single else found, (count, answers.tokens))
+
+
+async def pipeline(ask: Ask) -> Result:
+    """Answers a body of the inference API in the format of transformers' pipelines, with the task's parameters.
+
+    As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
+    """
+    inputs, given = ask.fields.get("inputs"), ask.fields.get("parameters")
+    parameters = expect({} if given is None else given, dict, "parameters", "an object")
+    instances = read_list("inputs", inputs if isinstance(inputs, list) else [inputs], "a text or a list of texts")
+    require_few("inputs", instances, ask.service.max_texts)
+    is_single = not isinstance(inputs, list)
+    if is_single:
+        ask.context.field_names = lambda path: path.replace("inputs[0]", "inputs", 1)
+    classifies = ask.model.task.name == "sequence_classification"
+    defaults = {"output_format": "pipeline", **({"top_k": None} if classifies else {})}
+    answers = await ask.predict(instances, defaults | parameters)
+    predictions = answers.predictions
+    if ask.model.task.name == "zero_shot_classification":
+        predictions = [
+            [{"label": label, "score": score} for label, score in zip(one["labels"], one["scores"], strict=True)]
+            for one in predictions
+        ]
+    body = predictions[0] if is_single and not classifies else predictions
+    return Result(body, (sum(len(one) for one in instances if isinstance(one, str)), answers.tokens))
+
+
+async def by_kind(ask: Ask) -> Result:
+    """Answers with the route of the model's kind, and of the form of its inputs where a kind has several."""
+    return await _route_of(ask)(ask)
+
+
+def _route_of(ask: Ask) -> Run:
+    task, inputs = ask.model.task.name, ask.fields.get("inputs")
+    if task == "text_embedding":
+        if isinstance(inputs, dict):
+            return similarity
+        return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)
+    if task == "rerank":
+        return predict if "inputs" in ask.fields else rerank
+    if task == "feature_extraction":
+        return embed_all
+    return predict if task == "sequence_classification" else pipeline
+
+
+def representations(model: Model) -> tuple[str, ...]:
+    """The representations of a model for text_embedding, the default first. Raises NotReady until a model fits."""
+    pipeline = model.pipeline
+    task = pipeline.task if isinstance(pipeline, PredictivePipeline) else model.task
+    return task.available if isinstance(task, TextEmbedding) else (DENSE,)
+
+
+async def tokenize(ask: Ask) -> Result:
+    """Returns the tokens of each text, with spans in bytes of the text with its prompt."""
+    inputs, fields = ask.fields.get("inputs"), ("add_special_tokens", "prompt_name")
+    texts = [inputs] if isinstance(inputs, str) else read_list("inputs", inputs, "a text or a list of texts")
+    require_few("inputs", texts, ask.service.max_texts)
+    texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
+    ask.context.field_names = rename()
+    read_parameters(ask.fields, ("inputs", *fields), ask.context)  # notes unknown fields
+    parameters = {name: ask.fields[name] for name in fields if ask.fields.get(name) is not None}
+    prepared, options = read_tokenize(Query(texts, parameters, name="inputs"), ask.model.task)
+    windows = await ask.model.encode([text.prepared for text in prepared], options)
+    encodings = [encoding for [encoding] in windows]
+    pairs, count = list(zip(prepared, encodings, strict=True)), sum(map(len, encodings))
+    return Result(await off_loop(ask.service.executor, count, lambda: [tokens_of(*pair) for pair in pairs]))
+
+
+def tokens_of(text: PreparedText, encoding: Encoding) -> list[Json]:
+    """Renders the tokens of a text. A tokenizer without offsets gives names of tokens, and null spans."""
+    tokens, special, whole = encoding.tokens or [], encoding.special_mask, str(text.prepared)
+    encoded = whole.encode("utf-8", "surrogatepass")
+    spans = None if encoding.offsets is None else byte_spans(whole, encoding.offsets)
+    rendered: list[Json] = []
+    for index, (number, token) in enumerate(zip(encoding.ids, tokens, strict=True)):
+        is_special = special is not None and special[index] == 1
+        start, stop = (None, None) if is_special or spans is None else spans[index]
+        if start is not None:
+            token = encoded[start:stop].decode("utf-8", "replace")
+        rendered.append({"id": number, "text": token, "special": is_special, "start": start, "stop": stop})
+    return rendered
+
+
+async def decode(ask: Ask) -> Result:
+    """Returns the text of each list of ids, without special tokens unless the request wants them."""
+    ids = read_list("ids", ask.fields.get("ids"), "a list of token ids or a list of such lists")
+    lists = ids if isinstance(ids[0], list) else [ids]
+    require_few("ids", lists, ask.service.max_texts)
+    read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
+    skip = ask.fields.get("skip_special_tokens")
+    skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")
+    return Result(await detokenize(ask.model, Query(lists, {}, name="ids"), ask.service.executor, skip))
+
+
+async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Answers several bodies, each by the model's kind; a body with ``query`` and ``texts`` is one of /rerank."""
+    instances = read_list("instances", payload.get("instances"), "a list of bodies")
+    require_few("instances", instances, service.max_texts)
+    model = choose_model(service, call, payload.get("model"), PREDICTIVE)
+    budget = None if call.context.ticket is None else SharedBudget(call.context.ticket)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_instance(service, model, one, index, call.context, budget))
+                for index, one in enumerate(instances)
+            ]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    body = {"predictions": [task.result() for task in tasks]}
+    return reply(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+async def _instance(
+    service: Service, model: Model, body: Json, index: int, whole: Context, budget: SharedBudget | None
+) -> Json:
+    fields = expect(body, dict, f"instances[{index}]", "an object")
+    context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
+    context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
+    context.arrived, context.ticket = whole.arrived, budget
+    ask = Ask(service, model, fields, context)
+    try:
+        return (await (rerank if {"query", "texts"} <= fields.keys() else by_kind)(ask)).body
+    except FieldError as error:
+        raise within_instance(error, index, context) from None
+    finally:
+        for name in context.ignored:
+            note_ignored(name, whole.ignored)  # within the limit of the header
+
+
+class SharedBudget:
+    """The budget of a body with several requests, which adds their tokens."""
+
+    def __init__(self, whole: Budget) -> None:
+        self._whole = whole
+        self._tokens = 0
+
+    def charge(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._whole.charge(self._tokens)
+
+    def expect(self, characters: int) -> None:
+        self._whole.expect(characters)
+
+    def use(self, model: Used) -> None:
+        """Does nothing, since the body has chosen its model once."""
+
+    def leave(self) -> None:
+        """Does nothing, since the whole request leaves."""
+
+
+def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
+    async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+        model = choose_model(service, call, payload.get("model"), tasks)
+        result = await run(Ask(service, model, payload, call.context))
+        headers = () if result.counts is None else compute_headers(*result.counts, call.context)
+        return reply(orjson.dumps(result.body, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
+
+    return _dialect_route(path, handle, tasks, *fields)
+
+
+def _dialect_route(path: str, handle: Any, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
+    return DialectRoute(
+        path=path,
+        dialect="tei",
+        tasks=tasks,
+        handle=handle,
+        render_error=render_error,
+        status=status_of,
+        fields=frozenset(fields),
+    )
+
+
+ROUTES = (
+    _route("/embed", embed, EMBEDDING, "inputs"),
+    _route("/embed_all", embed_all, (*EMBEDDING, "feature_extraction"), "inputs"),
+    _route("/embed_sparse", embed_sparse, EMBEDDING, "inputs"),
+    _route("/similarity", similarity, EMBEDDING, "inputs"),
+    _route("/rerank", rerank, ("rerank",), "query", "texts"),
+    _route("/predict", predict, CLASSES, "inputs"),
+    _route("/tokenize", tokenize, ALL, "inputs"),
+    _route("/decode", decode, ALL, "ids"),
+    _route("/", by_kind, PREDICTIVE),
+    _route("/invocations", by_kind, PREDICTIVE),
+    _dialect_route("/vertex", vertex, PREDICTIVE, "instances"),
+)

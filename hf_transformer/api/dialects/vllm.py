@@ -1,0 +1,289 @@
+"""vLLM's routes of pooling models and of the tokenizer. Its embeddings and rerank are OpenAI's (api/openai).
+
+    POST /score, /v1/score        {"queries", "documents"}, or text_1 and text_2, data_1 and data_2, queries and items
+                                  -> {"data": [{"index", "object": "score", "score"}]} in the order of the pairs
+    POST /classify, /v1/classify  {"input"} -> {"data": [{"index", "label", "probs", "num_classes"}]}
+    POST /pooling, /v1/pooling    {"input", "task"} -> {"data": [{"index", "object": "pooling", "data": [...]}]}
+    POST /tokenize                {"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens", "token_strs"}
+    POST /detokenize              {"tokens"} -> {"prompt"}
+    POST /generative_scoring      generative_scoring.py
+
+Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html and vllm/entrypoints/pooling of
+https://github.com/vllm-project/vllm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects import generative_scoring
+from hf_transformer.api.dialects.bodies import listed, read_body, reply_json, top_level
+from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, move_if_present, read_strings, read_truncation
+from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.openai.chat import render_messages
+from hf_transformer.api.openai.embeddings import to_base64
+from hf_transformer.api.openai.fields import GENERATION, IgnoredField, read_texts, render_error
+from hf_transformer.api.openai.rerank import PER_TEXT
+from hf_transformer.api.service import Model, Service, generative
+from hf_transformer.api.tokenize import decode
+from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Answers, Json, Query
+from hf_transformer.types.tokenization import Tokenization
+
+IGNORED = (
+    IgnoredField("user", ()),
+    IgnoredField("request_id", ()),
+    IgnoredField("cache_salt", ()),
+    IgnoredField("priority", (), (0,), "the service has no priorities"),
+    IgnoredField("padding", (), ("do_not_pad",), "texts are padded with an attention mask"),
+    IgnoredField("embed_dtype", (), ("float32",), "base64 contains float32"),
+    IgnoredField("endianness", (), ("native", "little"), "base64 contains little-endian numbers"),
+)
+"""Fields of all pooling routes without effect."""
+INPUT_IGNORED = (
+    *IGNORED,
+    IgnoredField("add_special_tokens", (), (True,), "the service adds them (--disable_special_tokens)"),
+)
+PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
+"""Names of the two sides of /score."""
+SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = "sequence_classification", "text_embedding", "feature_extraction"
+POOLING: Mapping[str, Mapping[str, str]] = {
+    EMBEDDING: {"embed": "dense", "token_embed": "multi_vector"},
+    TOKENS: {"token_embed": ""},
+    SEQUENCE_CLASSIFICATION: {"classify": ""},
+}
+"""What ``task`` of /pooling may ask for, the default first, by the model's task. The values are representations."""
+PREDICTIVE = (
+    *(EMBEDDING, TOKENS, SEQUENCE_CLASSIFICATION, "rerank", "fill_mask", "question_answering"),
+    *("token_classification", "zero_shot_classification"),
+)
+
+
+# Pairs
+
+
+async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Scores pairs of texts: one text with each of several, or two lists of equal length."""
+    known = (*SIDES, *PER_TEXT, "instruction", "use_activation", *TRUNCATION_FIELDS)
+    model, parameters = read_body(service, call, payload, tasks=("rerank",), known=known, ignored=IGNORED)
+    sides, single = _read_sides(parameters, service.max_texts)
+    (first, firsts), (second, seconds) = sides
+    if len(firsts) == 1:
+        instances: list[Json] = [{"query": firsts[0], "texts": seconds}]
+    elif len(firsts) == len(seconds):
+        instances = [{"query": one, "texts": [two]} for one, two in zip(firsts, seconds, strict=True)]
+    else:
+        raise InvalidInput(second, f"one text for each of the {len(firsts)} in {first}", str(len(seconds)))
+
+    def field(path: str) -> str:
+        """Converts a path of the task's instances, whose texts are the second side, to a field of the body."""
+        if not path.startswith("instances["):
+            return top_level(path)
+        index, _, rest = path.removeprefix("instances[").partition("]")
+        if rest.startswith(".query"):
+            return first if first in single else f"{first}[{index}]"
+        if second in single:
+            return second
+        return f"{second}[{index}]" if len(firsts) > 1 else f"{second}{rest.removeprefix('.texts')}"
+
+    call.context.field_names = field
+    options: dict[str, Json] = {"output_format": "kserve", **read_truncation(parameters)}
+    options |= {name: count for name in PER_TEXT if (count := parameters.integer(name, 0, 0))}
+    if "instruction" in parameters:
+        options["instruction"] = parameters.string("instruction")
+    if not parameters.flag("use_activation", True):
+        options["raw_scores"] = True
+    answers = await model.predict(Query(instances, options), call.context)
+    scores = [one["score"] for ranked in answers.predictions for one in sorted(ranked, key=lambda one: one["index"])]
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    return listed(call, "score", data, answers)
+
+
+def _read_sides(parameters: Parameters, max_texts: int) -> tuple[list[tuple[str, list[str]]], set[str]]:
+    """Returns the names and texts of both sides of the pairs, and which of them are a single text. Raises
+    InvalidInput."""
+    present = tuple(name for name in SIDES if name in parameters)
+    if present not in PAIRS:
+        expected = " or ".join(" and ".join(pair) for pair in PAIRS)
+        raise InvalidInput("body", f"the fields {expected}", " and ".join(present) or "none of them")
+    single = {name for name in present if isinstance(parameters.get(name), str)}
+    texts = [parameters.get(name) for name in present]
+    sides = [
+        (name, [text] if name in single else read_strings(name, text, max_texts))
+        for name, text in zip(present, texts, strict=True)
+    ]
+    return sides, single
+
+
+# Texts
+
+
+def _read_input(parameters: Parameters, service: Service, model: Model) -> tuple[Sequence[Json], bool]:
+    """Returns the instances for ``input``, and whether it is a single text. Raises InvalidInput."""
+
+    def read_ids(ids: list[Json], path: str) -> Json:
+        if model.task.name != EMBEDDING or not service.token_inputs:
+            raise InvalidInput(path, "text", "token ids", "only embeddings take them, with --enable_token_inputs")
+        return {"token_ids": ids}
+
+    return read_texts("input", parameters.get("input"), service.max_texts, read_ids)
+
+
+async def classify(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Returns the probabilities of all labels, in the order of the labels."""
+    known = ("input", "use_activation", *TRUNCATION_FIELDS)
+    tasks = (SEQUENCE_CLASSIFICATION,)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=INPUT_IGNORED)
+    instances, single = _read_input(parameters, service, model)
+    if single:
+        call.context.field_names = _single
+    rows, answers = await _probabilities(model, call, instances, parameters)
+    labels = _labels(model)
+    data = [
+        {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
+        for index, row in enumerate(rows)
+    ]
+    return listed(call, "classify", data, answers)
+
+
+async def _probabilities(
+    model: Model, call: Call, instances: Sequence[Json], parameters: Parameters
+) -> tuple[list[list[float]], Answers]:
+    """Returns the scores of all labels of each text, in the order of the labels; logits without ``use_activation``."""
+    options: dict[str, Json] = {"output_format": "pipeline", "top_k": None, **read_truncation(parameters)}
+    if not parameters.flag("use_activation", True):
+        options["function_to_apply"] = "none"
+    answers = await model.predict(Query(instances, options, name="input"), call.context)
+    order = {label: index for index, label in enumerate(_labels(model))}
+    rows = [sorted(prediction, key=lambda one: order[one["label"]]) for prediction in answers.predictions]
+    return [[one["score"] for one in row] for row in rows], answers
+
+
+def _labels(model: Model) -> Sequence[str]:
+    task = model.task
+    if not isinstance(task, SequenceClassification):
+        raise AssertionError("the route has chosen a model for sequence classification")
+    return task.labels
+
+
+def _single(path: str) -> str:
+    """Converts a canonical path to the client's field name if ``input`` is a single text."""
+    return f"input{path[8:]}" if path.startswith("input[0]") else top_level(path)
+
+
+async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Returns vectors of texts or of their tokens, or probabilities, whichever the model has."""
+    known = ("input", "task", "encoding_format", "dimensions", "use_activation", *TRUNCATION_FIELDS)
+    model, parameters = read_body(service, call, payload, tasks=tuple(POOLING), known=known, ignored=INPUT_IGNORED)
+    kinds = POOLING[model.task.name]
+    kind = parameters.choice("task", next(iter(kinds)), tuple(kinds))
+    base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
+    instances, single = _read_input(parameters, service, model)
+    if single:
+        call.context.field_names = _single
+    if kind == "classify":
+        rows, answers = await _probabilities(model, call, instances, parameters)
+        vectors: list[Json] = [np.array(row, np.float32) for row in rows]
+    else:
+        options = read_truncation(parameters) | _embedding_options(parameters, model, kinds[kind])
+        answers = await model.predict(Query(instances, options, name="input"), call.context)
+        vectors = [_vector(prediction, kinds[kind]) for prediction in answers.predictions]
+    data = [
+        {"index": index, "object": "pooling", "data": to_base64(vector) if base64 else vector}
+        for index, vector in enumerate(vectors)
+    ]
+    return listed(call, "pooling", data, answers)
+
+
+def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
+    options: dict[str, Json] = {"representations": representation} if representation == "multi_vector" else {}
+    if model.task.name == EMBEDDING:
+        names = {"dimensions": "dimensions", "use_activation": "normalize"}
+        return options | move_if_present(parameters, names)
+    for name in ("dimensions", "use_activation"):
+        if name in parameters:
+            raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
+    return options
+
+
+def _vector(prediction: Json, representation: str) -> Json:
+    """Returns the vector of a text, or its token vectors [tokens, D]."""
+    if representation == "multi_vector":
+        return prediction["multi_vector"]
+    return prediction if representation else prediction[0]
+
+
+# Tokenizer
+
+
+async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Tokenizes a prompt, or a chat that the model's template renders."""
+    known = ("prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt")
+    tasks = (*GENERATION, *PREDICTIVE)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=IGNORED)
+    is_chat = "messages" in parameters
+    if is_chat and "prompt" in parameters:
+        raise InvalidInput("messages", "prompt or messages", "both")
+    if is_chat:
+        text: str | None = render_messages(generative(model, "messages"), parameters, call.limits)
+    else:
+        text = parameters.string("prompt")
+    if text is None:
+        raise InvalidInput("prompt", "a string", "nothing")
+    special = parameters.flag("add_special_tokens", not is_chat)
+    strings = parameters.flag("return_token_strs", False)
+    options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
+    call.context.field_names = lambda path: "prompt" if path.startswith("instances") else top_level(path)
+    [[encoding]] = await model.encode([text], options)
+    return reply_json(
+        {
+            "count": len(encoding),
+            "max_model_len": model.tokenizer.max_length,
+            "tokens": encoding.ids,
+            "token_strs": encoding.tokens if strings else None,
+        }
+    )
+
+
+async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Returns the text of token ids, with special tokens."""
+    tasks = (*GENERATION, *PREDICTIVE)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=("tokens",), ignored=IGNORED)
+    ids = parameters.get("tokens")
+    if not isinstance(ids, list):
+        raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
+    call.context.field_names = lambda path: path.replace("tokens[0]", "tokens", 1)
+    [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, skip_special_tokens=False)
+    return reply_json({"prompt": prompt})
+
+
+Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
+
+
+def _route(path: str, handle: Handler, tasks: Sequence[str], *fields: str) -> DialectRoute:
+    return DialectRoute(
+        path=path,
+        dialect="vllm",
+        tasks=tuple(tasks),
+        handle=handle,
+        render_error=render_error,
+        fields=frozenset(fields),
+    )
+
+
+ROUTES = (
+    *[_route(path, score, ("rerank",)) for path in ("/score", "/v1/score")],
+    *[_route(path, classify, (SEQUENCE_CLASSIFICATION,)) for path in ("/classify", "/v1/classify")],
+    *[_route(path, pooling, tuple(POOLING)) for path in ("/pooling", "/v1/pooling")],
+    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "prompt"),
+    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "messages"),
+    _route("/detokenize", detokenize, (*GENERATION, *PREDICTIVE)),
+    _route("/generative_scoring", generative_scoring.score, GENERATION),
+)

@@ -1,0 +1,77 @@
+"""Voyage's contextualized chunk embeddings: chunks of a document are embedded in one pass of the model (late chunking).
+
+    POST /v1/contextualizedembeddings
+    {"inputs": [[chunk, ...], ...], "model", "input_type", "output_dimension", "output_dtype", "encoding_format"}
+    -> {"object": "list", "data": [{"object": "list", "index": 0, "data": [{"object": "embedding", "embedding",
+        "index"}]}], "model", "usage": {"total_tokens"}}
+
+Voyage's embeddings and rerank share their routes with OpenAI's (api/openai).
+
+Sources: https://docs.voyageai.com/reference/contextualized-embeddings-api and the package voyageai
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
+from hf_transformer.api.dialects.fields import move_if_present, read_precision, read_purpose, read_strings
+from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.openai.embeddings import to_base64
+from hf_transformer.api.openai.fields import IgnoredField
+from hf_transformer.api.service import Service
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json, Query
+
+FIELDS = ("inputs", "input_type", "output_dimension", "output_dtype", "encoding_format")
+IGNORED = (
+    IgnoredField("enable_auto_chunking", (), (False,), "the client divides a document"),
+    IgnoredField("user", ()),
+)
+NAMES = {"dimensions": "output_dimension", "precision": "output_dtype"}
+"""Voyage's names of the task's parameters."""
+
+
+async def contextualized(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+    """Returns a vector of each chunk, by document."""
+    tasks = ("text_embedding",)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=IGNORED)
+    base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
+    inputs = expect(parameters.get("inputs"), list, "inputs", "a list of lists of texts")
+    require_few("inputs", inputs, service.max_texts)
+    documents = [
+        {"chunks": read_strings(f"inputs[{index}]", chunks, service.max_texts)} for index, chunks in enumerate(inputs)
+    ]
+    options = move_if_present(parameters, {"output_dimension": "dimensions"})
+    precision = read_precision(parameters, "output_dtype")
+    if precision != "float32":
+        options["precision"] = precision
+    options |= read_purpose(parameters, "input_type", model)
+    call.context.field_names = lambda path: NAMES.get(
+        name := path.removeprefix("parameters.").replace("].chunks", "]", 1), name
+    )
+    answers = await model.predict(Query(documents, options, name="inputs"), call.context)
+    data = [
+        {"object": "list", "index": index, "data": [_embedding(*one, base64) for one in enumerate(vectors)]}
+        for index, vectors in enumerate(answers.predictions)
+    ]
+    answer = {"object": "list", "data": data, "model": call.context.model_name}
+    return reply_json({**answer, "usage": {"total_tokens": answers.tokens}})
+
+
+def _embedding(index: int, vector: Any, base64: bool) -> dict[str, Json]:
+    return {"object": "embedding", "embedding": to_base64(vector) if base64 else vector, "index": index}
+
+
+ROUTES = (
+    DialectRoute(
+        path="/v1/contextualizedembeddings",
+        dialect="voyage",
+        tasks=("text_embedding",),
+        handle=contextualized,
+        render_error=render_detail,
+    ),
+)
