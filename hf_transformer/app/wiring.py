@@ -53,6 +53,7 @@ from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnsweri
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tasks.representations import Representations, fit_representations
 from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
@@ -269,8 +270,10 @@ def check_stride(task: type[Servable], settings: TaskSettings) -> None:
     if settings.stride is None or "stride" not in task.parameters:
         return
     window, special = settings.max_length, SPECIAL_TOKENS
+    if task in (QuestionAnswering, Rerank, ZeroShotClassification):
+        special = PAIR_SPECIAL_TOKENS
     if task is QuestionAnswering:
-        window, special = min(window, MAX_SEQ_LEN), PAIR_SPECIAL_TOKENS
+        window = min(window, MAX_SEQ_LEN)
     room = window - special
     if settings.stride >= room:
         raise ConfigError(

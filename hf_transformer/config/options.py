@@ -137,7 +137,7 @@ class Config:
         one_of("none", "simple", "first", "average", "max"), "none", variables=["AGGREGATION_STRATEGY"])
     on_overflow: Literal["truncate", "error", "window"] = option(
         ANSWERS, "Treatment of a text longer than the model takes: truncate it, refuse it with 413, or read it in "
-        "windows (token_classification, question_answering and text_embedding).",
+        "windows (all tasks except fill_mask and feature_extraction).",
         one_of("truncate", "error", "window"), "truncate")
     stride: int | None = option(
         ANSWERS, "Tokens that neighbouring windows share.", integer(0),

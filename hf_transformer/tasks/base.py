@@ -13,7 +13,7 @@ from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
 OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
@@ -33,6 +33,10 @@ class TaskOptions(Protocol):
     @property
     def overflow(self) -> Overflow:
         """Treatment of an overlong text."""
+
+    @property
+    def tokenization(self) -> Tokenization:
+        """The tokenization options."""
 
 
 Item = TypeVar("Item")
@@ -278,7 +282,7 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     def tokenization(self, options: Options) -> Tokenization:
         """The tokenization options for this request."""
-        return PLAIN
+        return options.tokenization
 
     def overflow(self, options: Options) -> Overflow:
         """Treatment of overlong texts in this request."""

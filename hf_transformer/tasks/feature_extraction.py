@@ -12,9 +12,10 @@ from hf_transformer.tasks.parameters import Parameters, read_output_format, read
 from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.tasks.truncation import TRUNCATION, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import Encoding
+from hf_transformer.types.tokenization import Encoding, Tokenization
 
 OUTPUT = "last_hidden_state"
 
@@ -24,6 +25,7 @@ class FeatureExtractionOptions:
     """A request's parameters."""
 
     overflow: Overflow
+    tokenization: Tokenization
 
 
 class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
@@ -34,7 +36,7 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
     """
 
     name = "feature_extraction"
-    parameters = ("output_format", "truncation")
+    parameters = ("output_format", *TRUNCATION)
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -46,7 +48,7 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
     def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
         checked = Parameters(parameters, self.parameters)
         read_output_format(checked, self.settings)
-        return FeatureExtractionOptions(read_truncation(checked, self.settings))
+        return FeatureExtractionOptions(read_truncation(checked, self.settings), read_tokenization(checked))
 
     def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
         return len(encoding) * self._size

@@ -12,9 +12,10 @@ from hf_transformer.tasks.base import LOGITS, TOKENS, Axis, Encodings, OutputRol
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
+from hf_transformer.tasks.truncation import TRUNCATION, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import Encoding
+from hf_transformer.types.tokenization import PLAIN, Encoding, Tokenization
 
 DEFAULT_TOP_K = 5
 """The default of transformers' fill-mask pipeline."""
@@ -37,6 +38,7 @@ class FillMaskOptions:
     target_ids: Array | None = None
     overflow: Overflow = "truncate"
     exact: bool = False
+    tokenization: Tokenization = PLAIN
 
 
 class FillMask(Task[str, FillMaskOptions, Json]):
@@ -50,7 +52,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
     """
 
     name = "fill_mask"
-    parameters = ("output_format", *LOGITS, "top_k", "targets", "truncation")
+    parameters = ("output_format", *LOGITS, "top_k", "targets", *TRUNCATION)
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -74,7 +76,8 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         checked = Parameters(parameters, self.parameters)
         form = read_form(checked, self.settings, pipeline_only=("top_k", "targets"))
         overflow, top_k = read_truncation(checked, self.settings), checked.integer("top_k", DEFAULT_TOP_K, 1)
-        return FillMaskOptions(form, top_k, self._targets(checked), overflow, exact="top_k" in parameters)
+        targets, exact, tokenization = self._targets(checked), "top_k" in parameters, read_tokenization(checked)
+        return FillMaskOptions(form, top_k, targets, overflow, exact, tokenization)
 
     def _targets(self, parameters: Parameters) -> Array | None:
         """Ids of the target words. As in transformers, the first token represents a word outside the vocabulary."""
@@ -101,8 +104,8 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         if self._mask_id in encoding.ids:
             return
         if encoding.truncated:
-            expected = f"{self._mask_token} among the first {len(encoding)} tokens, which are all that the model takes"
-            raise InvalidInput(path, expected, hint="shorten the text before it")
+            expected = f"{self._mask_token} among the {len(encoding)} tokens that truncation keeps"
+            raise InvalidInput(path, expected, hint="shorten the text around it")
         raise InvalidInput(path, f"at least one {self._mask_token} in the text", "none")
 
     def answer_size(self, encoding: Encoding, options: FillMaskOptions) -> int:

@@ -7,7 +7,7 @@ length: [longest, tokens] products instead of [tokens, tokens].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hf_transformer.tasks.base import TOKENS, OutputRole, Outputs, Overflow, Tas
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow
 from hf_transformer.tasks.tensors import Field
+from hf_transformer.tasks.truncation import TRUNCATION, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
@@ -49,6 +50,7 @@ class QuestionAnsweringOptions:
     max_seq_len: int
     doc_stride: int | None
     overflow: Overflow
+    tokenization: Tokenization
 
     @property
     def candidates(self) -> int:
@@ -87,7 +89,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     name = "question_answering"
     parameters = (
         *("output_format", "top_k", "max_answer_len", "handle_impossible_answer", "align_to_words"),
-        *("max_seq_len", "doc_stride", "stride", "max_question_len", "truncation"),
+        *("max_seq_len", "doc_stride", "stride", "max_question_len", *TRUNCATION),
     )
     fields = (Field("question"), Field("context"))
     has_windows = True
@@ -110,18 +112,30 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         # Windows are the pipeline's default.
         overflow = read_overflow(checked, "error" if self.settings.on_overflow == "error" else "window")
         longest = self.settings.max_length
-        max_seq_len = checked.integer("max_seq_len", min(longest, MAX_SEQ_LEN) if overflow == "window" else longest, 1)
+        name = checked.one_of("max_seq_len", "max_tokens") or "max_seq_len"
+        max_seq_len = checked.integer(name, min(longest, MAX_SEQ_LEN) if overflow == "window" else longest, 1)
+        if name == "max_tokens":
+            max_seq_len = min(max_seq_len, longest)
         if max_seq_len > longest:
             expected = f"at most {longest}, the model's length in tokens"
             raise InvalidInput("parameters.max_seq_len", expected, str(max_seq_len))
+        doc_stride = self._stride(checked, max_seq_len, overflow)
+        tokenization = Tokenization(
+            detail=True,
+            windows=overflow == "window",
+            stride=doc_stride if overflow == "window" else 0,
+            only_second=self._question_first,
+            only_first=not self._question_first,
+        )
         return QuestionAnsweringOptions(
             top_k=checked.integer("top_k", 1, 1),
             max_answer_len=checked.integer("max_answer_len", MAX_ANSWER_LEN, 1),
             handle_impossible_answer=checked.flag("handle_impossible_answer", False),
             align_to_words=checked.flag("align_to_words", True),
             max_seq_len=max_seq_len,
-            doc_stride=self._stride(checked, max_seq_len, overflow),
+            doc_stride=doc_stride,
             overflow=overflow,
+            tokenization=replace(read_tokenization(checked, tokenization), max_length=max_seq_len),
         )
 
     def _stride(self, parameters: Parameters, max_seq_len: int, overflow: Overflow) -> int | None:
@@ -149,17 +163,6 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
 
     def texts(self, item: Question, options: QuestionAnsweringOptions) -> Sequence[TextInput]:
         return ((item.question, item.context) if self._question_first else (item.context, item.question),)
-
-    def tokenization(self, options: QuestionAnsweringOptions) -> Tokenization:
-        windows = options.overflow == "window"
-        return Tokenization(
-            detail=True,
-            windows=windows,
-            stride=options.doc_stride if windows else 0,
-            max_length=options.max_seq_len,
-            only_second=self._question_first,
-            only_first=not self._question_first,
-        )
 
     def answer_size(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
         return ANSWER_VALUES * self._answers(encoding, options)

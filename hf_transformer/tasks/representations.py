@@ -78,7 +78,7 @@ class Representations(TextEmbedding):
         self, settings: TaskSettings, roles: Sequence[str], dense: type[TextEmbedding] = TextEmbedding
     ) -> None:
         super().__init__(settings)
-        self._roles = tuple(roles)
+        self._given, self._roles = settings, tuple(roles)
         self._dense = dense(settings)
         config, files = settings.model_config, self._files
         self._vocabulary_size = _size(config.get("vocab_size"))
@@ -98,7 +98,7 @@ class Representations(TextEmbedding):
 
     def with_max_length(self, length: int) -> Representations:
         """Returns the task for a model with a lower length in tokens."""
-        return type(self)(replace(self.settings, max_length=length), self._roles, type(self._dense))
+        return type(self)(replace(self._given, max_length=length), self._roles, type(self._dense))
 
     def _read_by(self, name: str) -> tuple[OutputRole, ...]:
         if name != VALUES:

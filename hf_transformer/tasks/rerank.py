@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -11,10 +12,17 @@ from hf_transformer.errors import InvalidInput, LoadError, describe
 from hf_transformer.tasks.base import OutputFormat, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_prompt, read_truncation
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow, read_prompt
 from hf_transformer.tasks.tensors import Field
+from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, read_window_score, read_windows
 from hf_transformer.types.request import Json
-from hf_transformer.types.tokenization import Encoding, TextInput
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+
+MAX_TOKENS_EACH = ("max_tokens_per_query", "max_tokens_per_doc")
+"""Parameters for the maximum number of tokens of the query, with its prompt, and of each text. Special tokens are not
+counted."""
+NO_MAXIMUM = 2**31
+ONLY_TEXT = Tokenization(only_second=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class RerankOptions:
     raw_scores: bool
     prompt: str
     overflow: Overflow
+    tokenization: Tokenization
+    window_score: WindowScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,11 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """
 
     name = "rerank"
-    parameters = ("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "truncation")
+    parameters = (
+        *("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt"),
+        *(*TRUNCATION, "truncate_document", *MAX_TOKENS_EACH, *WINDOWS),
+    )
+    has_windows = True
     other_names = ("text_ranking",)
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
@@ -67,13 +81,16 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder
+        overflow = read_overflow(checked, self.settings.on_overflow)
         return RerankOptions(
             output_format=read_output_format(checked, self.settings),
             top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
             return_documents=checked.flag("return_documents", False),
             raw_scores=checked.flag("raw_scores", False),
             prompt=read_prompt(checked, files.prompts, files.default_prompt_name),
-            overflow=read_truncation(checked, self.settings),
+            overflow=overflow,
+            tokenization=read_windows(checked, self.settings, overflow, pair_tokenization(checked, overflow)),
+            window_score=read_window_score(checked),
         )
 
     def item(self, instance: Json, path: str, options: RerankOptions) -> RerankItem:
@@ -107,7 +124,8 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return float(outputs["logits"][0])
 
     def answer(self, item: RerankItem, parts: Sequence[Sequence[float]], options: RerankOptions) -> Json:
-        logits = np.array([windows[0] for windows in parts], np.float32)
+        combine = max if options.window_score == "max" else fmean
+        logits = np.array([windows[0] if len(windows) == 1 else combine(windows) for windows in parts], np.float32)
         scores = sigmoid(logits) if self._sigmoid and not options.raw_scores else logits
         best = np.argsort(-scores, kind="stable")[: options.top_n].tolist()
         index_name = "index" if options.output_format == "kserve" else "corpus_id"
@@ -116,6 +134,14 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
             for answer, index in zip(answers, best, strict=True):
                 answer["text"] = item.texts[index]
         return answers
+
+
+def pair_tokenization(checked: Parameters, overflow: Overflow) -> Tokenization:
+    """The tokenization of a query and a text: windows and ``truncate_document`` cut only the text."""
+    document = checked.flag("truncate_document", False) or overflow == "window"
+    base = ONLY_TEXT if document else PLAIN
+    most = tuple(checked.integer(name, NO_MAXIMUM, 1) for name in MAX_TOKENS_EACH)
+    return replace(base, max_each=most) if min(most) < NO_MAXIMUM else base
 
 
 def has_sigmoid(activation_fn: str | None, model_config: Mapping[str, Json]) -> bool:

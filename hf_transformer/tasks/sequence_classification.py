@@ -13,11 +13,12 @@ from hf_transformer.errors import ConfigError, InvalidInput, describe
 from hf_transformer.tasks.base import LOGITS, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
-from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
+from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_overflow
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
+from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, merge, read_window_score, read_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import Encoding, TextInput
+from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 Function = Literal["none", "softmax", "sigmoid"]
 FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
@@ -28,12 +29,17 @@ DECIMALS = 4
 
 @dataclass(frozen=True, slots=True)
 class SequenceClassificationOptions:
-    """A request's parameters. ``function`` maps logits to scores; ``top_k`` None returns all labels."""
+    """A request's parameters.
+
+    ``function`` maps logits to scores; ``top_k`` None returns all labels; ``window_score`` None has no windows.
+    """
 
     form: Form
     function: Function
     top_k: int | None = 1
     overflow: Overflow = "truncate"
+    tokenization: Tokenization = PLAIN
+    window_score: WindowScore | None = None
 
 
 class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json]):
@@ -52,7 +58,8 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     name = "sequence_classification"
     other_names = ("text_classification", "sentiment_analysis")
-    parameters = ("output_format", *LOGITS, *PIPELINE_PARAMETERS, "truncation")
+    parameters = ("output_format", *LOGITS, *PIPELINE_PARAMETERS, *TRUNCATION, *WINDOWS)
+    has_windows = True
     fields = (TEXT, Field("text_pair", optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -70,11 +77,15 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             expected, hint = "no value for a regression model", "return_raw_logits gives its values"
             raise InvalidInput("parameters.return_probabilities", expected, hint=hint)
         function = checked.choice("function_to_apply", "default", ("default", *FUNCTIONS))
+        overflow = read_overflow(checked, self.settings.on_overflow)
+        tokenization = read_windows(checked, self.settings, overflow, PLAIN)
         return SequenceClassificationOptions(
             form,
             self.function if function == "default" else cast(Function, function),
             _read_top_k(parameters, checked, form),
-            read_truncation(checked, self.settings),
+            overflow,
+            tokenization,
+            read_window_score(checked) if tokenization.windows else None,
         )
 
     def item(self, instance: Json, path: str, options: SequenceClassificationOptions) -> TextInput:
@@ -95,6 +106,22 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         # Each logit is a row: a classifier bans no label, so -inf is invalid too.
         if not all(map(isfinite, values)):
             require_numbers(logits[:, np.newaxis])
+        if options.window_score is not None:
+            return logits.astype(np.float32)
+        return self._answer(logits, values, options)
+
+    def answer(self, item: TextInput, parts: Sequence[Sequence[Json]], options: SequenceClassificationOptions) -> Json:
+        if options.window_score is None:
+            return parts[0][0]
+        # The best window of independent labels differs by label; of other labels it is the most certain one.
+        if self.function == "softmax":
+            logits = merge(parts[0], options.window_score, lambda rows: softmax(rows).max(axis=1))
+        else:
+            logits = np.array(parts[0]).max(axis=0) if options.window_score == "max" else np.mean(parts[0], axis=0)
+        return self._answer(logits, logits.tolist(), options)
+
+    def _answer(self, logits: Array, values: list[float], options: SequenceClassificationOptions) -> Json:
+        """Formats logits [labels], of which ``values`` is a list."""
         if options.form == "plain":
             return values.index(max(values))
         if options.form == "raw_logits":

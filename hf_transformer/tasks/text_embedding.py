@@ -23,6 +23,7 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
+from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
 from hf_transformer.tasks.multi_vector import DOCUMENT
 from hf_transformer.tasks.parameters import (
     Parameters,
@@ -44,9 +45,10 @@ from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, PRECISIONS
 from hf_transformer.tasks.sparse import Weights
 from hf_transformer.tasks.tensors import FREE, json_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.tasks.truncation import TRUNCATION, default_stride, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization
+from hf_transformer.types.tokenization import PLAIN, Encoding, SpannedEncoding, TextInput, TokenIds, Tokenization
 
 NUMBERS_PER_VALUE = 4
 """Numbers of an embedding per value of --max_answer_values, since arrays are faster to write: 0.06 s per 1,000,000
@@ -81,7 +83,7 @@ class TextEmbeddingOptions:
     dimensions: int | None
     exact: bool
     overflow: Overflow
-    stride: int
+    tokenization: Tokenization
     representations: tuple[str, ...] = (DENSE,)
     named: bool = False
     precision: str = "float32"
@@ -98,15 +100,17 @@ class PooledWindow:
         vectors: a dense vector, float32 [D], per element of ``skips``; empty without a dense representation.
         sparse: the sparse vector.
         token_vectors: vectors of tokens, float32 [kept, d].
+        spans: the mean of each span's tokens in this window, for late chunking.
     """
 
     vectors: tuple[Array, ...]
     tokens: int
     sparse: Weights | None = None
     token_vectors: Array | None = None
+    spans: tuple[PooledWindow, ...] = ()
 
 
-Text = str | TokenIds
+Text = str | TokenIds | SpannedItem
 
 
 def read_token_ids(ids: Json, path: str, vocab_size: int) -> TokenIds:
@@ -132,7 +136,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     has_windows = True
     reads_sentence_transformers = True
     parameters = (
-        *("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride"),
+        *("output_format", "normalize", "dimensions", "prompt_name", "prompt", *TRUNCATION, "stride"),
         *("representations", "precision", "binary_zero", "input_type"),
     )
     available: tuple[str, ...] = (DENSE,)
@@ -161,19 +165,19 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "stride" in checked and overflow != "window":
             hint = "start the service with --on_overflow=window and leave truncation out"
             raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
+        stride = checked.integer("stride", default_stride(checked, self.settings), 0)
+        base = Tokenization(windows=True, stride=stride) if overflow == "window" else PLAIN
         input_type = read_input_type(checked)
-        if input_type is None:
-            prompt_from = next((name for name in ("prompt", "prompt_name") if name in checked), None)
-            input_type = DOCUMENT if files.late_interaction else ""
-            untyped = prompt_from or not input_type
-            prompt = read_prompt(checked, files.prompts, files.default_prompt_name) if untyped else ""
-        else:
-            prompt_from, prompt = "input_type", ""
+        names = ("input_type", "prompt", "prompt_name")
+        prompt_from = next((name for name in names if name in checked), None)
+        input_type = input_type or (DOCUMENT if files.late_interaction else "")
         if input_type and prompt_from in (None, "input_type"):
             prompt = typed_prompt(files.prompts, input_type)
+        else:
+            prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         wanted, named = self._read_representations(checked)
-        precision = checked.choice("precision", "float32", PRECISIONS)
+        precision, zero = checked.choice("precision", "float32", PRECISIONS), checked.flag("binary_zero", False)
         self._check_precision(checked, wanted, precision)
         return TextEmbeddingOptions(
             prompt,
@@ -183,11 +187,11 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             dimensions,
             exact,
             overflow,
-            checked.integer("stride", self.settings.window_stride, 0),
+            read_tokenization(checked, base),
             wanted,
             named,
             precision,
-            checked.flag("binary_zero", False),
+            zero,
             input_type,
             checked.flag("normalize", True) if "normalize" in checked else None,
         )
@@ -240,6 +244,8 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     def item(self, instance: Json, path: str, options: TextEmbeddingOptions) -> Text:
         if not isinstance(instance, dict) or instance.keys() != {"token_ids"}:
+            if isinstance(instance, dict) and instance.keys() in FORMS:
+                return self._read_spanned(instance, path)
             return read_text(instance, path)
         ids = instance["token_ids"]
         if options.prompt_from is not None:
@@ -251,16 +257,22 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             raise TooLarge(path, f"at most {longest} token ids, the model's length", str(len(ids)), hint)
         return read_token_ids(ids, path, self.settings.vocabulary.vocab_size)
 
-    def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
-        # No prompt is prepended to token ids, since they are the complete text.
-        return (item if isinstance(item, TokenIds) else self._cased(options.prompt + item),)
+    def _read_spanned(self, instance: dict[str, Json], path: str) -> SpannedItem:
+        if self.available != (DENSE,):
+            raise InvalidInput(path, "a text without chunks or spans, since the model has no dense vectors alone")
+        check_pooling(self._files.pooling, self._files.inside, path)
+        return read_spanned(instance, path)
 
-    def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
-        return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
+    def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
+        if isinstance(item, str):
+            return (self._cased(options.prompt + item),)
+        # No prompt is prepended to token ids, since they are the complete text.
+        return (item if isinstance(item, TokenIds) else item.with_prompt(options.prompt, self._cased),)
 
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Counts NUMBERS_PER_VALUE numbers as one value."""
-        return -(-self._dimensions(options) // NUMBERS_PER_VALUE)
+        count = sum(map(bool, encoding.spans)) if isinstance(encoding, SpannedEncoding) else 1
+        return -(-self._dimensions(options) * count // NUMBERS_PER_VALUE)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Includes all tokens, since even a few dimensions require complete pooling."""
@@ -271,8 +283,11 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     def decode(self, item: Text, encoding: Encoding, outputs: Outputs, options: TextEmbeddingOptions) -> PooledWindow:
         rows = outputs[OUTPUT]
-        # Token ids have no prompt to skip.
-        skips = (0,) * len(options.skips) if isinstance(item, TokenIds) else options.skips
+        skips = options.skips
+        if not isinstance(item, str):
+            if isinstance(encoding, SpannedEncoding):
+                return PooledWindow((), len(encoding), spans=_pool_spans(rows, encoding.spans))
+            skips = (0,) * len(skips)  # token ids have no prompt to skip
         if rows.ndim == 1:
             return PooledWindow((rows.astype(np.float32),) * len(skips), len(encoding))
         # At least one token remains, although a prompt with a text can have fewer tokens than the prompt alone.
@@ -280,8 +295,22 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return PooledWindow(tuple(vectors), len(encoding))
 
     def answer(self, item: Text, parts: Sequence[Sequence[PooledWindow]], options: TextEmbeddingOptions) -> Json:
-        vector = self.dense(parts[0], options)
+        if isinstance(item, SpannedItem):
+            vector = np.stack([self._span(item, index, parts[0], options) for index in range(len(item.spans))])
+        else:
+            vector = self.dense(parts[0], options)
         return {DENSE: vector} if options.named else vector
+
+    def _span(
+        self, item: SpannedItem, index: int, windows: Sequence[PooledWindow], options: TextEmbeddingOptions
+    ) -> Array:
+        """The vector of a span from all windows: means, weighted by numbers of tokens, are the mean of all tokens."""
+        parts = [part for window in windows if (part := window.spans[index]).tokens]
+        if not parts:
+            raise item.missing(index)
+        if not parts[0].vectors:
+            raise InvalidInput(item.path, "no value for a model whose output has a vector per text")
+        return self.dense(parts, options)
 
     def dense(self, windows: Sequence[PooledWindow], options: TextEmbeddingOptions) -> Array:
         """The dense vector of a text, float32 [D] or quantized."""
@@ -324,3 +353,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             return (TensorSpec(PREDICTIONS, "FP32", (FREE, FREE, self._files.late_interaction.size or FREE)),)
         size = min(self._files.truncate_dim or self._size, self._size) if self._known_size else FREE
         return (TensorSpec(PREDICTIONS, "FP32", (FREE, size)),)
+
+
+def _pool_spans(rows: Array, spans: Sequence[range]) -> tuple[PooledWindow, ...]:
+    """The mean of each span's token vectors. Empty for spans without tokens, and for a pooled output."""
+    means = ((pool(rows[span.start : span.stop], ("mean",)),) if span and rows.ndim > 1 else () for span in spans)
+    return tuple(map(PooledWindow, means, map(len, spans)))

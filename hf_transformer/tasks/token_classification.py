@@ -27,6 +27,7 @@ from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_overflow
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_json_tensor, ragged_tensor
+from hf_transformer.tasks.truncation import TRUNCATION, default_stride, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
@@ -40,6 +41,7 @@ WORD_COST = 5
 """Decoding cost of a token, in units of decode_cost, for strategies that choose a label per word."""
 NO_LABEL = -100
 """The padding value of labels: the "ignore index" of transformers and torch."""
+DETAIL = Tokenization(detail=True)
 MAX_DELIMITER_LENGTH = 20
 """Maximum number of characters, since the delimiter repeats after every word."""
 
@@ -55,6 +57,7 @@ class TokenClassificationOptions:
     overflow: Overflow
     stride: int
     offsets: bool
+    tokenization: Tokenization
     strategy: Strategy
     ignored: Array
     delimiter: str | None
@@ -115,7 +118,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     other_names = ("ner",)
     parameters = (
         *("output_format", *LOGITS, "return_offsets_mapping"),
-        *(*PIPELINE_PARAMETERS, "truncation", "stride"),
+        *(*PIPELINE_PARAMETERS, *TRUNCATION, "stride"),
     )
     switched_on_by = MappingProxyType({"offset_mapping": "return_offsets_mapping"})
     has_windows = True
@@ -137,11 +140,17 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             raise InvalidInput("parameters.stride", expected, "both")
         strategy = cast(Strategy, checked.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES))
         ignore = checked.strings("ignore_labels", empty=True)
+        overflow = read_overflow(checked, "window" if "stride" in checked else settings.on_overflow)
+        stride = checked.integer("stride", default_stride(checked, settings), 0)
+        offsets = checked.flag("return_offsets_mapping", settings.return_offsets_mapping)
+        detail = DETAIL if form == "pipeline" or offsets else PLAIN
+        base = Tokenization(detail=True, windows=True, stride=stride) if overflow == "window" else detail
         return TokenClassificationOptions(
             form=form,
-            overflow=read_overflow(checked, "window" if "stride" in checked else settings.on_overflow),
-            stride=checked.integer("stride", settings.window_stride, 0),
-            offsets=checked.flag("return_offsets_mapping", settings.return_offsets_mapping),
+            overflow=overflow,
+            stride=stride,
+            offsets=offsets,
+            tokenization=read_tokenization(checked, base),
             strategy=strategy,
             ignored=self._ignored[strategy] if ignore is None else self._labels.ignored(set(ignore), strategy),
             delimiter=_read_delimiter(checked),
@@ -159,11 +168,6 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
 
     def texts(self, item: Sentence, options: TokenClassificationOptions) -> Sequence[TextInput]:
         return (item.text if item.words is None else item.words,)
-
-    def tokenization(self, options: TokenClassificationOptions) -> Tokenization:
-        if options.windows:
-            return Tokenization(detail=True, windows=True, stride=options.stride)
-        return Tokenization(detail=True) if options.form == "pipeline" or options.offsets else PLAIN
 
     def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         if options.form in ("probabilities", "raw_logits"):

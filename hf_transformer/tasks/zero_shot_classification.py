@@ -12,8 +12,9 @@ from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow
 from hf_transformer.tasks.tensors import TEXT, Field
+from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, merge, read_window_score, read_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
@@ -39,6 +40,8 @@ class ZeroShotOptions:
     template: tuple[str, ...]
     multi_label: bool
     overflow: Overflow
+    tokenization: Tokenization
+    window_score: WindowScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,11 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """
 
     name = "zero_shot_classification"
-    parameters = ("output_format", "candidate_labels", "hypothesis_template", "multi_label", "truncation")
+    parameters = (
+        *("output_format", "candidate_labels", "hypothesis_template", "multi_label"),
+        *(*TRUNCATION, *WINDOWS),
+    )
+    has_windows = True
     fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -79,11 +86,14 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         read_output_format(checked, self.settings)
         template = checked.string("hypothesis_template")
         labels = checked.get("candidate_labels")
+        overflow = read_overflow(checked, self.settings.on_overflow)
         return ZeroShotOptions(
             labels=None if labels is None else read_candidate_labels(labels, "parameters"),
             template=split_template(DEFAULT_TEMPLATE if template is None else template),
             multi_label=checked.flag("multi_label", False),
-            overflow=read_truncation(checked, self.settings),
+            overflow=overflow,
+            tokenization=read_windows(checked, self.settings, overflow, TRUNCATE_SEQUENCE),
+            window_score=read_window_score(checked),
         )
 
     def item(self, instance: Json, path: str, options: ZeroShotOptions) -> ZeroShotItem:
@@ -114,9 +124,6 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     def texts(self, item: ZeroShotItem, options: ZeroShotOptions) -> Sequence[TextInput]:
         return [(item.sequence, label.join(options.template)) for label in item.labels]
 
-    def tokenization(self, options: ZeroShotOptions) -> Tokenization:
-        return TRUNCATE_SEQUENCE
-
     def answer_size(self, encoding: Encoding, options: ZeroShotOptions) -> int:
         return 2
 
@@ -127,8 +134,11 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         return logits
 
     def answer(self, item: ZeroShotItem, parts: Sequence[Sequence[Array]], options: ZeroShotOptions) -> Json:
-        logits = np.stack([windows[0] for windows in parts])
-        if options.multi_label or len(item.labels) == 1:
+        independent = options.multi_label or len(item.labels) == 1
+        # A window's score is that of its label: entailment, less contradiction if labels are independent.
+        weights = np.array([-independent, 1], np.float32)
+        logits = np.stack([merge(windows, options.window_score, lambda rows: rows @ weights) for windows in parts])
+        if independent:
             scores = softmax(logits)[:, 1]
         else:
             scores = softmax(logits[:, 1])

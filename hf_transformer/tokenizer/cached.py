@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
+from hf_transformer.errors import RequestError
+from hf_transformer.tokenizer.truncation import plan, stride_of
 from hf_transformer.tokenizer.words import Layout, WordCache
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Truncation
 
@@ -14,8 +16,8 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 class CachedEncoder:
     """Encodes texts and pairs whose words the cache knows, with the library's ids, type ids and truncation.
 
-    It returns None for all others, and for what needs the library: offsets, a ``max_length`` of the request, cuts of
-    a ``whole`` text, and errors. An Engine then asks the library.
+    It returns None for all others, and for what needs the library: offsets, cuts of a ``whole`` text, and errors. An
+    Engine then asks the library.
     """
 
     def __init__(self, words: WordCache, backend: Tokenizer, special_tokens: bool, truncates_left: bool) -> None:
@@ -39,11 +41,11 @@ class CachedEncoder:
                 plain = plain[excess:] if self._left else plain[:-excess]
             plain = [*before, *plain, *after]
             return [Encoding(plain, [0] * len(plain), excess > 0)]
-        if options.detail or options.max_length or not isinstance(text, str | tuple):
+        if options.detail or not isinstance(text, str | tuple):
             return None
         parts = (text,) if isinstance(text, str) else text
         layout = self._layouts[len(parts), self._special_tokens]
-        if layout is None or (options.windows and (options.one_side or len(parts) > 1)):
+        if layout is None:
             return None
         texts = []
         for part in parts:
@@ -51,12 +53,16 @@ class CachedEncoder:
             if ids is None:
                 return None
             texts.append(ids)
+        if options.max_length:
+            limit = min(limit, options.max_length)
         room = limit - layout.size
-        stride = min(limit // 2, 128) if options.stride is None else options.stride
-        if options.windows and stride >= room:
-            return None
-        if sum(map(len, texts)) > room:
-            return None if options.whole else self._truncated(texts, layout, room, stride, options)
+        if options.windows or options.max_length:
+            if room <= max(0, stride_of(limit, options)) or (options.one_side and len(texts) == 1):
+                return None
+        if options.max_each or sum(map(len, texts)) > room:
+            if options.whole:
+                return None
+            return self._truncated(texts, layout, limit, options)
         if not options.whole:
             return [layout.fill(texts)]
         if options.special_tokens is not None and (layout := self._layouts[len(texts), options.special_tokens]) is None:
@@ -64,38 +70,18 @@ class CachedEncoder:
         return [replace(layout.fill(texts), cut=Truncation(0, (None,) * len(texts)))]
 
     def _truncated(
-        self, texts: Sequence[list[int]], layout: Layout, room: int, stride: int, options: Tokenization
+        self, texts: Sequence[list[int]], layout: Layout, limit: int, options: Tokenization
     ) -> list[Encoding] | None:
-        """Implements ``encode`` for texts that exceed ``room`` tokens together."""
-        counts = [*map(len, texts)]
-        if options.windows:
-            [ids] = texts
-            starts = range(0, len(ids) - stride, room - stride)
-            if len(starts) > options.max_windows:
-                return None
-            ends = [len(ids) - start if self._left else start + room for start in starts]
-            return [layout.fill([ids[max(0, end - room) : end]]) for end in ends]
-        if options.one_side:
-            counts[options.only_second and len(texts) > 1] -= sum(counts) - room
-        else:
-            counts[:] = longest_first(counts[0], sum(counts[1:]), room)[: len(texts)]
-        if room < 0 or min(counts) < options.one_side:
+        """Implements ``encode`` for texts that may exceed ``limit`` tokens or ``options.max_each``."""
+        left = self._left if options.truncation_side is None else options.truncation_side == "left"
+        try:
+            windows, cut = plan([*map(len, texts)], layout.size, limit, options, left)
+        except RequestError:
             return None
-        kept = [ids[len(ids) - n :] if self._left else ids[:n] for ids, n in zip(texts, counts, strict=True)]
-        return [replace(layout.fill(kept), truncated=True)]
-
-
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Token counts of both texts after longest-first truncation to ``room`` tokens in total. ``second`` is 0 for one
-    text.
-
-    Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
-    """
-    short, long = sorted((first, second))
-    if short + long <= room:
-        return first, second
-    long = max(short, room - short)
-    if short + long > room:
-        short = room // 2
-        long = room - short
-    return (short, long) if first <= second else (long, short)
+        encodings = [
+            layout.fill([ids[part.start : part.stop] for ids, part in zip(texts, kept, strict=True)])
+            for kept in windows
+        ]
+        for encoding in encodings:
+            encoding.truncated = cut
+        return encodings

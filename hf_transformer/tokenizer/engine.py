@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -13,9 +13,20 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.cached import CachedEncoder, longest_first
+from hf_transformer.tokenizer.cached import CachedEncoder
+from hf_transformer.tokenizer.spans import locate
+from hf_transformer.tokenizer.truncation import Kept, longest_first, plan, stride_of, too_many_windows
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Truncation, Words
+from hf_transformer.types.tokenization import (
+    Encoding,
+    Side,
+    SpannedText,
+    TextInput,
+    TokenIds,
+    Tokenization,
+    Truncation,
+    Words,
+)
 
 LONG_TEXT_CHARACTERS = 32_768
 """Maximum length of a text to encode whole. The engine encodes longer texts one by one, and only a prefix if
@@ -38,6 +49,8 @@ def strings(text: TextInput) -> Sequence[str]:
         return (text,)
     if isinstance(text, TokenIds):
         return ()
+    if isinstance(text, SpannedText):
+        return (text.text,)
     return text.words if isinstance(text, Words) else text
 
 
@@ -54,15 +67,6 @@ def too_many_tokens(options: Tokenization) -> TooLarge:
         "instances",
         f"at most {options.max_tokens} tokens in a request, so that its answer stays within --max_answer_values",
         hint="send fewer or shorter texts, or ask for less of each",
-    )
-
-
-def too_many_windows(options: Tokenization) -> TooLarge:
-    """Error for more than ``options.max_windows`` windows."""
-    return TooLarge(
-        "instances",
-        f"at most {options.max_windows} windows in a request (--max_sequences)",
-        hint="send shorter texts, or share fewer tokens between windows",
     )
 
 
@@ -97,7 +101,13 @@ class Engine(ABC):
 
     def encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes texts as ``encode`` does, without ``cached``."""
-        if TokenIds not in map(type, texts):
+        kinds = {*map(type, texts)}
+        if SpannedText in kinds:
+            return [
+                self._spanned(text, options) if isinstance(text, SpannedText) else self.encode([text], options)[0]
+                for text in texts
+            ]
+        if TokenIds not in kinds:
             return self._encode(texts, options)
         untokenized = [text for text in texts if not isinstance(text, TokenIds)]
         encoded = iter(self._encode(untokenized, options) if untokenized else ())
@@ -107,11 +117,19 @@ class Engine(ABC):
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Implements ``encode_missed`` for all inputs except token ids."""
 
+    def _spanned(self, text: SpannedText, options: Tokenization) -> list[Encoding]:
+        """Encodes a text with spans. Its windows run from the beginning of the text."""
+        side = "right" if options.windows else options.truncation_side
+        [windows] = self._encode([text.text], replace(options, detail=True, truncation_side=side))
+        limit = min(options.max_length or self.max_length, self.max_length)
+        return [*locate(text, windows, stride_of(limit, options))]
+
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
-        if len(text.ids) > self.max_length and not options.whole:
+        limit = min(options.max_length or self.max_length, self.max_length)
+        if len(text.ids) > limit and not options.whole:
             raise TooLarge(
                 "",
-                f"at most {self.max_length} token ids in a text",
+                f"at most {limit} token ids in a text",
                 str(len(text.ids)),
                 "they are not truncated, which would lose their special tokens",
             )
@@ -153,7 +171,7 @@ class RustEngine(Engine):
         self._cached = (
             CachedEncoder(self._words, backend, special_tokens, self._truncates_left) if self._words else None
         )
-        self._prefixes = PrefixTruncation.of(backend, rules) if rules and not self._truncates_left else None
+        self._prefixes = PrefixTruncation.of(backend, rules) if rules else None
 
     def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
         return None if self._cached is None else self._cached.encode(text, self.max_length, options)
@@ -176,19 +194,18 @@ class RustEngine(Engine):
 
     def _limited(self, texts: Sequence[TextInput], limit: int, options: Tokenization) -> list[list[Encoding]]:
         """Encodes texts, each truncated to ``limit`` tokens or split into windows of that length."""
-        stride = min(limit // 2, 128) if options.stride is None else options.stride
         if options.windows or options.max_length:
-            self._check_room(limit, stride, is_pair=options.one_side)
+            self._check_room(limit, stride_of(limit, options), is_pair=options.one_side)
         wholes = self._run(texts, options)
         plans = [
-            self._plan(whole, isinstance(text, tuple), limit, stride, options)
+            self._plan(whole, isinstance(text, tuple), limit, options)
             for whole, text in zip(wholes, texts, strict=True)
         ]
-        if sum(count for count, _ in plans) > options.max_windows:
+        if sum(len(windows) for windows, _ in plans) > options.max_windows:
             raise too_many_windows(options)
         encodings = []
-        for whole, (_, windows) in zip(wholes, plans, strict=True):
-            converted = _convert(whole, options.detail, truncated=len(whole) > limit and not options.windows)
+        for whole, (windows, cut) in zip(wholes, plans, strict=True):
+            converted = _convert(whole, options.detail, truncated=cut)
             encodings.append([self._window(converted, ranges) if ranges else converted for ranges in windows])
         return encodings
 
@@ -198,6 +215,8 @@ class RustEngine(Engine):
         If truncation shortens the longer text of a pair first, the prefix must remain the longer text.
         """
         if self._prefixes is None or options.windows or options.whole or characters(text) <= LONG_TEXT_CHARACTERS:
+            return text
+        if self._is_left(options):
             return text
         if isinstance(text, str):
             return self._prefixes.prefix(text, limit)
@@ -231,50 +250,19 @@ class RustEngine(Engine):
             raise InvalidInput("", f"a stride of less than {room} tokens, the text in a window", str(stride))
 
     def _plan(
-        self, whole: tokenizers.Encoding, is_pair: bool, limit: int, stride: int, options: Tokenization
-    ) -> WindowPlan:
-        """Computes the windows of an encoding, or its truncation.
+        self, whole: tokenizers.Encoding, is_pair: bool, limit: int, options: Tokenization
+    ) -> tuple[Sequence[Sequence[range]], bool]:
+        """Ranges of tokens to drop for each window of an encoding, and whether no window contains some tokens."""
+        if len(whole) <= limit and not options.max_each:
+            return ((),), False
+        texts = [tokens_of(whole, number) for number in range(1 + is_pair)]
+        counts = [*map(len, texts)]
+        windows, cut = plan(counts, len(whole) - sum(counts), limit, options, self._is_left(options))
+        return [dropped(texts, kept) for kept in windows], cut
 
-        Source: truncate_encoding in tokenizers/src/tokenizer/encoding.rs.
-        """
-        if len(whole) <= limit:
-            return NOT_TRUNCATED
-        if not (options.windows or options.one_side):
-            ranges = self._excess(whole, is_pair, limit)
-            if len(whole) - sum(map(len, ranges)) > limit:
-                raise InvalidInput("", f"a pair of texts that fits into {limit} tokens")
-            return 1, [ranges]
-        tokens = tokens_of(whole, 1 if is_pair and options.only_second else 0)
-        room = limit - (len(whole) - len(tokens))
-        if room <= 0:
-            kept, truncated = ("second", "first") if options.only_first else ("first", "second")
-            raise InvalidInput(
-                "",
-                f"a pair of texts whose {kept} one leaves room for the {truncated} in {limit} tokens",
-                f"{len(whole) - len(tokens)} tokens without the {truncated}",
-                f"only the {truncated} is truncated",
-            )
-        if not options.windows:
-            return 1, [self._outside(tokens, 0, room)]
-        if stride >= room:
-            raise InvalidInput(
-                "",
-                f"a stride of less than {room} tokens, the room that one text of the pair leaves in {limit} tokens",
-                str(stride),
-                "shorten that text",
-            )
-        starts = range(0, len(tokens) - stride, room - stride)
-        return len(starts), (self._outside(tokens, start, room) for start in starts)
-
-    def _outside(self, tokens: range, start: int, room: int) -> Sequence[range]:
-        """Tokens before and after a window of ``room`` tokens.
-
-        ``start`` counts from the beginning of the text, or from its end if truncation drops the beginning.
-        """
-        if self._truncates_left:
-            end = len(tokens) - start
-            return tokens[: max(0, end - room)], tokens[end:]
-        return tokens[:start], tokens[start + room :]
+    def _is_left(self, options: Tokenization) -> bool:
+        side = options.truncation_side
+        return self._truncates_left if side is None else side == "left"
 
     def _whole(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes texts without truncation. Sets ``cut`` to the truncation that the model's limit would require."""
@@ -283,17 +271,19 @@ class RustEngine(Engine):
             raise too_many_tokens(options)
         encodings = []
         for text, whole in zip(texts, wholes, strict=True):
-            ranges, offsets = self._excess(whole, isinstance(text, tuple), self.max_length), whole.offsets
+            ranges, offsets = self._excess(whole, isinstance(text, tuple)), whole.offsets
             spans = tuple((offsets[cut[0]][0], offsets[cut[-1]][1]) if cut else None for cut in ranges)
             encoding = _convert(whole, options.detail)
             encoding.cut = Truncation(sum(map(len, ranges)), spans)
             encodings.append([encoding])
         return encodings
 
-    def _excess(self, whole: tokenizers.Encoding, is_pair: bool, limit: int) -> Sequence[range]:
-        """Tokens of each text that longest-first truncation to ``limit`` tokens drops."""
+    def _excess(self, whole: tokenizers.Encoding, is_pair: bool) -> Sequence[range]:
+        """Tokens of each text that longest-first truncation to ``max_length`` tokens drops."""
         tokens = [tokens_of(whole, number) for number in range(1 + is_pair)]
-        counts = longest_first(len(tokens[0]), len(tokens[-1]) * is_pair, max(0, limit - self._added(is_pair)))
+        counts = longest_first(
+            len(tokens[0]), len(tokens[-1]) * is_pair, max(0, self.max_length - self._added(is_pair))
+        )
         sides = zip(tokens, counts, strict=False)
         return [side[: len(side) - kept] if self._truncates_left else side[kept:] for side, kept in sides]
 
@@ -364,12 +354,6 @@ class PrefixTruncation:
         return text
 
 
-WindowPlan = tuple[int, Iterable[Sequence[range]]]
-"""Number of windows of a text, and the token ranges to drop for each window."""
-
-NOT_TRUNCATED: WindowPlan = (1, ((),))
-
-
 def trims_space(backend: tokenizers.Tokenizer) -> bool:
     """Whether offsets exclude the space before each token except the first token of a text or window.
 
@@ -388,6 +372,12 @@ def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
     count = owners.count(number)
     first = owners.index(number) if count else 0
     return range(first, first + count)
+
+
+def dropped(texts: Sequence[range], kept: Kept) -> list[range]:
+    """Ranges of tokens of both texts before and after those to keep, in the order of the tokens."""
+    ranges = [cut for side, part in zip(texts, kept, strict=True) for cut in (side[: part.start], side[part.stop :])]
+    return sorted(filter(None, ranges), key=lambda cut: cut.start)
 
 
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
@@ -431,14 +421,13 @@ class PythonEngine(Engine):
         in_words = any(isinstance(text, Words) for text in texts)
         if options.whole and not in_words:
             return [[self._whole(text, options)] for text in texts]
-        if options not in (PLAIN, Tokenization(only_first=True)) or in_words:
+        if options.detail or options.windows or options.max_each or in_words:
             raise InvalidInput(
                 "",
                 "no request for offsets, windows or texts in words",
                 hint="this model's tokenizer is written in Python and has none; a tokenizer.json would add them",
             )
-        strategy = "only_first" if options.only_first else "longest_first"
-        return [[self._truncated(text, strategy)] for text in texts]
+        return [[self._truncated(text, options)] for text in texts]
 
     def _whole(self, text: TextInput, options: Tokenization) -> Encoding:
         """Encodes a text without truncation. ``cut`` has no spans, since the tokenizer has no offsets."""
@@ -452,22 +441,27 @@ class PythonEngine(Engine):
         mask = list(whole["special_tokens_mask"]) if options.detail else None
         return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, excess), None))
 
-    def _truncated(self, text: TextInput, strategy: str) -> Encoding:
-        whole = self._call(text)
-        truncated = len(whole["input_ids"]) > self.max_length
+    def _truncated(self, text: TextInput, options: Tokenization) -> Encoding:
+        whole, limit = self._call(text), min(options.max_length or self.max_length, self.max_length)
+        truncated = len(whole["input_ids"]) > limit
         if truncated:
-            whole = self._call(text, truncation=strategy, max_length=self.max_length)
+            is_second = options.only_second and isinstance(text, tuple)
+            one = "only_second" if is_second else "only_first" if options.one_side else "longest_first"
+            whole = self._call(text, options.truncation_side, truncation=one, max_length=limit)
         ids = list(whole["input_ids"])
-        if len(ids) > self.max_length:
+        if len(ids) > limit:
             # In this case transformers logs an error, and does not truncate the pair.
-            raise InvalidInput("", f"a pair of texts that fits into {self.max_length} tokens")
+            raise InvalidInput("", f"a pair of texts that fits into {limit} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
-    def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
-        pair = text if isinstance(text, tuple) else (str(text), None)
+    def _call(self, text: TextInput, side: Side | None = None, **options: Any) -> Mapping[str, Any]:
+        pair, tokenizer = text if isinstance(text, tuple) else (str(text), None), self.tokenizer
+        if side is not None:  # an attribute and no argument; copy() would load some vocabularies again
+            tokenizer = object.__new__(type(tokenizer))
+            tokenizer.__dict__.update(self.tokenizer.__dict__, truncation_side=side)
         defaults = {"add_special_tokens": self.special_tokens, "return_token_type_ids": True, "verbose": False}
         try:
-            encoded: Mapping[str, Any] = self.tokenizer(*pair, **(defaults | options))
+            encoded: Mapping[str, Any] = tokenizer(*pair, **(defaults | options))
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
             raise _encoding_error((text,), exc) from exc
         return {"token_type_ids": [0] * len(encoded["input_ids"]), **encoded}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,20 @@ class TokenIds:
     ids: tuple[int, ...]
 
 
-TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds
-"""A text, a pair of texts to join with the separator token, a list of words, or token ids."""
+Side: TypeAlias = Literal["left", "right"]
+"""The side of a text that truncation removes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpannedText:
+    """A text with the (start, end) of spans in characters. Its encodings are SpannedEncoding."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+
+
+TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds | SpannedText
+"""A text, a pair of texts to join with the separator token, a list of words, token ids, or a text with spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,13 @@ class Encoding:
         return len(self.ids)
 
 
+@dataclass(slots=True)
+class SpannedEncoding(Encoding):
+    """The tokens of a SpannedText. ``spans`` has the indices of each span's tokens that no earlier window has."""
+
+    spans: Sequence[range] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenization:
     """A request's tokenization options. The defaults return one encoding per text, truncated to the model's length.
@@ -78,9 +98,14 @@ class Tokenization:
         detail: also return the optional fields of ``Encoding``.
         windows: split an overlong text into several encodings.
         stride: the number of tokens that neighbouring windows share; None means half of the length, at most 128.
+        fit_stride: shorten the stride to half of the room that the other text of a pair leaves.
         max_length: a maximum below the model's length, including special tokens.
+        truncation_side: the side to cut; None means the tokenizer's. ``left`` counts windows from the end of a text.
         only_second, only_first: truncate only this text of a pair; the default truncates the longer text first.
+            Windows by default split the longer text, and repeat the other.
+        max_each: maximum numbers of tokens of both texts of a pair, without special tokens; empty for no maximum.
         max_windows: the maximum number of windows in the request.
+        max_windows_each: the maximum number of windows of a text; the rest of the text is cut off.
         whole: return the complete text and ``Encoding.cut``. A slow (Python) tokenizer omits missing details.
         special_tokens: whether to add special tokens; None means the service's default.
         token_values: the number of values per token in the answer; determines ``max_tokens``.
@@ -90,10 +115,14 @@ class Tokenization:
     detail: bool = False
     windows: bool = False
     stride: int | None = 0
+    fit_stride: bool = False
     max_length: int | None = None
+    truncation_side: Side | None = None
     only_second: bool = False
     only_first: bool = False
+    max_each: tuple[int, ...] = ()
     max_windows: int = 2**31
+    max_windows_each: int | None = None
     whole: bool = False
     special_tokens: bool | None = None
     token_values: int = 0

@@ -34,7 +34,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from scripts.goldens.golden_files import TOLERANCE, generate
+from scripts.goldens.golden_files import TOLERANCE, generate, must_agree
 
 TEXTS: Final = (
     "the cat sleeps, really!",
@@ -164,7 +164,11 @@ def bge_m3(folder: Path) -> tuple[PreTrainedModel, Any, torch.nn.Linear, torch.n
     write(folder / "modules.json", modules)
     (folder / "1_Pooling").mkdir()
     write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 12, "pooling_mode_cls_token": True})
-    return model, tokenizer, torch.nn.Linear(12, 1), torch.nn.Linear(12, 12)
+    sparse_linear = torch.nn.Linear(12, 1)
+    sparse_linear.weight.normal_(0, 4)
+    hidden = model(torch.tensor([tokenizer(TEXTS[-1])["input_ids"]])).last_hidden_state[0]
+    sparse_linear.bias -= sparse_linear(hidden).mean()  # about half of the tokens have a weight
+    return model, tokenizer, sparse_linear, torch.nn.Linear(12, 12)
 
 
 def write(path: Path, value: Any) -> None:
@@ -244,7 +248,9 @@ def everything(folder: Path) -> dict[str, Any]:
         for kind in ("query", "document")
     ]
     parts = bge_m3(folders["bge_m3"])
-    cases += [{"model": "bge_m3", "text": text, **bge_m3_case(parts, text)} for text in TEXTS]
+    learned = [{"model": "bge_m3", "text": text, **bge_m3_case(parts, text)} for text in TEXTS]
+    must_agree("texts with weights", sum(bool(case["sparse"]) for case in learned) >= 3, True)
+    cases += learned
     models = [{"name": name, "files": small_files(path)} for name, path in folders.items()]
     return {"about": ABOUT, "models": models, "cases": cases}
 

@@ -80,9 +80,9 @@ WARNED = {
 LOGITS_FLAGS = {*LOGITS}
 READS: dict[str, tuple[str, set[str]]] = {
     "fill_mask": ("bert", LOGITS_FLAGS),
-    "sequence_classification": ("sentiment", LOGITS_FLAGS),
-    "zero_shot_classification": ("nli", set()),
-    "rerank": ("cross", set()),
+    "sequence_classification": ("sentiment", LOGITS_FLAGS | {"stride"}),
+    "zero_shot_classification": ("nli", {"stride"}),
+    "rerank": ("cross", {"stride"}),
     "token_classification": ("ner", LOGITS_FLAGS | WARNED.keys()),
     "question_answering": ("squad", {"stride"}),
     "text_embedding": ("minibert_mean", {"stride"}),
@@ -122,7 +122,11 @@ def test_a_flag_that_the_task_does_not_read_is_a_warning_or_an_error(
 
 
 @pytest.mark.parametrize(
-    ("task", "room"), [("token_classification", 30), ("text_embedding", 30), ("question_answering", 29)]
+    ("task", "room"),
+    [
+        *(("token_classification", 30), ("text_embedding", 30), ("sequence_classification", 30)),
+        *(("question_answering", 29), ("rerank", 29), ("zero_shot_classification", 29)),
+    ],
 )
 def test_a_stride_without_room_is_refused_at_the_start(task: str, room: int) -> None:
     windows = ["--on_overflow=window", "--max_model_len=32"]

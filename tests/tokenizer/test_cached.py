@@ -37,6 +37,15 @@ FORMS = {
     "bare prompt": Tokenization(whole=True, special_tokens=False),
     "prompt with special tokens": Tokenization(whole=True, special_tokens=True),
     "shorter": Tokenization(max_length=7),
+    "shorter second": Tokenization(max_length=7, only_second=True),
+    "left": Tokenization(truncation_side="left"),
+    "right": Tokenization(truncation_side="right"),
+    "windows from the left": Tokenization(windows=True, stride=1, truncation_side="right", max_length=9),
+    "windows of the longer text": Tokenization(windows=True, stride=2, fit_stride=True),
+    "the first windows of a second text": Tokenization(
+        windows=True, stride=2, fit_stride=True, only_second=True, max_each=(3, 8), max_windows_each=2
+    ),
+    "maximum of each": Tokenization(max_each=(2, 3), truncation_side="left"),
     "detail": Tokenization(detail=True),
 }
 every_backend = pytest.mark.parametrize("name", BACKENDS)

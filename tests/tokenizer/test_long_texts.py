@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +96,12 @@ CASES: dict[str, tuple[Tokenization, Sequence[TextInput], dict[str, Any]]] = {
         [SHORT, *((SHORT[0], second) for _, second in LONG)],
         {"truncation": "only_second"},
     ),
+    "the other side": (Tokenization(truncation_side="left"), [*LONG, *ALL], {"truncation": True}),
+    "shorter second, from the left": (
+        Tokenization(max_length=17, truncation_side="left", only_second=True),
+        [SHORT, *((SHORT[0], second) for _, second in LONG)],
+        {"truncation": "only_second"},
+    ),
     "windows": (Tokenization(windows=True, stride=3), TEXTS, {"truncation": True, **OVERFLOWING}),
     "windows of the second": (
         Tokenization(windows=True, stride=3, only_second=True),
@@ -109,18 +116,22 @@ CASES: dict[str, tuple[Tokenization, Sequence[TextInput], dict[str, Any]]] = {
 def test_truncated_texts_and_windows_are_those_of_transformers(name: str, case: str, ours: Any, auto: Any) -> None:
     tokenizer, theirs = ours(name, max_model_len=CUT), auto(name)
     tokenization, texts, options = CASES[case]
-    if not theirs.is_fast and tokenization not in (Tokenization(), Tokenization(only_first=True)):
+    if tokenization.truncation_side is not None:
+        theirs = copy(theirs)
+        theirs.truncation_side = tokenization.truncation_side
+    limit = tokenization.max_length or CUT
+    if not theirs.is_fast and tokenization.windows:
         with pytest.raises(InvalidInput, match="written in Python"):
             tokenizer.encode_windows(texts, tokenization)
         return
     quick = tokenizer.encode_windows(texts, tokenization)
-    assert all(len(window) <= CUT for windows in quick for window in windows)
+    assert all(len(window) <= limit for windows in quick for window in windows)
     detailed = tokenizer.encode_windows(texts, replace(tokenization, detail=True)) if theirs.is_fast else quick
     for text, windows, same in zip(texts, detailed, quick, strict=True):
-        expected = reference(theirs, text, max_length=CUT, **options)
+        expected = reference(theirs, text, max_length=limit, **options)
         assert [window.ids for window in windows] == [window.ids for window in same] == expected["input_ids"], text
         whole = len(reference(theirs, text)["input_ids"][0])
-        assert [window.truncated for window in windows] == [whole > CUT and not tokenization.windows] * len(windows)
+        assert [window.truncated for window in windows] == [whole > limit and not tokenization.windows] * len(windows)
         if theirs.is_fast:
             assert [window.special_mask for window in windows] == expected["special_tokens_mask"], text
             assert [window.sequence_ids for window in windows] == [*map(expected.sequence_ids, range(len(windows)))], (

@@ -1,0 +1,73 @@
+"""Parameters about the length of texts, which all tasks have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, cast
+
+import numpy as np
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks.base import Overflow, TaskSettings
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.tensors import Array
+from hf_transformer.types.tokenization import PLAIN, Side, Tokenization
+
+TRUNCATION = ("truncation", "truncation_side", "max_tokens")
+"""Names of the parameters that ``read_tokenization`` reads."""
+WINDOWS = ("stride", "window_score", "max_chunks_per_doc")
+"""Names of the parameters that ``read_windows`` reads."""
+WindowScore = Literal["max", "mean"]
+"""A text's score: the score of its best window, or the mean of the scores of its windows."""
+
+
+def read_tokenization(checked: Parameters, base: Tokenization = PLAIN) -> Tokenization:
+    """Adds the request's ``truncation_side`` and ``max_tokens`` to the task's tokenization options."""
+    if "truncation_side" in checked:
+        side = cast(Side, checked.choice("truncation_side", "right", ("left", "right")))
+        base = replace(base, truncation_side=side)
+    if "max_tokens" in checked:
+        base = replace(base, max_length=checked.integer("max_tokens", 1, 1))
+    return base
+
+
+def default_stride(checked: Parameters, settings: TaskSettings) -> int:
+    """The number of tokens that neighbouring windows share, if the request doesn't say: less with ``max_tokens``."""
+    stride = settings.window_stride
+    return min(stride, checked.integer("max_tokens", 1, 1) // 4) if "max_tokens" in checked else stride
+
+
+def read_windows(checked: Parameters, settings: TaskSettings, overflow: Overflow, base: Tokenization) -> Tokenization:
+    """Adds the request's windows to the task's tokenization options, and ``read_tokenization``.
+
+    Raises:
+        InvalidInput: a parameter of windows in a request without windows.
+    """
+    options = read_tokenization(checked, base)
+    if overflow == "window":
+        stride = checked.integer("stride", default_stride(checked, settings), 0)
+        most = checked.integer("max_chunks_per_doc", 1, 1) if "max_chunks_per_doc" in checked else None
+        return replace(options, windows=True, stride=stride, fit_stride=True, max_windows_each=most)
+    for name in WINDOWS:
+        if name in checked:
+            hint = "start the service with --on_overflow=window and leave truncation out"
+            raise InvalidInput(f"parameters.{name}", "no value without windows", hint=hint)
+    return options
+
+
+def read_window_score(checked: Parameters) -> WindowScore:
+    """Reads ``window_score``."""
+    return cast(WindowScore, checked.choice("window_score", "max", ("max", "mean")))
+
+
+def merge(windows: Sequence[Array], score: WindowScore, rank: Callable[[Array], Array]) -> Array:
+    """Merges the logits [labels] of a text's windows: those of the window with the highest ``rank``, or their mean.
+
+    ``rank`` maps logits [windows, labels] to numbers [windows].
+    """
+    if len(windows) == 1:
+        return windows[0]
+    logits = np.array(windows)
+    merged: Array = logits[rank(logits).argmax()] if score == "max" else logits.mean(axis=0)
+    return merged

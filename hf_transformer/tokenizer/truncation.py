@@ -1,0 +1,138 @@
+"""Truncation of texts and pairs, and their windows, as ranges of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.types.tokenization import Tokenization
+
+Kept: TypeAlias = tuple[range, ...]
+"""The tokens of each text that an encoding keeps, counted from the text's first token."""
+
+
+def too_many_windows(options: Tokenization) -> TooLarge:
+    """Error for more than ``options.max_windows`` windows."""
+    return TooLarge(
+        "instances",
+        f"at most {options.max_windows} windows in a request (--max_sequences)",
+        hint="send shorter texts, or share fewer tokens between windows",
+    )
+
+
+def exceeds(counts: Sequence[int], room: int, options: Tokenization) -> bool:
+    """Whether texts with these numbers of tokens exceed ``room`` tokens together, or ``options.max_each``."""
+    return sum(counts) > room or any(map(int.__gt__, counts, options.max_each))
+
+
+def plan(
+    counts: Sequence[int], added: int, limit: int, options: Tokenization, left: bool
+) -> tuple[Sequence[Kept], bool]:
+    """Truncates a text or pair that ``exceeds`` its room, or splits it into windows.
+
+    Sources: truncate_encoding in tokenizers/src/tokenizer/encoding.rs, truncate_encodings in utils/truncation.rs.
+
+    Args:
+        counts: the number of tokens of each text, one or two.
+        added: the number of special tokens.
+        limit: the maximum number of tokens with special tokens.
+        left: whether to drop the beginning of a text, and to count windows from its end.
+
+    Returns:
+        the kept tokens of each window (without ``options.windows`` a single one), and whether no window contains some
+        tokens.
+
+    Raises:
+        InvalidInput: a pair doesn't fit, or the stride exceeds the room.
+        TooLarge: the text has more than ``options.max_windows`` windows.
+    """
+    kept = [min(count, most) for count, most in zip(counts, options.max_each or counts, strict=False)]
+    cut, room = kept != [*counts], limit - added
+    if sum(kept) > room:
+        if options.windows:
+            windows, more = _windows(counts, kept, added, limit, options, left)
+            return windows, more or cut
+        if options.one_side:
+            kept[_split(kept, options)] = _room(kept, added, limit, options)
+        else:
+            if room < 0:
+                raise InvalidInput("", f"a pair of texts that fits into {limit} tokens")
+            kept[:] = longest_first(kept[0], sum(kept[1:]), room)[: len(kept)]
+        cut = True
+    return (tuple(_end(range(count), number, left) for count, number in zip(counts, kept, strict=True)),), cut
+
+
+def _windows(
+    counts: Sequence[int], kept: Sequence[int], added: int, limit: int, options: Tokenization, left: bool
+) -> tuple[list[Kept], bool]:
+    """Implements ``plan`` for windows of one text, each with the other text."""
+    split, room, stride = _split(kept, options), _room(kept, added, limit, options), stride_of(limit, options)
+    if options.fit_stride:
+        stride = min(stride, room // 2)
+    if stride >= room:
+        raise InvalidInput(
+            "",
+            f"a stride of less than {room} tokens, the room that one text of the pair leaves in {limit} tokens",
+            str(stride),
+            "shorten that text",
+        )
+    starts = range(0, kept[split] - stride, room - stride)
+    used = starts[: options.max_windows_each]
+    if len(used) > options.max_windows:
+        raise too_many_windows(options)
+    whole = [_end(range(count), number, left) for count, number in zip(counts, kept, strict=True)]
+    text, windows = whole[split], []
+    for start in used:
+        end = len(text) - start
+        whole[split] = text[max(0, end - room) : end] if left else text[start : start + room]
+        windows.append(tuple(whole))
+    return windows, len(used) < len(starts)
+
+
+def stride_of(limit: int, options: Tokenization) -> int:
+    """The number of tokens that neighbouring windows share."""
+    return min(limit // 2, 128) if options.stride is None else options.stride
+
+
+def _split(kept: Sequence[int], options: Tokenization) -> int:
+    """The index of the text to cut: by default the longer text."""
+    if len(kept) == 1 or options.one_side:
+        return int(options.only_second and len(kept) > 1)
+    return int(kept[1] > kept[0])
+
+
+def _room(kept: Sequence[int], added: int, limit: int, options: Tokenization) -> int:
+    """The number of tokens that special tokens and the other text leave. Raises InvalidInput if there are none."""
+    split = _split(kept, options)
+    others = added + sum(kept) - kept[split]
+    if others >= limit:
+        here, other = ("second", "first") if split else ("first", "second")
+        raise InvalidInput(
+            "",
+            f"a pair of texts whose {other} one leaves room for the {here} in {limit} tokens",
+            f"{others} tokens without the {here}",
+            f"only the {here} is truncated",
+        )
+    return limit - others
+
+
+def _end(tokens: range, count: int, left: bool) -> range:
+    """The first ``count`` tokens, or the last ones with ``left``."""
+    return tokens[len(tokens) - count :] if left else tokens[:count]
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Token counts of both texts after longest-first truncation to ``room`` tokens in total. ``second`` is 0 for one
+    text.
+
+    Source: truncate_encodings in tokenizers/src/utils/truncation.rs.
+    """
+    short, long = sorted((first, second))
+    if short + long <= room:
+        return first, second
+    long = max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = room - short
+    return (short, long) if first <= second else (long, short)
