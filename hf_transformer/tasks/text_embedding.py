@@ -165,8 +165,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "stride" in checked and overflow != "window":
             hint = "start the service with --on_overflow=window and leave truncation out"
             raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
-        stride = checked.integer("stride", default_stride(checked, self.settings), 0)
-        base = Tokenization(windows=True, stride=stride) if overflow == "window" else PLAIN
+        base = PLAIN
+        if overflow == "window":
+            stride = checked.integer("stride", default_stride(checked, self.settings), 0)
+            base = Tokenization(windows=True, stride=stride)
         input_type = read_input_type(checked)
         names = ("input_type", "prompt", "prompt_name")
         prompt_from = next((name for name in names if name in checked), None)
