@@ -39,6 +39,7 @@ from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections, open_predictor
 from hf_transformer.predictor.base import Predictor
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.request import Json
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class ModelFactory:
             retry_budget=config.predictor_retry_budget,
             circuit_failures=config.predictor_circuit_failures,
             connections=self.connections,
+            embeds=isinstance(loaded.task, TextEmbedding),
         )
         build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose)
         shared: dict[str, Any] = {

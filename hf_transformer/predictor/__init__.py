@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport, parse_address
+from hf_transformer.predictor.embedding_requests import EmbeddingRequests
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
 
@@ -58,12 +59,13 @@ def open_predictor(
     retries: int = 0,
     retry_budget: float = 0.1,
     circuit_failures: int = 0,
+    embeds: bool = False,
 ) -> Predictor:
     """The predictor for a --predictor_protocol, an async context manager.
 
-    Its layers, from the inside: the transport, SharedMemory if configured, and Resilience, which takes the other
-    keyword arguments. ``connections`` are shared with other models; None for connections of its own. Raises ConfigError
-    for invalid settings.
+    Its layers, from the inside: the transport, SharedMemory if configured, EmbeddingRequests if ``embeds``, and
+    Resilience, which takes the other keyword arguments. ``connections`` are shared with other models; None for
+    connections of its own. Raises ConfigError for invalid settings.
     """
     predictor: Predictor
     transport = open_transport(protocol, settings) if connections is None else connections.transport(protocol, settings)
@@ -77,6 +79,8 @@ def open_predictor(
             model_name=settings.model_name,
         )
         metrics.watch_shared_memory(shared.use)
+    if embeds:
+        predictor = EmbeddingRequests(predictor)
     return Resilience(
         predictor,
         str(parse_address(settings)),

@@ -149,7 +149,7 @@ class Index(RestPredictor):
 def subject() -> Subject:
     config, notes = parse_config(["--model_name=bert", "--predictor_host=triton:8000"], {})
     subject = Subject(config, notes)
-    subject.admin = Index(predictor_settings(config))
+    subject.admin = subject.predictor = Index(predictor_settings(config))
     return subject
 
 

@@ -28,9 +28,9 @@ def assert_near(found: Any, expected: Any) -> None:
     A weight below the tolerance may also be absent.
     """
     if isinstance(expected, dict):
-        ours, theirs = (dict(zip(one["indices"], one["values"], strict=True)) for one in (found, expected))
+        first, second = (dict(zip(one["indices"], one["values"], strict=True)) for one in (found, expected))
         assert found["indices"] == sorted(found["indices"])
-        assert all(abs(ours.get(key, 0) - theirs.get(key, 0)) <= TOLERANCE for key in {*ours, *theirs})
+        assert all(abs(first.get(key, 0) - second.get(key, 0)) <= TOLERANCE for key in {*first, *second})
         return
     ours, theirs = np.array(found), np.array(expected)
     assert ours.shape == theirs.shape and np.abs(ours - theirs).max() <= TOLERANCE

@@ -87,6 +87,15 @@ def test_the_original_colbert(exports: Exports, tmp_path: Path) -> None:  # noqa
         check_goldens(service, "colbert")
 
 
+def test_a_masked_lm_without_further_files(exports: Exports, tmp_path: Path) -> None:  # noqa: F811
+    """Only the tasks in the commands say what it is for."""
+    ignored = shutil.ignore_patterns("modules.json", "*sentence*", "1_*")
+    shutil.copytree(exports.checkpoint("splade"), tmp_path / "plain", ignore=ignored)
+    name, _ = exports.export(tmp_path / "plain", "--task=fill_mask")
+    with exports.serve(name, "--task=text_embedding") as service:
+        check_goldens(service, "splade")
+
+
 def test_fp16_halves_vectors_of_tokens(exports: Exports) -> None:  # noqa: F811
     name, _ = exports.export(exports.checkpoint("colbert"), "--precision=fp16")
     assert "TYPE_FP16" in (exports.repository / name / "config.pbtxt").read_text()
@@ -113,6 +122,7 @@ def test_what_can_not_be_exported_says_why(exports: Exports, tmp_path: Path) -> 
     shutil.copytree(m3, tmp_path / "d", ignore=shutil.ignore_patterns("modules.json"))
     for source, flags, error, says in (
         (colbert, ("--reduce",), ConfigError, "--reduce: a vector per token has no exact reduction"),
+        (m3, ("--reduce", "--top_k=3"), ConfigError, "--top_k: applies to fill_mask only, not to text_embedding"),
         (sentence, (), LoadError, "expected module_input_name to be token_embeddings"),
         (unknown, (), LoadError, "the activation mine.Swish is unknown"),
         (tmp_path / "c", (), LoadError, "1_Dense has neither model.safetensors nor pytorch_model.bin"),

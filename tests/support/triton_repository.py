@@ -36,6 +36,7 @@ GENERATION: Final = {
 SAME_WEIGHTS: Final = {
     **{name: "minibert_mean" for name in ("minibert_cls", "minibert_max", "minibert_last")},
     **{name: name.partition("_")[0] for name in GENERATION},
+    "minibert_vllm": "minibert_pooled",
 }
 """Model -> the model whose weights it has too."""
 

@@ -20,7 +20,9 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import parse_address
+from hf_transformer.predictor.embedding_requests import EmbeddingRequests
 from hf_transformer.predictor.resilience import Resilience
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.tensors import RepositoryEntry
 
 CALL_SECONDS = 60.0
@@ -55,7 +57,9 @@ async def connect(subject: Subject) -> None:
     subject.address = parse_address(settings)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
     subject.admin = admin = open_transport(subject.config.predictor_protocol, settings)
-    bounded = Resilience(admin, str(subject.address), settings.timeout, Metrics().of(settings.model_name))
+    embeds = hasattr(subject, "loaded") and isinstance(subject.loaded.task, TextEmbedding)
+    inner = EmbeddingRequests(admin) if embeds else admin
+    bounded = Resilience(inner, str(subject.address), settings.timeout, Metrics().of(settings.model_name))
     subject.predictor = await subject.stack.enter_async_context(bounded)
 
 
@@ -130,7 +134,7 @@ def _not_ready(entry: RepositoryEntry) -> list[Finding]:
 
 async def description(subject: Subject) -> list[Finding]:
     """Read the model's metadata and configuration at the predictor. Raises RequestError."""
-    subject.spec = spec = await subject.admin.model_spec()
+    subject.spec = spec = await subject.predictor.model_spec()
     sides = [
         ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in side) or "nothing"
         for side in (spec.inputs, spec.outputs)

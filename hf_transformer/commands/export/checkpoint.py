@@ -7,7 +7,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,8 +51,8 @@ HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
 class Checkpoint:
     """A loaded model: a torch module in evaluation mode, on the CPU, in float32.
 
-    ``changes`` contains the fields of config.json that the export changes. ``token_heads`` are the layers of sparse
-    and multi-vector embeddings.
+    ``changes`` contains the fields of config.json that the export changes. ``head`` is the key of HEADS.
+    ``token_heads`` are the layers of sparse and multi-vector embeddings.
     """
 
     files: ModelFiles
@@ -60,13 +60,9 @@ class Checkpoint:
     tokenizer: Tokenizer
     sentences: SentenceTransformers | None
     model: Any
-    changes: Mapping[str, Json] = field(default_factory=dict)
-    token_heads: TokenHeads | None = None
-
-    @property
-    def head(self) -> str:
-        """The key of HEADS: the task, or fill_mask for a sparse embedding from the logits of a masked LM."""
-        return head_of(self.task, self.token_heads)
+    changes: Mapping[str, Json]
+    head: str
+    token_heads: TokenHeads | None
 
 
 NOT_EXPORTABLE: Mapping[str, str] = {
@@ -129,12 +125,9 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    token_heads = read_token_heads(files, sentences, settings)
-    chosen = settings.task or ("text_embedding" if sentences else None)
-    task = find_task(chosen, files.config, ALL_TASKS).name
-    if task != "text_embedding":
-        token_heads = None
-    if sentences and sentences.inside and task == "text_embedding" and token_heads is None:
+    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
+    token_heads = read_token_heads(files, sentences, settings) if task == "text_embedding" else None
+    if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
             "sentence-transformers' own ONNX export"
@@ -151,13 +144,9 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     inner = transformer_folder(files.model_folder)
     subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    model = _load_model(settings, task, head_of(task, token_heads), changes, subfolder)
-    return Checkpoint(files, task, tokenizer, sentences, model, changes, token_heads)
-
-
-def head_of(task: str, token_heads: TokenHeads | None) -> str:
-    """The key of HEADS for a model."""
-    return "fill_mask" if token_heads and token_heads.splade else task
+    head = "fill_mask" if token_heads and token_heads.splade else task  # SPLADE pools the logits of a masked LM
+    model = _load_model(settings, task, head, changes, subfolder)
+    return Checkpoint(files, task, tokenizer, sentences, model, changes, head, token_heads)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:

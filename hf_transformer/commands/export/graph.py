@@ -238,9 +238,9 @@ class SparseVector(Graph):
         if self.pooling.activation == "log1p_relu":
             weights = torch.log1p(weights)
         pooled = weights.amax(1) if self.pooling.strategy == "max" else weights.sum(1)
-        count = (pooled > 0).sum(dim=1).max().clamp(min=1)
-        values, indices = pooled.sort(dim=1, descending=True)
-        return indices[:, :count], values[:, :count]
+        # A tensor as the number keeps it dynamic in the trace. Sorting the vocabulary would take eight times as long.
+        values, indices = pooled.topk((pooled > 0).sum(dim=1).max().clamp(min=1), dim=1)
+        return indices, values
 
     def expected(self, whole: Mapping[str, Array], ids: Sequence[int]) -> Mapping[str, Array]:
         return {"sparse_embedding": splade(whole["logits"], self.pooling)}
@@ -276,8 +276,8 @@ class Representations(Graph):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         (hidden,) = self.head(*tensors)
-        results = [*(self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,))]
-        return tuple([*results[: len(results) * self.has_dense], *self._by_token(hidden).values()])
+        dense = self.dense.pooled(hidden, self.named(tensors)) if self.dense else (hidden,)
+        return (*(dense if self.has_dense else ()), *self._by_token(hidden).values())
 
     def _by_token(self, hidden: Tensor) -> dict[str, Tensor]:
         """The outputs with a token axis besides ``hidden`` [...,S,H], computed in float32."""
@@ -314,12 +314,9 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     options = {"use_cache": False} if checkpoint.task in ("text_generation", "text2text_generation") else {}
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
-    if (layers := checkpoint.token_heads) is not None and layers.splade is None:
-        if settings.reduce and not layers.dense:
-            raise ConfigError("--reduce: a vector per token has no exact reduction")
-        graph: Graph = Representations(head, _sentence_vector(head, checkpoint) if settings.reduce else None, layers)
-    else:
-        graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
+    graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
+    if (layers := checkpoint.token_heads) and layers.splade is None:
+        graph = Representations(head, graph if isinstance(graph, SentenceVector) else None, layers)
     graph.train(False)
     return graph
 
@@ -366,24 +363,21 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
         case "text_embedding":
-            if checkpoint.token_heads and (pooling := checkpoint.token_heads.splade):
-                return SparseVector(head, pooling, size_of(checkpoint.model, "vocab_size"))
-            return _sentence_vector(head, checkpoint)
+            if (layers := checkpoint.token_heads) and layers.splade:
+                return SparseVector(head, layers.splade, size_of(checkpoint.model, "vocab_size"))
+            if layers and not layers.dense:
+                raise ConfigError("--reduce: a vector per token has no exact reduction")
+            # KServe's default, the normalized mean, applies without files of sentence-transformers.
+            sentences = checkpoint.sentences or KSERVE
+            if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
+                raise ConfigError(
+                    f"--reduce: {', '.join(sentences.pooling)} pooling can't be part of the graph, expected one of "
+                    f"{', '.join(POOLINGS)}"
+                )
+            if not sentences.include_prompt:
+                raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
+            size = size_of(checkpoint.model, "hidden_size")
+            return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
         case task:
             able = "fill_mask, sequence_classification or text_embedding"
             raise ConfigError(f"--reduce: {task} has no exact reduction, expected {able}")
-
-
-def _sentence_vector(head: Head, checkpoint: Checkpoint) -> SentenceVector:
-    """The pooling of the model's own files. Raises ConfigError for a pooling that the graph can't repeat."""
-    # KServe's default, the normalized mean, applies without files of sentence-transformers.
-    sentences = checkpoint.sentences or KSERVE
-    if len(sentences.pooling) != 1 or sentences.pooling[0] not in POOLINGS:
-        raise ConfigError(
-            f"--reduce: {', '.join(sentences.pooling)} pooling can't be part of the graph, expected one of "
-            f"{', '.join(POOLINGS)}"
-        )
-    if not sentences.include_prompt:
-        raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
-    size = size_of(checkpoint.model, "hidden_size")
-    return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)

@@ -141,17 +141,18 @@ def _stored(settings: Namespace, folder: str) -> Mapping[str, Tensor]:
 
 def _tensors(settings: Namespace, name: str, folder: str = "") -> Mapping[str, Tensor]:
     """The tensors in a file of the model, from its folder or the hub; {} for an absent file."""
-    path = cached_file(
-        settings.model_id,
-        name,
-        subfolder=folder,
-        revision=settings.revision or "main",
-        token=settings.token,
-        _raise_exceptions_for_missing_entries=False,
-    )
-    if path is None:
-        return {}
     try:
+        path = cached_file(
+            settings.model_id,
+            name,
+            subfolder=folder,
+            revision=settings.revision or "main",
+            token=settings.token,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,  # the file is in the cache, or absent
+        )
+        if path is None:
+            return {}
         if name.endswith(".safetensors"):
             from safetensors.torch import load_file
 

@@ -100,10 +100,15 @@ def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
         ("cross --task=rerank", "v2"),
         ("nli --task=zero_shot_classification", "v2"),
         ("t5_logits", "v2"),
+        *((name, "v2") for name in ("splade", "m3", "colbert")),
     ],
 )
 def test_a_model_that_fits_has_no_warnings(diagnose: Diagnose, model: str, protocol: str) -> None:
     assert diagnose(*model.split(), protocol=protocol) == {}
+
+
+def test_an_embedding_model_of_vllm_has_no_warnings(diagnose: Diagnose) -> None:
+    assert diagnose("minibert_vllm", folder=task_model_folder("minibert_mean"), protocol="grpc-v2") == {}
 
 
 def test_the_command_prints_a_table_or_json(
