@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from hf_transformer.errors import InvalidInput, TooLarge, describe
@@ -30,6 +30,10 @@ class Parameters:
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether the request has one of these parameters."""
+        return not self._values.keys().isdisjoint(names)
 
     def flag(self, name: str, default: bool) -> bool:
         """Returns a boolean."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal, cast
 
@@ -108,7 +108,11 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             require_numbers(logits[:, np.newaxis])
         if options.window_score is not None:
             return logits.astype(np.float32)
-        return self._answer(logits, values, options)
+        if options.form == "plain":
+            return values.index(max(values))
+        if options.form == "raw_logits":
+            return _by_label(values)
+        return self.render(apply(options.function, logits), options)
 
     def answer(self, item: TextInput, parts: Sequence[Sequence[Json]], options: SequenceClassificationOptions) -> Json:
         if options.window_score is None:
@@ -118,15 +122,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             logits = merge(parts[0], options.window_score, lambda rows: softmax(rows).max(axis=1))
         else:
             logits = np.array(parts[0]).max(axis=0) if options.window_score == "max" else np.mean(parts[0], axis=0)
-        return self._answer(logits, logits.tolist(), options)
-
-    def _answer(self, logits: Array, values: list[float], options: SequenceClassificationOptions) -> Json:
-        """Formats logits [labels], of which ``values`` is a list."""
-        if options.form == "plain":
-            return values.index(max(values))
-        if options.form == "raw_logits":
-            return _by_label(values)
-        return self.render(apply(options.function, logits), options)
+        return self.decode(item, Encoding([], []), {"logits": logits}, replace(options, window_score=None))
 
     def render(self, scores: Array, options: SequenceClassificationOptions) -> Json:
         """Formats scores, float32 [labels], in the forms probabilities and pipeline."""

@@ -167,8 +167,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if "stride" in checked and overflow != "window":
             hint = "start the service with --on_overflow=window and leave truncation out"
             raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
-        stride = checked.integer("stride", default_stride(checked, self.settings), 0)
-        base = Tokenization(windows=True, stride=stride) if overflow == "window" else PLAIN
+        base = PLAIN
+        if overflow == "window":
+            stride = checked.integer("stride", default_stride(checked, self.settings), 0)
+            base = Tokenization(windows=True, stride=stride)
         input_type = read_input_type(checked)
         if input_type is None:
             prompt_from = next((name for name in ("prompt", "prompt_name") if name in checked), None)

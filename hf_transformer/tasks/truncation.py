@@ -16,14 +16,18 @@ from hf_transformer.types.tokenization import PLAIN, Side, Tokenization
 
 TRUNCATION = ("truncation", "truncation_side", "max_tokens")
 """Names of the parameters that ``read_tokenization`` reads."""
+_LENGTHS = TRUNCATION[1:]
 WINDOWS = ("stride", "window_score", "max_chunks_per_doc")
 """Names of the parameters that ``read_windows`` reads."""
+_LENGTHS_AND_WINDOWS = (*_LENGTHS, *WINDOWS)
 WindowScore = Literal["max", "mean"]
-"""A text's score: the score of its best window, or the mean of the scores of its windows."""
+"""A text's logits: those of its best window, or the mean of all windows."""
 
 
 def read_tokenization(checked: Parameters, base: Tokenization = PLAIN) -> Tokenization:
     """Adds the request's ``truncation_side`` and ``max_tokens`` to the task's tokenization options."""
+    if not checked.has_any(_LENGTHS):  # as in most requests
+        return base
     if "truncation_side" in checked:
         side = cast(Side, checked.choice("truncation_side", "right", ("left", "right")))
         base = replace(base, truncation_side=side)
@@ -44,15 +48,17 @@ def read_windows(checked: Parameters, settings: TaskSettings, overflow: Overflow
     Raises:
         InvalidInput: a parameter of windows in a request without windows.
     """
+    if overflow != "window" and not checked.has_any(_LENGTHS_AND_WINDOWS):
+        return base
     options = read_tokenization(checked, base)
     if overflow == "window":
         stride = checked.integer("stride", default_stride(checked, settings), 0)
         most = checked.integer("max_chunks_per_doc", 1, 1) if "max_chunks_per_doc" in checked else None
         return replace(options, windows=True, stride=stride, fit_stride=True, max_windows_each=most)
-    for name in WINDOWS:
-        if name in checked:
-            hint = "start the service with --on_overflow=window and leave truncation out"
-            raise InvalidInput(f"parameters.{name}", "no value without windows", hint=hint)
+    if checked.has_any(WINDOWS):
+        name = next(name for name in WINDOWS if name in checked)
+        hint = "start the service with --on_overflow=window and leave truncation out"
+        raise InvalidInput(f"parameters.{name}", "no value without windows", hint=hint)
     return options
 
 
