@@ -32,13 +32,19 @@ Handle = Callable[[Call], Awaitable[Response | TextStream]]
 
 
 class Endpoint:
-    """A POST route. ``api`` is the API label in metrics, and ``render_error`` renders error bodies."""
+    """A POST route. ``api`` is the API label in metrics, and ``render_error`` renders error bodies.
 
-    def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
+    ``methods`` lists the methods of the path, for errors, if it has other routes too.
+    """
+
+    def __init__(
+        self, api: str, handle: Handle, render_error: RenderError, service: Service, methods: str = "POST"
+    ) -> None:
         self._api = api
         self._handle = handle
         self._render_error = render_error
         self.service = service
+        self._methods = methods
         self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
@@ -53,8 +59,10 @@ class Endpoint:
         try:
             if request.method != "POST":
                 # GET must not reach the fallback route /v1/models/{model}, which also matches a colon.
-                error = RequestError(f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST")
-                answer = error_response(self._render_error, error, 405, (b"allow", b"POST"))
+                wrong = f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected {self._methods}"
+                answer = error_response(
+                    self._render_error, RequestError(wrong), 405, (b"allow", self._methods.encode())
+                )
             else:
                 # read_body has checked for room, but the request takes its slot only after the upload, so that slow
                 # uploads don't occupy one.

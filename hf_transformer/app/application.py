@@ -197,7 +197,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
         # Without a prefix, the OpenAI API shares paths with the dialects, whose table has these routes too.
         *((path, endpoint) for path, endpoint in openai.endpoints(service, prefix) if path not in ROUTES),
         *(
-            (path, _beside_get(endpoint, fallback) if path == "/" else endpoint)
+            (path, _with_get(endpoint, fallback) if path == "/" else endpoint)
             for path, endpoint in dialects.endpoints(service, ROUTES)
         ),
     ]
@@ -211,11 +211,11 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
     )
 
 
-def _beside_get(endpoint: Endpoint, fallback: Handler) -> Handler:
-    """Returns a handler for POST to a path that has a GET route in ``fallback``."""
+def _with_get(endpoint: Endpoint, fallback: Handler) -> Handler:
+    """Returns a handler for a path that has a GET route in ``fallback``."""
 
     async def handle(request: Request) -> Response | Stream:
-        return await (endpoint if request.method == "POST" else fallback)(request)
+        return await (fallback if request.method in ("GET", "HEAD") else endpoint)(request)
 
     return handle
 

@@ -59,7 +59,7 @@ ROUTES = [
     ("GET", "/v3", 404, "/v3"),
     ("POST", "/v1/models/bert", 405, "/v1/models/bert"),
     ("GET", "/v1/models/bert:predict", 405, "expected POST"),
-    ("PUT", "/", 405, "/"),
+    ("PUT", "/v1/models", 405, "/v1/models"),
     ("POST", "/v1/models/other:predict", 404, "'other'"),
     ("GET", "/v1/models/other", 404, "expected a served model (bert)"),
     ("GET", "/v1/models/bert:tokenize", 405, "expected POST"),

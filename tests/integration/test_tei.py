@@ -13,6 +13,7 @@ from tests.support.service import Service
 
 TEXTS = ["The cat sleeps on the sofa.", "It will rain tomorrow!"]
 LONG = "The cat sleeps on the sofa. " * 60
+SIMILAR = {"source_sentence": "a", "sentences": ["b"]}
 HEADERS = "compute-type compute-time compute-characters compute-tokens total-time tokenization-time queue-time " + (
     "inference-time"
 )
@@ -171,6 +172,7 @@ def test_tokens_have_spans_in_bytes(serve: Serve) -> None:
     assert both[0].startswith("[CLS]") and both[1] == "the cat"
     refused(service, "/decode", {"ids": [10**6]}, 422, "Validation", "ids[0]")
     refused(service, "/decode", {"ids": []}, 400, "Empty")
+    refused(service, "/decode", {"ids": [[1], []]}, 400, "Empty", "ids[1]: expected a list of token ids")
 
 
 def test_vertex_answers_each_body_by_the_kind_of_the_model(serve: Serve) -> None:
@@ -207,6 +209,8 @@ def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
         ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "Validation", "prompt_name: expected"),
         ("/embed", {"inputs": "a", "dimensions": 10**6}, 422, "Validation", "dimensions: expected at most"),
         ("/embed", {"inputs": "a", "model": "other"}, 404, "Validation", "model: expected a served model"),
+        ("/", {"inputs": "a", "parameters": []}, 422, "Validation", "parameters: expected an object"),
+        ("/similarity", {"inputs": SIMILAR, "parameters": False}, 422, "Validation", "parameters: expected an object"),
         ("/predict", {"inputs": "a"}, 424, "Backend", "a model for sequence_classification or rerank"),
         ("/tokenize", {"inputs": [1]}, 422, "Validation", "inputs[0]: expected a text"),
     ],
@@ -224,6 +228,7 @@ def test_a_broken_body_and_a_method_have_the_original_s_form(serve: Serve) -> No
     found = response.status_code, response.headers["allow"], response.json()["error_type"]
     assert found == (405, "POST", "Validation")
     assert service.client.get("/").json() == {"status": "alive"}
+    assert service.client.put("/").headers["allow"] == "GET, HEAD, POST"
     assert service.client.get("/ping").status_code == 200
 
 

@@ -31,6 +31,7 @@ import orjson
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import DialectRoute, choose_model
 from hf_transformer.api.dialects.tei_form import (
+    EMPTY,
     TRUNCATION,
     byte_spans,
     characters,
@@ -82,6 +83,12 @@ class Ask:
     model: Model
     fields: Mapping[str, Json]
     context: Context
+
+    def given_parameters(self) -> dict[str, Json]:
+        """The field ``parameters``, which is empty if absent. Raises InvalidInput if it is no object."""
+        given = self.fields.get("parameters")
+        parameters: dict[str, Json] = expect({} if given is None else given, dict, "parameters", "an object")
+        return parameters
 
     async def predict(self, instances: list[Json], parameters: Mapping[str, Json], name: str = "inputs") -> Answers:
         return await self.model.predict(Query(instances, parameters, name=name), self.context)
@@ -136,7 +143,7 @@ async def similarity(ask: Ask) -> Result:
     sentences = read_list("inputs.sentences", fields.get("sentences"), "a list of texts")
     require_few("inputs.sentences", sentences, ask.service.max_texts - 1)
     texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
-    given = expect(ask.fields.get("parameters") or {}, dict, "parameters", "an object")
+    given = ask.given_parameters()
     ask.context.field_names = _similarity_field
     parameters = read_parameters(given, (*TRUNCATION, "prompt_name"), ask.context)
     answers = await ask.predict(texts, parameters)
@@ -207,8 +214,7 @@ async def pipeline(ask: Ask) -> Result:
 
     As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
     """
-    inputs, given = ask.fields.get("inputs"), ask.fields.get("parameters")
-    parameters = expect({} if given is None else given, dict, "parameters", "an object")
+    inputs, parameters = ask.fields.get("inputs"), ask.given_parameters()
     instances = read_list("inputs", inputs if isinstance(inputs, list) else [inputs], "a text or a list of texts")
     require_few("inputs", instances, ask.service.max_texts)
     is_single = not isinstance(inputs, list)
@@ -234,6 +240,7 @@ async def by_kind(ask: Ask) -> Result:
 
 def _route_of(ask: Ask) -> Run:
     task, inputs = ask.model.task.name, ask.fields.get("inputs")
+    ask.given_parameters()  # also where the route has none, and lists the field as ignored
     if task == "text_embedding":
         if isinstance(inputs, dict):
             return similarity
@@ -288,6 +295,8 @@ async def decode(ask: Ask) -> Result:
     ids = read_list("ids", ask.fields.get("ids"), "a list of token ids or a list of such lists")
     lists = ids if isinstance(ids[0], list) else [ids]
     require_few("ids", lists, ask.service.max_texts)
+    if [] in lists:
+        raise InvalidInput(f"ids[{lists.index([])}]", "a list of token ids", EMPTY)
     read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
     skip = ask.fields.get("skip_special_tokens")
     skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")
