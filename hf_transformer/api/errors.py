@@ -50,6 +50,18 @@ def expect(value: Json, kind: type | UnionType, path: str, expected: str) -> Jso
     return value
 
 
+EMPTY = "an empty list"
+"""The description of a list without elements in errors."""
+
+
+def read_list(path: str, value: Json, expected: str) -> list[Json]:
+    """Returns a list with at least one element. Raises InvalidInput for any other value."""
+    if not isinstance(value, list) or not value:
+        got = "nothing" if value is None else EMPTY if value == [] else describe(value)
+        raise InvalidInput(path, expected, got)
+    return value
+
+
 def require_few(path: str, items: Sequence[Json], limit: int) -> None:
     """Raises TooLarge for a list of more than ``limit`` items. Callers use this check before they parse the items."""
     if len(items) > limit:

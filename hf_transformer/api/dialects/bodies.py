@@ -9,13 +9,13 @@ import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import choose_model
-from hf_transformer.api.openai.fields import IgnoredField, read_fields, render_error, usage
+from hf_transformer.api.openai.fields import IgnoredField, field_name, read_fields, render_error
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import RequestError
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Answers, Json
+from hf_transformer.types.request import Json
 
 
 def read_body(
@@ -31,15 +31,10 @@ def read_body(
 
     Sets ``call.context.field_names``: parameters of the task are top-level fields. Raises RequestError.
     """
-    call.context.field_names = top_level
+    call.context.field_names = field_name
     names = {field.name: field for field in ignored}
     parameters = read_fields(payload, ("model", *known, *names), names)
     return choose_model(service, call, parameters.get("model"), tasks), parameters
-
-
-def top_level(path: str) -> str:
-    """Converts a parameter's canonical path to a field of the body."""
-    return path.removeprefix("parameters.")
 
 
 def reply_json(answer: Json) -> Response:
@@ -47,8 +42,8 @@ def reply_json(answer: Json) -> Response:
     return reply(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def listed(call: Call, prefix: str, data: Sequence[Json], answers: Answers) -> Response:
-    """A response of vLLM's pooling APIs: an object with an id, the time and ``data``."""
+def listed(call: Call, prefix: str, data: Sequence[Json], tokens: int, new_tokens: int = 0) -> Response:
+    """A response of vLLM's APIs: an object with an id, the time, ``data``, and the numbers of tokens."""
     return reply_json(
         {
             "id": f"{prefix}-{call.context.request_id}",
@@ -56,19 +51,19 @@ def listed(call: Call, prefix: str, data: Sequence[Json], answers: Answers) -> R
             "created": int(time.time()),
             "model": call.context.model_name,
             "data": data,
-            "usage": {**usage(answers), "completion_tokens": 0},
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens + new_tokens, "completion_tokens": new_tokens},
         }
     )
-
-
-def error_type(status: int) -> str:
-    """The kind of an error by its status, in OpenAI's words."""
-    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def render_message(error: RequestError, status: int) -> bytes:
     """Serializes an error in Cohere's form. Source: https://docs.cohere.com/reference/errors"""
     return orjson.dumps({"message": str(error)})
+
+
+def error_type(status: int) -> str:
+    """The kind of an error by its status, in OpenAI's words."""
+    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def render_detail(error: RequestError, status: int) -> bytes:

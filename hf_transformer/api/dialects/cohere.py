@@ -19,8 +19,14 @@ from collections.abc import Mapping, Sequence
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import read_body, render_message, reply_json
-from hf_transformer.api.dialects.fields import move_if_present, read_documents, read_purpose, read_strings
-from hf_transformer.api.dialects.fields import read_truncation as read_truncation_fields
+from hf_transformer.api.dialects.fields import (
+    move_if_present,
+    read_documents,
+    read_purpose,
+    read_strings,
+    read_token_limits,
+    read_truncation,
+)
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.openai.embeddings import to_base64
@@ -66,7 +72,7 @@ async def _embed(
     field, texts = _read_texts(parameters, service.max_texts)
     types = _read_types(parameters)
     names = {"output_dimension": "dimensions", "max_tokens": "max_tokens"}
-    options = move_if_present(parameters, names) | _read_truncation(parameters)
+    options = move_if_present(parameters, names) | read_truncation(parameters, default="END")
     options |= read_purpose(parameters, "input_type", model)
     call.context.field_names = lambda path: ERROR_FIELDS.get(name := path.removeprefix("parameters."), name)
     answers = await model.predict(Query(texts, options, name=field), call.context)
@@ -115,11 +121,6 @@ def _read_types(parameters: Parameters) -> list[str]:
     return list(dict.fromkeys(types))
 
 
-def _read_truncation(parameters: Parameters) -> dict[str, Json]:
-    """Returns the task's parameters for ``truncate``, whose default is END."""
-    return read_truncation_fields(parameters) if "truncate" in parameters else {"truncation": True}
-
-
 def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Json]]:
     """Renders float32 vectors [D] in each of ``types``. Raises InvalidInput for bits of a vector whose size is not a
     multiple of 8, as vLLM does."""
@@ -150,9 +151,7 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     texts = read_documents(parameters.get("documents"), service.max_texts)
     names = {"top_n": "top_n", "return_documents": "return_documents"}
     options: dict[str, Json] = {"output_format": "kserve", "truncate_document": True}
-    options |= move_if_present(parameters, names)
-    if count := parameters.integer("max_tokens_per_doc", 0, 0):
-        options["max_tokens_per_doc"] = count
+    options |= move_if_present(parameters, names) | read_token_limits(parameters)
     call.context.field_names = field_of_instance
     answers = await model.predict(Query([{"query": query, "texts": texts}], options, name="documents"), call.context)
     return reply_json(

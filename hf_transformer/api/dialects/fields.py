@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect, read_list, require_few
 from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks import quantization
 from hf_transformer.tasks.parameters import Parameters, input_type_of
 from hf_transformer.types.request import Json
 
@@ -26,27 +27,27 @@ TRUNCATES: Mapping[str, Mapping[str, Json]] = {
     "NONE": {"truncation": False},
 }
 """Values of ``truncate`` of Cohere and NVIDIA NIM as parameters of the task."""
+PER_TEXT = ("max_tokens_per_doc", "max_tokens_per_query")
+"""Parameters of rerank: the maximum numbers of tokens of each text and of the query."""
 
 PURPOSES = ("query", "search_query", "document", "passage", "search_document")
 """Common purposes of a text, for messages. Jina has retrieval.query and the like; see input_type_of."""
 OTHER_PURPOSES = ("classification", "clustering", "text-matching", "separation")
 """Purposes of Cohere and Jina that choose a prompt of this name, if the model has one."""
 
-PRECISIONS: Mapping[str, str] = {"float": "float32"} | {
-    name: name for name in ("float32", "int8", "uint8", "binary", "ubinary")
-}
+PRECISIONS: Mapping[str, str] = {"float": "float32", **{name: name for name in quantization.PRECISIONS}}
 """The task's ``precision`` by the names of other APIs."""
 
 
-def read_truncation(parameters: Parameters) -> dict[str, Json]:
+def read_truncation(parameters: Parameters, default: str | None = None) -> dict[str, Json]:
     """Returns the task's parameters ``truncation``, ``truncation_side`` and ``max_tokens``, as far as a request has
-    them.
+    them. ``default`` is the value of ``truncate`` for a request without it.
 
     "END" or true truncates long texts, "START" truncates their start, "NONE" or false refuses them. vLLM's
     ``truncate_prompt_tokens`` is a length; -1 means the model's. Raises InvalidInput for other values, and for two
     fields that mean the same.
     """
-    wish: dict[str, Json] = {}
+    wish: dict[str, Json] = {} if default is None else {**TRUNCATES[default]}
     field = parameters.one_of(*TRUNCATION)
     if field == "truncate":
         wish |= _read_truncate(parameters.get(field))
@@ -56,7 +57,7 @@ def read_truncation(parameters: Parameters) -> dict[str, Json]:
     if side is not None:
         if "truncation_side" in wish:
             raise InvalidInput(side, 'no value beside truncate: "START"')
-        wish["truncation_side"] = _read_side(side, parameters)
+        wish["truncation_side"] = read_side(side, parameters.get(side))
     if TRUNCATE_PROMPT_TOKENS in parameters:
         wish.setdefault("truncation", True)
         count = parameters.integer(TRUNCATE_PROMPT_TOKENS, -1, -1)
@@ -75,8 +76,8 @@ def _read_truncate(value: Json) -> Mapping[str, Json]:
     raise InvalidInput("truncate", '"END" or true, "START", "NONE" or false', describe(value, quote=True))
 
 
-def _read_side(field: str, parameters: Parameters) -> str:
-    value = parameters.get(field)
+def read_side(field: str, value: Json) -> str:
+    """Returns left or right. Raises InvalidInput for any other value."""
     if value not in ("left", "right", "Left", "Right"):
         raise InvalidInput(field, "left or right", describe(value, quote=True))
     return str(value).lower()
@@ -106,21 +107,23 @@ def read_purpose(parameters: Parameters, field: str, model: Model) -> dict[str, 
     return {}
 
 
-def read_precision(parameters: Parameters, *names: str, default: str = "float") -> str:
-    """Returns the task's ``precision`` from the field among ``names`` that the request has. Raises InvalidInput."""
+def read_precision(parameters: Parameters, *names: str) -> dict[str, Json]:
+    """Returns the parameter ``precision`` from the field among ``names`` that the request has. Raises InvalidInput."""
     field = parameters.one_of(*names)
-    if field is None:
-        return PRECISIONS[default]
-    return PRECISIONS[parameters.choice(field, default, tuple(PRECISIONS))]
+    precision = "float32" if field is None else PRECISIONS[parameters.choice(field, "float", tuple(PRECISIONS))]
+    return {} if precision == "float32" else {"precision": precision}
+
+
+def read_token_limits(parameters: Parameters) -> dict[str, Json]:
+    """Returns the parameters of PER_TEXT. 0 means no limit, as in vLLM."""
+    return {name: count for name in PER_TEXT if (count := parameters.integer(name, 0, 0))}
 
 
 def read_strings(field: str, value: Json, max_texts: int) -> list[str]:
     """Returns a list of strings. Raises InvalidInput for any other value, and TooLarge for more than ``max_texts``."""
-    if not isinstance(value, list) or not value:
-        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
-        raise InvalidInput(field, "a list of texts", got)
-    require_few(field, value, max_texts)
-    return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(value)]
+    texts = read_list(field, value, "a list of texts")
+    require_few(field, texts, max_texts)
+    return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(texts)]
 
 
 def read_documents(value: Json, max_texts: int, rank_fields: Sequence[str] | None = None) -> list[str]:
@@ -129,12 +132,9 @@ def read_documents(value: Json, max_texts: int, rank_fields: Sequence[str] | Non
     ``rank_fields`` names the fields of an object that are its text, as in Cohere v1: "NAME: VALUE" in a line each.
     Raises InvalidInput for any other form, and TooLarge for more than ``max_texts``.
     """
-    field = "documents"
-    if not isinstance(value, list) or not value:
-        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
-        raise InvalidInput(field, "a list of texts", got)
-    require_few(field, value, max_texts)
-    return [_document_text(document, f"{field}[{index}]", rank_fields) for index, document in enumerate(value)]
+    documents = read_list("documents", value, "a list of texts")
+    require_few("documents", documents, max_texts)
+    return [_document_text(document, f"documents[{index}]", rank_fields) for index, document in enumerate(documents)]
 
 
 def _document_text(document: Json, path: str, rank_fields: Sequence[str] | None) -> str:

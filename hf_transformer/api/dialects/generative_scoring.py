@@ -13,17 +13,16 @@ Source: vllm/entrypoints/generate/generative_scoring of https://github.com/vllm-
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from math import exp
 from typing import Any
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.bodies import read_body, reply_json, top_level
-from hf_transformer.api.errors import expect, require_few
-from hf_transformer.api.openai.fields import GENERATION, IgnoredField
+from hf_transformer.api.dialects.bodies import listed, read_body
+from hf_transformer.api.errors import expect, read_list, require_few
+from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name
 from hf_transformer.api.service import Service, generative
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
@@ -46,10 +45,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     served, parameters = read_body(service, call, payload, tasks=GENERATION, known=FIELDS, ignored=IGNORED)
     model = generative(served, "generative_scoring")
     labels = _read_labels(parameters.get(LABELS), model)
-    items = parameters.get("items")
-    if not isinstance(items, list) or not items:
-        got = "nothing" if items is None else "an empty list" if items == [] else describe(items)
-        raise InvalidInput("items", "a list of texts or of lists of token ids", got)
+    items = read_list("items", parameters.get("items"), "a list of texts or of lists of token ids")
     require_few("items", items, service.max_texts)
     softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
     special = parameters.flag("add_special_tokens", True)
@@ -58,7 +54,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     prompts = [TokenIds(text + query if item_first else query + text) for text in texts]
     names = {"logprobs": LABELS, "score_ids": LABELS}
     sampling = Sampling(max_tokens=1, greedy=True, ignore_eos=True, logprobs=0, score_ids=labels, names=names)
-    call.context.field_names = top_level
+    call.context.field_names = field_name
     request = GenerationRequest(prompts=prompts, sampling=sampling, name="items")
     async with await model.generate(request, call.context) as running:
         pieces = [choices[0] for choices in await running.collect()]
@@ -66,17 +62,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     for index, piece in enumerate(pieces):
         scores = [token.logprob for token in piece.tokens[0].top]
         data.append({"index": index, "object": "score", "score": _probability(scores, softmax)})
-    tokens, new = call.context.tokens, len(pieces)
-    return reply_json(
-        {
-            "id": f"generative-scoring-{call.context.request_id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": call.context.model_name,
-            "data": data,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens + new, "completion_tokens": new},
-        }
-    )
+    return listed(call, "generative-scoring", data, call.context.tokens, len(pieces))
 
 
 def _read_labels(value: Json, model: GenerativeModel) -> tuple[int, ...]:

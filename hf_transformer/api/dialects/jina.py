@@ -39,9 +39,8 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     options |= move_if_present(parameters, {"dimensions": "dimensions"})
     options |= read_purpose(parameters, "input_type", model)
     base64 = parameters.get("embedding_type") == "base64"
-    precision = "float32" if base64 else read_precision(parameters, "embedding_type")
-    if precision != "float32":
-        options["precision"] = precision
+    if not base64:
+        options |= read_precision(parameters, "embedding_type")
     answers = await model.predict(Query(texts, options, name="input"), call.context)
     data = []
     for index, prediction in enumerate(answers.predictions):

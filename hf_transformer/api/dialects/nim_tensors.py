@@ -54,10 +54,7 @@ async def embed(model: Model, request: InferRequest, context: Context) -> list[T
     known[TRUNCATE] = truncate.upper() if isinstance(truncate, str) else truncate
     parameters = Parameters(known, PARAMETERS)
     options = move_if_present(parameters, {"dimensions": "dimensions"}) | read_truncation(parameters)
-    options |= read_purpose(parameters, "input_type", model)
-    precision = read_precision(parameters, EMBEDDING_TYPE)
-    if precision != "float32":
-        options["precision"] = precision
+    options |= read_precision(parameters, EMBEDDING_TYPE) | read_purpose(parameters, "input_type", model)
     query = Query(read_instances(inputs, model.task.fields), options, tensors=True, counts=True)
     answers = await model.predict(query, context)
     if answers.tensor is None:

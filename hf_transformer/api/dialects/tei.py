@@ -31,13 +31,11 @@ import orjson
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import DialectRoute, choose_model
 from hf_transformer.api.dialects.tei_form import (
-    EMPTY,
     TRUNCATION,
     byte_spans,
     characters,
     compute_headers,
     read_inputs,
-    read_list,
     read_parameters,
     read_sequences,
     read_text,
@@ -47,7 +45,7 @@ from hf_transformer.api.dialects.tei_form import (
     status_of,
     within_instance,
 )
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import EMPTY, expect, read_list, require_few
 from hf_transformer.api.responses import JSON, reply
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize

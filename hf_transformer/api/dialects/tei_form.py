@@ -15,7 +15,8 @@ from time import perf_counter
 
 import orjson
 
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.dialects.fields import read_side
+from hf_transformer.api.errors import EMPTY, expect, read_list, require_few
 from hf_transformer.errors import (
     FieldError,
     InvalidInput,
@@ -43,7 +44,6 @@ PARAMETERS: Mapping[str, str] = {
 """The task's parameters by the dialect's fields; ``truncation_direction`` has other values too."""
 TRUNCATION = ("truncate", "truncation_direction")
 _NAMES = {ours: theirs for theirs, ours in PARAMETERS.items()} | {"truncation_side": "truncation_direction"}
-DIRECTIONS: Mapping[Json, str] = {"left": "left", "Left": "left", "right": "right", "Right": "right"}
 TEXT_OR_IDS = "a text or a list of token ids"
 
 
@@ -56,11 +56,9 @@ def read_parameters(fields: Mapping[str, Json], known: Collection[str], context:
     present = {name: fields[name] for name in known if fields.get(name) is not None}
     parameters = {ours: present[theirs] for theirs, ours in PARAMETERS.items() if theirs in present}
     if "truncation_direction" in present:
-        direction = present["truncation_direction"]
-        if not isinstance(direction, str) or direction not in DIRECTIONS:
-            raise InvalidInput("truncation_direction", "left or right", describe(direction, quote=True))
-        if DIRECTIONS[direction] == "left":
-            parameters["truncation_side"] = "left"
+        side = read_side("truncation_direction", present["truncation_direction"])
+        if side == "left":
+            parameters["truncation_side"] = side
     return parameters
 
 
@@ -102,16 +100,6 @@ def read_sequences(inputs: Json, max_texts: int) -> tuple[list[tuple[str, ...]],
         if len(sequence) not in (1, 2):
             raise InvalidInput(path, "one or two texts", str(len(sequence)))
     return [tuple(sequence) for sequence in sequences], is_single
-
-
-def read_list(path: str, value: Json, form: str) -> list[Json]:
-    """Returns a list with at least one element. Raises InvalidInput."""
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(path, form, "nothing" if value is None else EMPTY if value == [] else describe(value))
-    return value
-
-
-EMPTY = "an empty list"
 
 
 def read_text(path: str, value: Json) -> str:

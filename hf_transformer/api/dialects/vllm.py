@@ -20,13 +20,19 @@ import numpy as np
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
-from hf_transformer.api.dialects.bodies import listed, read_body, reply_json, top_level
-from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, move_if_present, read_strings, read_truncation
+from hf_transformer.api.dialects.bodies import listed, read_body, reply_json
+from hf_transformer.api.dialects.fields import (
+    PER_TEXT,
+    TRUNCATION_FIELDS,
+    move_if_present,
+    read_strings,
+    read_token_limits,
+    read_truncation,
+)
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.openai.chat import render_messages
-from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import GENERATION, IgnoredField, read_texts, render_error
-from hf_transformer.api.openai.rerank import PER_TEXT
+from hf_transformer.api.openai.embeddings import single_input, to_base64
+from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name, read_texts, render_error
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
@@ -85,7 +91,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     def field(path: str) -> str:
         """Converts a path of the task's instances, whose texts are the second side, to a field of the body."""
         if not path.startswith("instances["):
-            return top_level(path)
+            return field_name(path)
         index, _, rest = path.removeprefix("instances[").partition("]")
         if rest.startswith(".query"):
             return first if first in single else f"{first}[{index}]"
@@ -94,8 +100,8 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
         return f"{second}[{index}]" if len(firsts) > 1 else f"{second}{rest.removeprefix('.texts')}"
 
     call.context.field_names = field
-    options: dict[str, Json] = {"output_format": "kserve", **read_truncation(parameters)}
-    options |= {name: count for name in PER_TEXT if (count := parameters.integer(name, 0, 0))}
+    options: dict[str, Json] = {"output_format": "kserve"}
+    options |= read_truncation(parameters) | read_token_limits(parameters)
     if "instruction" in parameters:
         options["instruction"] = parameters.string("instruction")
     if not parameters.flag("use_activation", True):
@@ -103,7 +109,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     answers = await model.predict(Query(instances, options), call.context)
     scores = [one["score"] for ranked in answers.predictions for one in sorted(ranked, key=lambda one: one["index"])]
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return listed(call, "score", data, answers)
+    return listed(call, "score", data, answers.tokens)
 
 
 def _read_sides(parameters: Parameters, max_texts: int) -> tuple[list[tuple[str, list[str]]], set[str]]:
@@ -143,14 +149,14 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=INPUT_IGNORED)
     instances, single = _read_input(parameters, service, model)
     if single:
-        call.context.field_names = _single
+        call.context.field_names = single_input
     rows, answers = await _probabilities(model, call, instances, parameters)
     labels = _labels(model)
     data = [
         {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
         for index, row in enumerate(rows)
     ]
-    return listed(call, "classify", data, answers)
+    return listed(call, "classify", data, answers.tokens)
 
 
 async def _probabilities(
@@ -173,11 +179,6 @@ def _labels(model: Model) -> Sequence[str]:
     return task.labels
 
 
-def _single(path: str) -> str:
-    """Converts a canonical path to the client's field name if ``input`` is a single text."""
-    return f"input{path[8:]}" if path.startswith("input[0]") else top_level(path)
-
-
 async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns vectors of texts or of their tokens, or probabilities, whichever the model has."""
     known = ("input", "task", "encoding_format", "dimensions", "use_activation", *TRUNCATION_FIELDS)
@@ -187,7 +188,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     instances, single = _read_input(parameters, service, model)
     if single:
-        call.context.field_names = _single
+        call.context.field_names = single_input
     if kind == "classify":
         rows, answers = await _probabilities(model, call, instances, parameters)
         vectors: list[Json] = [np.array(row, np.float32) for row in rows]
@@ -199,7 +200,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
         {"index": index, "object": "pooling", "data": to_base64(vector) if base64 else vector}
         for index, vector in enumerate(vectors)
     ]
-    return listed(call, "pooling", data, answers)
+    return listed(call, "pooling", data, answers.tokens)
 
 
 def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
@@ -240,7 +241,7 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     special = parameters.flag("add_special_tokens", not is_chat)
     strings = parameters.flag("return_token_strs", False)
     options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
-    call.context.field_names = lambda path: "prompt" if path.startswith("instances") else top_level(path)
+    call.context.field_names = lambda path: "prompt" if path.startswith("instances") else field_name(path)
     [[encoding]] = await model.encode([text], options)
     return reply_json(
         {

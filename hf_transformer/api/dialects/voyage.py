@@ -46,10 +46,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
         {"chunks": read_strings(f"inputs[{index}]", chunks, service.max_texts)} for index, chunks in enumerate(inputs)
     ]
     options = move_if_present(parameters, {"output_dimension": "dimensions"})
-    precision = read_precision(parameters, "output_dtype")
-    if precision != "float32":
-        options["precision"] = precision
-    options |= read_purpose(parameters, "input_type", model)
+    options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
     call.context.field_names = lambda path: NAMES.get(
         name := path.removeprefix("parameters.").replace("].chunks", "]", 1), name
     )

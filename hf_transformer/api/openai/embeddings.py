@@ -60,7 +60,7 @@ async def create(service: Service, call: Call) -> Response:
     base64 = _wants_base64(parameters) and "representations" not in parameters
     query, single = read_query(parameters, model, service.max_texts, service.token_inputs)
     late = parameters.flag(LATE_CHUNKING, False)
-    call.context.field_names = _chunk_input if late else _single_input if single else field_name
+    call.context.field_names = _chunk_input if late else single_input if single else field_name
     answers = await model.predict(query, call.context)
     predictions = answers.predictions[0] if late else answers.predictions
     data = [
@@ -94,7 +94,7 @@ def _wants_base64(parameters: Parameters) -> bool:
     return parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
 
 
-def _single_input(path: str) -> str:
+def single_input(path: str) -> str:
     """Converts a canonical path to the client's field name if ``input`` is a single text."""
     return f"input{path[8:]}" if path.startswith("input[0]") else field_name(path)
 
@@ -141,9 +141,7 @@ def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
         if field is not None:
             options[target] = parameters.get(field)
     if parameters.get("embedding_type") != "base64":
-        precision = read_precision(parameters, *PRECISION)
-        if precision != "float32":
-            options["precision"] = precision
+        options |= read_precision(parameters, *PRECISION)
     field = parameters.one_of(*PURPOSE)
     return options if field is None else options | read_purpose(parameters, field, model)
 

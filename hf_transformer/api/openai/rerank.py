@@ -21,7 +21,14 @@ from __future__ import annotations
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, move_if_present, read_documents, read_truncation
+from hf_transformer.api.dialects.fields import (
+    PER_TEXT,
+    TRUNCATION_FIELDS,
+    move_if_present,
+    read_documents,
+    read_token_limits,
+    read_truncation,
+)
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, usage
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
@@ -35,8 +42,6 @@ PARAMETERS = (
     *("max_chunks_per_doc", "window_score", "stride", "max_tokens", "truncate_document"),
 )
 """Fields that are parameters of the task."""
-PER_TEXT = ("max_tokens_per_doc", "max_tokens_per_query")
-"""Limits in tokens; 0 means none, as in vLLM."""
 TOP, SCORES = ("top_n", "top_k"), ("raw_scores", "use_activation")
 FIELDS = (
     *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
@@ -99,10 +104,8 @@ def read_query(parameters: Parameters, max_texts: int) -> Query:
 
 def read_options(parameters: Parameters) -> dict[str, Json]:
     """Returns the parameters of the task. Raises InvalidInput for two fields that mean the same."""
-    options = move_if_present(parameters, {name: name for name in PARAMETERS}) | read_truncation(parameters)
-    for name in PER_TEXT:
-        if name in parameters and (count := parameters.integer(name, 0, 0)):
-            options[name] = count
+    options = move_if_present(parameters, {name: name for name in PARAMETERS})
+    options |= read_truncation(parameters) | read_token_limits(parameters)
     top, scores = parameters.one_of(*TOP), parameters.one_of(*SCORES)
     if top is not None:
         options["top_n"] = parameters.get(top)
