@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hf_transformer.api.dialects import nim_tensors
+from hf_transformer.api.dialects import nim
 from hf_transformer.api.generate import (
     ABOUT,
     ANSWER,
@@ -54,9 +54,9 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
             raise not_streamed()
         version = model.describe().version  # read before generation: the predictor may reload the model
         outputs = backend_tensors(await whole(model, asked, context), request)
-    elif nim_tensors.is_for_nim(model, request):
+    elif nim.is_for_nim(model, request):
         version = model.describe().version
-        outputs = await nim_tensors.embed(model, request, context)
+        outputs = await nim.embed_tensors(model, request, context)
     else:
         query = to_query(model.task, request, context)
         if query.parameters and wants_stream(model.task, query.parameters):

@@ -61,14 +61,10 @@ def render_message(error: RequestError, status: int) -> bytes:
     return orjson.dumps({"message": str(error)})
 
 
-def error_type(status: int) -> str:
-    """The kind of an error by its status, in OpenAI's words."""
-    return "invalid_request_error" if status < 500 else "server_error"
-
-
 def render_detail(error: RequestError, status: int) -> bytes:
     """Serializes an error in the form of Jina, Voyage and NVIDIA NIM, whose clients read ``detail``."""
-    return orjson.dumps({"object": "error", "message": str(error), "detail": str(error), "type": error_type(status)})
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return orjson.dumps({"object": "error", "message": str(error), "detail": str(error), "type": kind})
 
 
 def render_for_all(error: RequestError, status: int) -> bytes:

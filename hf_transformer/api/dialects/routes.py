@@ -15,9 +15,13 @@ from hf_transformer.api.errors import RenderError, expect
 from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.tasks import TASKS
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 
+PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
+ALL = (*PREDICTIVE, *GENERATION)
+"""Names of tasks, for routes that serve them all."""
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
 
 

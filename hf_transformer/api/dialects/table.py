@@ -1,11 +1,49 @@
-"""The table of all dialects' routes."""
+"""The table of all dialects' routes.
+
+It also has the OpenAI API's embeddings and rerank at the paths of other servers, for any --openai_route_prefix:
+
+    POST /embeddings, /v1/embeddings    text-embeddings-inference, vLLM, Jina, Voyage, NVIDIA NIM
+    POST /rerank, /v1/rerank            vLLM, Jina, Voyage, Cohere v1; a body with ``documents``
+"""
 
 from __future__ import annotations
 
-from hf_transformer.api.dialects import cohere, jina, nim, openai, tei, vllm, voyage
-from hf_transformer.api.dialects.routes import Table, by_path
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
-ROUTES: Table = by_path(
-    (*openai.ROUTES, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES, *vllm.ROUTES, *nim.ROUTES)
+from hf_transformer.api.call import Call
+from hf_transformer.api.dialects import cohere, jina, nim, tei, vllm, voyage
+from hf_transformer.api.dialects.bodies import render_for_all
+from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path
+from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.api.openai.fields import TASKS
+from hf_transformer.api.service import Service
+from hf_transformer.types.http import Response
+from hf_transformer.types.request import Json
+
+Create = Callable[[Service, Call], Awaitable[Response]]
+
+
+def _openai(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
+    async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+        return await create(service, call)
+
+    return DialectRoute(
+        path=path,
+        dialect="openai",
+        tasks=TASKS[name],
+        handle=handle,
+        render_error=render_for_all,
+        fields=frozenset(fields),
+    )
+
+
+OPENAI = (
+    *[_openai(path, "embeddings", embeddings.create, "input") for path in ("/embeddings", "/v1/embeddings")],
+    *[
+        _openai(path, "rerank", partial(rerank.create, shared=True), "query", "documents")
+        for path in ("/rerank", "/v1/rerank")
+    ],
 )
+ROUTES: Table = by_path((*OPENAI, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES, *vllm.ROUTES, *nim.ROUTES))
 """Each path with its dialects. Errors of a body that can't be read have the form of the first."""

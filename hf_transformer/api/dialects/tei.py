@@ -29,7 +29,7 @@ import numpy as np
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.routes import DialectRoute, choose_model
+from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, choose_model
 from hf_transformer.api.dialects.tei_form import (
     TRUNCATION,
     byte_spans,
@@ -52,9 +52,7 @@ from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import FieldError, InvalidInput
-from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.protocol.server_codec import note_ignored
-from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
@@ -64,8 +62,6 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
-PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
-ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
 VALUES = 100
 """The components of vectors whose comparison takes as long as the rendering of a token, about 0.5 us."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")

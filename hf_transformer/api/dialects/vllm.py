@@ -29,7 +29,7 @@ from hf_transformer.api.dialects.fields import (
     read_token_limits,
     read_truncation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.dialects.routes import ALL, DialectRoute
 from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import single_input, to_base64
 from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name, read_texts, render_error
@@ -66,10 +66,6 @@ POOLING: Mapping[str, Mapping[str, str]] = {
     SEQUENCE_CLASSIFICATION: {"classify": ""},
 }
 """What ``task`` of /pooling may ask for, the default first, by the model's task. The values are representations."""
-PREDICTIVE = (
-    *(EMBEDDING, TOKENS, SEQUENCE_CLASSIFICATION, "rerank", "fill_mask", "question_answering"),
-    *("token_classification", "zero_shot_classification"),
-)
 
 
 # Pairs
@@ -227,8 +223,7 @@ def _vector(prediction: Json, representation: str) -> Json:
 async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Tokenizes a prompt, or a chat that the model's template renders."""
     known = ("prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt")
-    tasks = (*GENERATION, *PREDICTIVE)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=IGNORED)
+    model, parameters = read_body(service, call, payload, tasks=ALL, known=known, ignored=IGNORED)
     is_chat = "messages" in parameters
     if is_chat and "prompt" in parameters:
         raise InvalidInput("messages", "prompt or messages", "both")
@@ -255,8 +250,7 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
 
 async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the text of token ids, with special tokens."""
-    tasks = (*GENERATION, *PREDICTIVE)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=("tokens",), ignored=IGNORED)
+    model, parameters = read_body(service, call, payload, tasks=ALL, known=("tokens",), ignored=IGNORED)
     ids = parameters.get("tokens")
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
@@ -268,11 +262,11 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
 Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
 
 
-def _route(path: str, handle: Handler, tasks: Sequence[str], *fields: str) -> DialectRoute:
+def _route(path: str, handle: Handler, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     return DialectRoute(
         path=path,
         dialect="vllm",
-        tasks=tuple(tasks),
+        tasks=tasks,
         handle=handle,
         render_error=render_error,
         fields=frozenset(fields),
@@ -283,8 +277,8 @@ ROUTES = (
     *[_route(path, score, ("rerank",)) for path in ("/score", "/v1/score")],
     *[_route(path, classify, (SEQUENCE_CLASSIFICATION,)) for path in ("/classify", "/v1/classify")],
     *[_route(path, pooling, tuple(POOLING)) for path in ("/pooling", "/v1/pooling")],
-    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "prompt"),
-    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "messages"),
-    _route("/detokenize", detokenize, (*GENERATION, *PREDICTIVE)),
+    _route("/tokenize", tokenize, ALL, "prompt"),
+    _route("/tokenize", tokenize, ALL, "messages"),
+    _route("/detokenize", detokenize, ALL),
     _route("/generative_scoring", generative_scoring.score, GENERATION),
 )
