@@ -57,7 +57,7 @@ from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
-from hf_transformer.tokenizer.rerankers import implied_task, is_causal
+from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_cross_encoder, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Context, Json
@@ -170,7 +170,7 @@ def load_model(config: Config) -> LoadedModel:
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
     if issubclass(task, Rerank) and task is not BiEncoderRerank:
-        from hf_transformer.app.rerankers import prepare_reranker  # imports Jinja
+        from hf_transformer.app.rerank_template import prepare_reranker  # imports Jinja
 
         settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
     check_stride(task, settings)

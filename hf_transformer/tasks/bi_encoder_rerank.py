@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.base import Outputs, TaskSettings
+from hf_transformer.tasks.long_texts import TRUNCATION
 from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import MAX_TOKENS_EACH, Rerank, RerankItem, RerankOptions
-from hf_transformer.tasks.similarity import DENSE, max_sim, sparse_dot
+from hf_transformer.tasks.similarity import SIMILARITIES, compare, cosine
 from hf_transformer.tasks.text_embedding import TextEmbedding, TextEmbeddingOptions
-from hf_transformer.tasks.truncation import TRUNCATION
 from hf_transformer.types.request import Json
-from hf_transformer.types.tensors import Array, TensorSpec
+from hf_transformer.types.tensors import TensorSpec
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds
 
 OF_EMBEDDING = ("dimensions", "normalize", "representations", *TRUNCATION, "stride")
@@ -33,7 +31,7 @@ class BiEncoderOptions(RerankOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RerankText:
     """The query or a text, alone. It may be cut to fewer tokens than the other side."""
 
     text: str
@@ -62,9 +60,9 @@ class BiEncoderRerank(Rerank):
     def _read_outputs(self, settings: TaskSettings) -> None:
         self.outputs = self._embedding.outputs
         name = settings.sentence_transformers.similarity if settings.sentence_transformers else "cosine"
-        if name not in (*DENSE, "maxsim"):
-            raise LoadError(f"similarity_fn_name is {name[:60]!r}, expected one of {', '.join(DENSE)}")
-        self._dense = DENSE.get(name, DENSE["cosine"])
+        if name not in (*SIMILARITIES, "maxsim"):
+            raise LoadError(f"similarity_fn_name is {name[:60]!r}, expected one of {', '.join(SIMILARITIES)}")
+        self._dense = SIMILARITIES.get(name, cosine)
 
     def fit(self, outputs: Sequence[TensorSpec]) -> BiEncoderRerank:
         """Returns the task for a model with these outputs. Raises ConfigError and LoadError as fit_outputs does."""
@@ -118,8 +116,8 @@ class BiEncoderRerank(Rerank):
             query = TokenIds(tuple(encoding.ids))
         return [query, *(part for text in item.texts for part in self._embedding.texts(text, options.document))]
 
-    def of_text(self, item: RerankItem, index: int) -> Side:
-        return Side(item.texts[index - 1], False) if index else Side(item.query, True)
+    def of_text(self, item: RerankItem, index: int) -> RerankText:
+        return RerankText(item.texts[index - 1], False) if index else RerankText(item.query, True)
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index - 1}]" if index else f"{path}.query"
@@ -139,20 +137,12 @@ class BiEncoderRerank(Rerank):
             self._representation(side, windows, _side(side, options))
             for side, windows in zip(sides, parts, strict=True)
         )
-        return self.ranked(item, self._scores(query, documents), options)
+        return self.ranked(item, compare(query, documents, self._dense), options)
 
-    def _representation(self, side: Side, windows: Sequence[Any], options: TextEmbeddingOptions) -> Any:
+    def _representation(self, side: RerankText, windows: Sequence[Any], options: TextEmbeddingOptions) -> Any:
         answer = self._embedding.answer(side.text, [windows], options)
         return answer[options.representations[0]] if options.named else answer
 
-    def _scores(self, query: Any, documents: Sequence[Any]) -> Array:
-        """Compares representations in the forms of text_embedding's answers, float32 [texts]."""
-        if isinstance(query, Mapping):
-            return sparse_dot(query, documents)  # type: ignore[arg-type]
-        if query.ndim > 1:
-            return max_sim(query, documents)
-        return self._dense(query, np.stack(documents))
 
-
-def _side(side: Side, options: BiEncoderOptions) -> TextEmbeddingOptions:
+def _side(side: RerankText, options: BiEncoderOptions) -> TextEmbeddingOptions:
     return options.query if side.is_query else options.document

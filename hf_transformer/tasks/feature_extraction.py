@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation
+from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
+from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
-from hf_transformer.tasks.truncation import TRUNCATION, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding, Tokenization

@@ -9,10 +9,10 @@ import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import LOGITS, TOKENS, Axis, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
-from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
+from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
-from hf_transformer.tasks.truncation import TRUNCATION, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, Tokenization

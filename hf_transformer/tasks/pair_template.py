@@ -100,7 +100,7 @@ ARCHITECTURES = {
 }
 """The preset of an architecture in config.json."""
 
-QUERY, DOCUMENT, INSTRUCTION = "\ue000query\ue001", "\ue000document\ue001", "\ue000instruction\ue001"
+QUERY_MARK, DOCUMENT_MARK, INSTRUCTION_MARK = "\ue000query\ue001", "\ue000document\ue001", "\ue000instruction\ue001"
 """Marks in private characters, which no template contains."""
 
 
@@ -116,10 +116,10 @@ def template_of(render: Callable[[str, str, str | None], str]) -> PairTemplate |
     Raises:
         LoadError: the template changes texts or repeats them, or has the document first.
     """
-    rendered = render(QUERY, DOCUMENT, None)
-    if QUERY not in rendered or DOCUMENT not in rendered:
+    rendered = render(QUERY_MARK, DOCUMENT_MARK, None)
+    if QUERY_MARK not in rendered or DOCUMENT_MARK not in rendered:
         return None
-    parts = _between(rendered, QUERY, DOCUMENT)
+    parts = _between(rendered, QUERY_MARK, DOCUMENT_MARK)
     if parts is None:
         raise LoadError("the reranker's template: expected the query and then the document, each once")
     head, middle, suffix = parts
@@ -128,7 +128,9 @@ def template_of(render: Callable[[str, str, str | None], str]) -> PairTemplate |
     template = PairTemplate(
         before_query=head, after_query=middle[:cut], before_document=middle[cut:], suffix=(suffix,) * bool(suffix)
     )
-    instructed = _between(render(QUERY, DOCUMENT, INSTRUCTION), INSTRUCTION, QUERY, DOCUMENT)
+    instructed = _between(
+        render(QUERY_MARK, DOCUMENT_MARK, INSTRUCTION_MARK), INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK
+    )
     if instructed is not None and instructed[2:] == (middle, suffix):
         template = replace(template, instructed=(instructed[0], instructed[1]))
     # Spaces at the ends show whether the template trims texts.

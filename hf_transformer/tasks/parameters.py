@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from hf_transformer.errors import InvalidInput, TooLarge, describe
-from hf_transformer.tasks.base import LOGITS, OutputFormat, Overflow, TaskSettings
+from hf_transformer.tasks.base import LOGITS, OutputFormat, TaskSettings
 from hf_transformer.types.request import Json
 
 Form = Literal["plain", "probabilities", "raw_logits", "pipeline"]
@@ -196,15 +196,3 @@ def typed_prompt(prompts: Mapping[str, str], input_type: str) -> str:
     known = {re.sub(r"[-. ]", "_", name.lower()): text for name, text in prompts.items()}
     names = QUERY_NAMES if input_type == "query" else DOCUMENT_NAMES
     return next((known[name] for name in names if name in known), "")
-
-
-def read_overflow(parameters: Parameters, default: Overflow) -> Overflow:
-    """Treatment of an overlong text by the request's ``truncation``, or ``default``."""
-    if "truncation" not in parameters:
-        return default
-    return "truncate" if parameters.flag("truncation", True) else "error"
-
-
-def read_truncation(parameters: Parameters, settings: TaskSettings) -> Overflow:
-    """Treatment of an overlong text in a task without windows."""
-    return read_overflow(parameters, "error" if settings.on_overflow == "error" else "truncate")

@@ -13,10 +13,10 @@ import numpy as np
 
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.base import TOKENS, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.long_texts import TRUNCATION, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow
+from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.tensors import Field
-from hf_transformer.tasks.truncation import TRUNCATION, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization

@@ -14,7 +14,7 @@ The model's output names say which representations it has, and its files how the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -236,17 +236,6 @@ class Representations(TextEmbedding):
         return -(-self.padded_tokens(encodings) * self._vector_size // NUMBERS_PER_VALUE)
 
 
-def fit_representations(task: Task[Any, Any, Any], outputs: Iterable[TensorSpec]) -> Task[Any, Any, Any]:
-    """Returns the task, or Representations if the model has other representations than a dense vector.
-
-    Raises LoadError if the tokenizer does not fit the files.
-    """
-    if not isinstance(task, TextEmbedding):
-        return task
-    roles = _find_roles(task.settings, {NUMBERED.sub("", output.name) for output in outputs})
-    return task if roles == [OUTPUT] else Representations(task.settings, roles, type(task))
-
-
 def fit_outputs(task: Task[Any, Any, Any], outputs: Sequence[TensorSpec]) -> Task[Any, Any, Any]:
     """Returns the task's form for a model with these outputs: reduced, with other representations, or the task itself.
 
@@ -254,7 +243,11 @@ def fit_outputs(task: Task[Any, Any, Any], outputs: Sequence[TensorSpec]) -> Tas
         ConfigError: a flag requires outputs that the model lacks.
         LoadError: the tokenizer does not fit the files.
     """
-    return fit_representations(fit_reduced(task, (output.name for output in outputs)), outputs)
+    task = fit_reduced(task, (output.name for output in outputs))
+    if not isinstance(task, TextEmbedding):
+        return task
+    roles = _find_roles(task.settings, {NUMBERED.sub("", output.name) for output in outputs})
+    return task if roles == [OUTPUT] else Representations(task.settings, roles, type(task))
 
 
 def _find_roles(settings: TaskSettings, names: set[str]) -> list[str]:

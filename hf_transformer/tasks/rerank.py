@@ -12,16 +12,22 @@ import numpy as np
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import OutputFormat, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.long_texts import (
+    TRUNCATION,
+    WINDOWS,
+    WindowScore,
+    read_overflow,
+    read_window_score,
+    read_windows,
+)
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.parameters import (
     MAX_PROMPT_LENGTH,
     Parameters,
     read_output_format,
-    read_overflow,
     read_prompt,
 )
 from hf_transformer.tasks.tensors import Field
-from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, read_window_score, read_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization

@@ -12,10 +12,18 @@ import numpy as np
 from hf_transformer.errors import ConfigError, InvalidInput, describe
 from hf_transformer.tasks.base import LOGITS, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
+from hf_transformer.tasks.long_texts import (
+    TRUNCATION,
+    WINDOWS,
+    WindowScore,
+    merge,
+    read_overflow,
+    read_window_score,
+    read_windows,
+)
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
-from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_overflow
+from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
-from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, merge, read_window_score, read_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization

@@ -6,7 +6,7 @@ All functions compute in float32. Higher scores mean more similar texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -50,13 +50,13 @@ def manhattan(query: Array, documents: Array) -> Array:
     return scores
 
 
-DENSE: Mapping[str, Callable[[Array, Array], Array]] = {
+SIMILARITIES: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": cosine,
     "dot": dot,
     "euclidean": euclidean,
     "manhattan": manhattan,
 }
-"""The functions by their name in sentence-transformers (similarity_fn_name)."""
+"""The functions of dense vectors by their name in sentence-transformers (similarity_fn_name)."""
 
 
 def sparse_dot(query: SparseVector, documents: Sequence[SparseVector]) -> Array:
@@ -85,3 +85,11 @@ def max_sim(query: Array, documents: Sequence[Array]) -> Array:
         (query @ document.astype(np.float32).T).max(axis=1).sum() if len(document) else 0.0 for document in documents
     ]
     return np.array(scores, np.float32)
+
+
+def compare(query: Any, documents: Sequence[Any], dense: Callable[[Array, Array], Array] = cosine) -> Array:
+    """Similarity of representations in the forms of text_embedding's answers, float32 [N]: ``dense`` of dense vectors,
+    the dot product of sparse vectors, or MaxSim of vectors of tokens."""
+    if isinstance(query, Mapping):
+        return sparse_dot(query, documents)  # type: ignore[arg-type]
+    return max_sim(query, documents) if query.ndim > 1 else dense(query, np.stack(documents))

@@ -24,12 +24,12 @@ from hf_transformer.tasks.base import (
     read_text,
 )
 from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
+from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
 from hf_transformer.tasks.multi_vector import DOCUMENT
 from hf_transformer.tasks.parameters import (
     Parameters,
     read_input_type,
     read_output_format,
-    read_overflow,
     read_prompt,
     typed_prompt,
 )
@@ -45,7 +45,6 @@ from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, PRECISIONS
 from hf_transformer.tasks.sparse import Weights
 from hf_transformer.tasks.tensors import FREE, json_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
-from hf_transformer.tasks.truncation import TRUNCATION, default_stride, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, SpannedEncoding, TextInput, TokenIds, Tokenization

@@ -24,10 +24,10 @@ from hf_transformer.tasks.base import (
 )
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
+from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_finite, softmax
-from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_overflow
+from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_json_tensor, ragged_tensor
-from hf_transformer.tasks.truncation import TRUNCATION, default_stride, read_tokenization
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words

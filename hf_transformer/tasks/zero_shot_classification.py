@@ -11,10 +11,18 @@ import numpy as np
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.long_texts import (
+    TRUNCATION,
+    WINDOWS,
+    WindowScore,
+    merge,
+    read_overflow,
+    read_window_score,
+    read_windows,
+)
 from hf_transformer.tasks.numerics import require_numbers, softmax
-from hf_transformer.tasks.parameters import Parameters, read_output_format, read_overflow
+from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.tensors import TEXT, Field
-from hf_transformer.tasks.truncation import TRUNCATION, WINDOWS, WindowScore, merge, read_window_score, read_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from hf_transformer.errors import RequestError
-from hf_transformer.tokenizer.truncation import plan, stride_of
+from hf_transformer.tokenizer.windows import plan, stride_of
 from hf_transformer.tokenizer.words import Layout, WordCache
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Truncation
 

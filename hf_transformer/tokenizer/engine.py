@@ -14,8 +14,7 @@ import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.cached import CachedEncoder
-from hf_transformer.tokenizer.spans import locate
-from hf_transformer.tokenizer.truncation import Kept, longest_first, plan, stride_of, too_many_windows
+from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, stride_of, too_many_windows
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import (
     Encoding,

@@ -26,7 +26,7 @@ from hf_transformer.tokenizer.engine import (
     too_many_tokens,
 )
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
-from hf_transformer.tokenizer.truncation import too_many_windows
+from hf_transformer.tokenizer.windows import too_many_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 

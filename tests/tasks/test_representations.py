@@ -13,7 +13,7 @@ import pytest
 from hf_transformer.errors import InvalidInput, LoadError, PredictorError
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.multi_vector import LateInteraction, QueryExpansion, TokenVectors
-from hf_transformer.tasks.representations import Representations, fit_representations
+from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.sparse import Weights, highest, merge, unit_weights
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.model_files import find_model_files
@@ -48,7 +48,7 @@ def load(tmp_path: Path) -> Any:
         settings = TaskSettings(
             files.config, tokenizer, sentence_transformers=sentences, max_length=tokenizer.max_length, **more
         )
-        task = fit_representations(TextEmbedding(settings), outputs_of(*outputs))
+        task = fit_outputs(TextEmbedding(settings), outputs_of(*outputs))
         assert isinstance(task, TextEmbedding)
         return tokenizer, task
 
@@ -240,7 +240,7 @@ def test_files_and_output_names_decide_about_representations(
 def test_a_masked_language_model_is_splade_if_the_task_is_chosen() -> None:
     config = {"vocab_size": 4}
     settings = TaskSettings(config, Vocabulary())  # type: ignore[arg-type]
-    task = fit_representations(TextEmbedding(settings), outputs_of("logits__0"))
+    task = fit_outputs(TextEmbedding(settings), outputs_of("logits__0"))
     assert isinstance(task, Representations)
     options = task.options({})
     logits = np.array([[0, 1, -1, 0], [-2, 0.5, 3, -1]], np.float16)

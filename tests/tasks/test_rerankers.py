@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.app.rerankers import pair_template
+from hf_transformer.app.rerank_template import pair_template
 from hf_transformer.app.wiring import load_model, reranker_class
 from hf_transformer.errors import InvalidInput, LoadError, PredictorError, TooLarge
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
@@ -19,7 +19,7 @@ from hf_transformer.tasks.causal_rerank import CausalRerank, last_logit, token_i
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.pair_template import BGE, QWEN3, PairTemplate, Reranker, template_of
 from hf_transformer.tasks.rerank import Rerank
-from hf_transformer.tokenizer.rerankers import implied_task, read_reranker, score_tokens
+from hf_transformer.tokenizer.reranker_files import implied_task, read_reranker, score_tokens
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.tensors import TensorSpec
 from hf_transformer.types.tokenization import TokenIds

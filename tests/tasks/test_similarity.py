@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hf_transformer.tasks.similarity import DENSE, SparseVector, cosine, max_sim, sparse_dot
+from hf_transformer.tasks.similarity import SIMILARITIES, SparseVector, cosine, max_sim, sparse_dot
 
 QUERY = np.array([3.0, 4.0])
 DOCUMENTS = np.array([[3.0, 4.0], [4.0, -3.0], [-6.0, -8.0], [0.0, 0.0]])
@@ -21,7 +21,7 @@ DOCUMENTS = np.array([[3.0, 4.0], [4.0, -3.0], [-6.0, -8.0], [0.0, 0.0]])
     ],
 )
 def test_dense_functions(name: str, expected: list[float]) -> None:
-    scores = DENSE[name](QUERY, DOCUMENTS)
+    scores = SIMILARITIES[name](QUERY, DOCUMENTS)
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, expected, atol=1e-6)
 

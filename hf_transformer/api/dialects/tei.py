@@ -25,7 +25,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import orjson
 
 from hf_transformer.api.call import Call
@@ -54,11 +53,10 @@ from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import FieldError, InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.labels import read_labels
-from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
+from hf_transformer.tasks.similarity import compare
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
-from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
@@ -154,13 +152,6 @@ def _similarity_field(path: str) -> str:
         return "inputs.source_sentence" + rest if index == "0" else f"inputs.sentences[{int(index) - 1}]{rest}"
     field = rename()(path)
     return field if field == path else f"parameters.{field}"
-
-
-def compare(source: Any, others: list[Any]) -> Array:
-    """Returns the similarities of representations of one kind, float32 [others]."""
-    if isinstance(source, Mapping):
-        return sparse_dot(source, others)  # type: ignore[arg-type]  # the form of the representation sparse
-    return cosine(source, np.stack(others)) if source.ndim == 1 else max_sim(source, others)
 
 
 async def rerank(ask: Ask) -> Result:

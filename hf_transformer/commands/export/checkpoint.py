@@ -22,7 +22,7 @@ from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import transformer_folder
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
-from hf_transformer.tokenizer.rerankers import implied_task, is_causal
+from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json

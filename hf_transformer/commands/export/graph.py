@@ -36,7 +36,7 @@ from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.sequence_classification import apply, default_function
 from hf_transformer.tasks.sparse import SparsePooling, splade
 from hf_transformer.tasks.text_embedding import KSERVE
-from hf_transformer.tokenizer.rerankers import is_causal, score_tokens
+from hf_transformer.tokenizer.reranker_files import is_causal, score_tokens
 from hf_transformer.types.tensors import Array
 
 INDICES, VALUES = "sparse_indices", "sparse_values"
@@ -251,7 +251,7 @@ class LastLogit(Graph):
         return {"logits": np.array([last_logit(whole["logits"], len(ids), self.ids)])}
 
 
-class SparseVector(Graph):
+class SparseEntries(Graph):
     """SPLADE's vector of each text, from a head with logits [B,S,V]: the weights above zero.
 
     Outputs are sparse_indices INT64 [B,N] and sparse_values FP32 [B,N], in descending order of the values. N is the
@@ -288,7 +288,7 @@ class SparseVector(Graph):
         return {"sparse_embedding": vector}
 
 
-class Representations(Graph):
+class WithTokenHeads(Graph):
     """All representations of a text in one pass, from a head with token vectors [B,S,H].
 
     Outputs are those that the model has of last_hidden_state [B,S,H], or with ``dense`` those of SentenceVector;
@@ -352,7 +352,7 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
     if (layers := checkpoint.token_heads) and layers.splade is None:
-        graph = Representations(head, graph if isinstance(graph, SentenceVector) else None, layers)
+        graph = WithTokenHeads(head, graph if isinstance(graph, SentenceVector) else None, layers)
     graph.train(False)
     return graph
 
@@ -400,7 +400,7 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
             return Probabilities(head, function, labels)
         case "text_embedding":
             if (layers := checkpoint.token_heads) and layers.splade:
-                return SparseVector(head, layers.splade, size_of(checkpoint.model, "vocab_size"))
+                return SparseEntries(head, layers.splade, size_of(checkpoint.model, "vocab_size"))
             if layers and not layers.dense:
                 raise ConfigError("--reduce: a vector per token has no exact reduction")
             # KServe's default, the normalized mean, applies without files of sentence-transformers.

@@ -1,12 +1,13 @@
-"""Truncation of texts and pairs, and their windows, as ranges of tokens."""
+"""Ranges of tokens: truncation of texts and pairs, their windows, and spans of a text in windows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.types.tokenization import Tokenization
+from hf_transformer.types.tokenization import Encoding, SpannedEncoding, SpannedText, Tokenization
 
 Kept: TypeAlias = tuple[range, ...]
 """The tokens of each text that an encoding keeps, counted from the text's first token."""
@@ -136,3 +137,28 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
         short = room // 2
         long = room - short
     return (short, long) if first <= second else (long, short)
+
+
+def locate(text: SpannedText, windows: Sequence[Encoding], stride: int) -> Iterator[Encoding]:
+    """Adds the tokens of each span to the windows of a text.
+
+    A token belongs to the spans that contain its last character, and to the first window that contains it. Special
+    tokens belong to no span.
+
+    Args:
+        windows: the encodings with all details, in the order of the text.
+        stride: the number of tokens that neighbouring windows share.
+    """
+    for number, window in enumerate(windows):
+        special, offsets = window.special_mask or [], window.offsets or []
+        first = special.index(0) if 0 in special else len(window)
+        stop = len(window) - (special[::-1].index(0) if 0 in special else 0)
+        first += stride if number else 0
+        ends, highest = [], 0
+        for start, end in offsets[first:stop]:
+            highest = max(highest, end - (end > start))  # never descending, for the search
+            ends.append(highest)
+        spans = [range(first + bisect_left(ends, start), first + bisect_left(ends, end)) for start, end in text.spans]
+        yield SpannedEncoding(
+            window.ids, window.type_ids, window.truncated, window.offsets, window.special_mask, spans=spans
+        )

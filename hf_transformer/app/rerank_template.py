@@ -1,4 +1,4 @@
-"""Choice of a reranker's form: cross-encoder, causal model, or two texts compared by their vectors."""
+"""A reranker's template, from --rerank_template or the model's files. The start converts Jinja to its parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError, InvalidInput, LoadError
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template  # imports Jinja
-from hf_transformer.tasks.pair_template import DOCUMENT, PRESETS, QUERY, PairTemplate, Reranker, template_of
+from hf_transformer.tasks.pair_template import DOCUMENT_MARK, PRESETS, QUERY_MARK, PairTemplate, Reranker, template_of
 from hf_transformer.tokenizer.model_files import ModelFiles
-from hf_transformer.tokenizer.rerankers import read_reranker
+from hf_transformer.tokenizer.reranker_files import read_reranker
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Json
 
@@ -57,11 +57,11 @@ def pair_template(
         return None
     for in_parts in (False, True):
         try:
-            found = template_of(partial(_render, template, variables, in_parts))
+            pairs = template_of(partial(_render, template, variables, in_parts))
         except InvalidInput:
             continue
-        if found is not None and (override is not None or not _copies_roles(template, variables, in_parts)):
-            return found
+        if pairs is not None and (override is not None or not _copies_roles(template, variables, in_parts)):
+            return pairs
     if override is not None:
         raise LoadError("--rerank_template: the template renders no messages with the roles query and document")
     return None
@@ -70,10 +70,10 @@ def pair_template(
 def _copies_roles(template: ChatTemplate, variables: Mapping[str, Json], in_parts: bool) -> bool:
     """Whether a template renders messages of any role, as templates of chats do."""
     try:
-        rendered = _render(template, variables, in_parts, QUERY, DOCUMENT, None, roles=("first", "second"))
+        rendered = _render(template, variables, in_parts, QUERY_MARK, DOCUMENT_MARK, None, roles=("first", "second"))
     except InvalidInput:  # it refuses unknown roles
         return False
-    return QUERY in rendered and DOCUMENT in rendered
+    return QUERY_MARK in rendered and DOCUMENT_MARK in rendered
 
 
 def _render(

@@ -1,4 +1,4 @@
-"""Parameters about the length of texts, which all tasks have."""
+"""Parameters about the length of texts: truncation, windows and their scores."""
 
 from __future__ import annotations
 
@@ -15,13 +15,25 @@ from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import PLAIN, Side, Tokenization
 
 TRUNCATION = ("truncation", "truncation_side", "max_tokens")
-"""Names of the parameters that ``read_tokenization`` reads."""
+"""Names of the parameters of all predictive tasks."""
 _LENGTHS = TRUNCATION[1:]
 WINDOWS = ("stride", "window_score", "max_chunks_per_doc")
 """Names of the parameters that ``read_windows`` reads."""
 _LENGTHS_AND_WINDOWS = (*_LENGTHS, *WINDOWS)
 WindowScore = Literal["max", "mean"]
 """A text's logits: those of its best window, or the mean of all windows."""
+
+
+def read_overflow(parameters: Parameters, default: Overflow) -> Overflow:
+    """Treatment of an overlong text by the request's ``truncation``, or ``default``."""
+    if "truncation" not in parameters:
+        return default
+    return "truncate" if parameters.flag("truncation", True) else "error"
+
+
+def read_truncation(parameters: Parameters, settings: TaskSettings) -> Overflow:
+    """Treatment of an overlong text in a task without windows."""
+    return read_overflow(parameters, "error" if settings.on_overflow == "error" else "truncate")
 
 
 def read_tokenization(checked: Parameters, base: Tokenization = PLAIN) -> Tokenization:
