@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hf_transformer.api.errors import expect, read_list, require_few
+from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks import quantization
@@ -121,7 +121,7 @@ def read_token_limits(parameters: Parameters) -> dict[str, Json]:
 
 def read_strings(field: str, value: Json, max_texts: int) -> list[str]:
     """Returns a list of strings. Raises InvalidInput for any other value, and TooLarge for more than ``max_texts``."""
-    texts = read_list(field, value, "a list of texts")
+    texts = expect_items(value, field, "a list of texts")
     require_few(field, texts, max_texts)
     return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(texts)]
 
@@ -132,7 +132,7 @@ def read_documents(value: Json, max_texts: int, rank_fields: Sequence[str] | Non
     ``rank_fields`` names the fields of an object that are its text, as in Cohere v1: "NAME: VALUE" in a line each.
     Raises InvalidInput for any other form, and TooLarge for more than ``max_texts``.
     """
-    documents = read_list("documents", value, "a list of texts")
+    documents = expect_items(value, "documents", "a list of texts")
     require_few("documents", documents, max_texts)
     return [_document_text(document, f"documents[{index}]", rank_fields) for index, document in enumerate(documents)]
 

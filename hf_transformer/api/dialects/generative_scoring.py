@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import listed, read_body
-from hf_transformer.api.errors import expect, read_list, require_few
+from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name
 from hf_transformer.api.service import Service, generative
 from hf_transformer.errors import InvalidInput
@@ -45,7 +45,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     served, parameters = read_body(service, call, payload, tasks=GENERATION, known=FIELDS, ignored=IGNORED)
     model = generative(served, "generative_scoring")
     labels = _read_labels(parameters.get(LABELS), model)
-    items = read_list("items", parameters.get("items"), "a list of texts or of lists of token ids")
+    items = expect_items(parameters.get("items"), "items", "a list of texts or of lists of token ids")
     require_few("items", items, service.max_texts)
     softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
     special = parameters.flag("add_special_tokens", True)

@@ -23,7 +23,7 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
 from hf_transformer.api.dialects.fields import move_if_present, read_precision, read_purpose, read_truncation
 from hf_transformer.api.dialects.routes import DialectRoute
-from hf_transformer.api.errors import expect, read_list, require_few
+from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import IgnoredField, field_name, usage
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, describe
@@ -45,7 +45,7 @@ async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     tasks, known, ignored = ("rerank",), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     query = read_text(parameters.get("query"), "query")
-    passages = read_list("passages", parameters.get("passages"), f"a list of {TEXT}")
+    passages = expect_items(parameters.get("passages"), "passages", f"a list of {TEXT}")
     require_few("passages", passages, service.max_texts)
     texts = [read_text(passage, f"passages[{index}]") for index, passage in enumerate(passages)]
     call.context.field_names = _field

@@ -44,7 +44,7 @@ from hf_transformer.api.dialects.tei_form import (
     status_of,
     within_instance,
 )
-from hf_transformer.api.errors import EMPTY, expect, read_list, require_few
+from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
 from hf_transformer.api.responses import JSON, reply
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize
@@ -132,7 +132,7 @@ async def similarity(ask: Ask) -> Result:
     """Returns the similarity of each sentence to the source: cosine, dot product (sparse) or MaxSim (multi-vector)."""
     fields = expect(ask.fields.get("inputs"), dict, "inputs", '{"source_sentence": text, "sentences": [text]}')
     source = read_text("inputs.source_sentence", fields.get("source_sentence"))
-    sentences = read_list("inputs.sentences", fields.get("sentences"), "a list of texts")
+    sentences = expect_items(fields.get("sentences"), "inputs.sentences", "a list of texts")
     require_few("inputs.sentences", sentences, ask.service.max_texts - 1)
     texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
     given = ask.given_parameters()
@@ -157,7 +157,7 @@ def _similarity_field(path: str) -> str:
 async def rerank(ask: Ask) -> Result:
     """Returns the texts' scores, the best first."""
     query, texts = read_text("query", ask.fields.get("query")), ask.fields.get("texts")
-    texts = read_list("texts", texts, "a list of texts")
+    texts = expect_items(texts, "texts", "a list of texts")
     require_few("texts", texts, ask.service.max_texts)
     ask.context.field_names = rename((r"texts\[0\]\.texts", "texts"), (r"texts\[0\]\.query", "query"))
     parameters = read_parameters(ask.fields, ("query", "texts", *TRUNCATION, "raw_scores", "return_text"), ask.context)
@@ -200,7 +200,7 @@ async def pipeline(ask: Ask) -> Result:
     As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
     """
     inputs, parameters = ask.fields.get("inputs"), ask.given_parameters()
-    instances = read_list("inputs", inputs if isinstance(inputs, list) else [inputs], "a text or a list of texts")
+    instances = expect_items(inputs if isinstance(inputs, list) else [inputs], "inputs", "a text or a list of texts")
     require_few("inputs", instances, ask.service.max_texts)
     is_single = not isinstance(inputs, list)
     if is_single:
@@ -247,7 +247,7 @@ def representations(model: Model) -> tuple[str, ...]:
 async def tokenize(ask: Ask) -> Result:
     """Returns the tokens of each text, with spans in bytes of the text with its prompt."""
     inputs, fields = ask.fields.get("inputs"), ("add_special_tokens", "prompt_name")
-    texts = [inputs] if isinstance(inputs, str) else read_list("inputs", inputs, "a text or a list of texts")
+    texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
     require_few("inputs", texts, ask.service.max_texts)
     texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
     ask.context.field_names = rename()
@@ -277,7 +277,7 @@ def tokens_of(text: PreparedText, encoding: Encoding) -> list[Json]:
 
 async def decode(ask: Ask) -> Result:
     """Returns the text of each list of ids, without special tokens unless the request wants them."""
-    ids = read_list("ids", ask.fields.get("ids"), "a list of token ids or a list of such lists")
+    ids = expect_items(ask.fields.get("ids"), "ids", "a list of token ids or a list of such lists")
     lists = ids if isinstance(ids[0], list) else [ids]
     require_few("ids", lists, ask.service.max_texts)
     if [] in lists:
@@ -290,7 +290,7 @@ async def decode(ask: Ask) -> Result:
 
 async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Answers several bodies, each by the model's kind; a body with ``query`` and ``texts`` is one of /rerank."""
-    instances = read_list("instances", payload.get("instances"), "a list of bodies")
+    instances = expect_items(payload.get("instances"), "instances", "a list of bodies")
     require_few("instances", instances, service.max_texts)
     model = choose_model(service, call, payload.get("model"), PREDICTIVE)
     budget = None if call.context.ticket is None else SharedBudget(call.context.ticket)

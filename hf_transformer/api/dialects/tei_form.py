@@ -16,7 +16,7 @@ from time import perf_counter
 import orjson
 
 from hf_transformer.api.dialects.fields import read_side
-from hf_transformer.api.errors import EMPTY, expect, read_list, require_few
+from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
 from hf_transformer.errors import (
     FieldError,
     InvalidInput,
@@ -71,7 +71,7 @@ def read_inputs(inputs: Json, max_texts: int) -> list[Json]:
     """
     if isinstance(inputs, str):
         return [inputs]
-    items = read_list("inputs", inputs, "a text, a list of texts, a list of token ids or a list of such lists")
+    items = expect_items(inputs, "inputs", "a text, a list of texts, a list of token ids or a list of such lists")
     if type(items[0]) is int:
         return [{"token_ids": items}]
     require_few("inputs", items, max_texts)
@@ -88,7 +88,7 @@ def read_sequences(inputs: Json, max_texts: int) -> tuple[list[tuple[str, ...]],
     Raises InvalidInput for another form, and TooLarge for more than ``max_texts``.
     """
     form = "a text, a pair [text, text], or a list of [text] and [text, text]"
-    items = [inputs] if isinstance(inputs, str) else read_list("inputs", inputs, form)
+    items = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", form)
     is_single = isinstance(items[0], str)
     if not is_single:
         require_few("inputs", items, max_texts)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, read_list, require_few
+from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
@@ -208,7 +208,7 @@ def read_texts(
     """
     if isinstance(value, str):
         return [value], True
-    items = read_list(path, value, TEXTS_OR_IDS)
+    items = expect_items(value, path, TEXTS_OR_IDS)
     if type(items[0]) is int:
         return [read_ids(items, path)], True
     require_few(path, items, max_texts)
