@@ -259,7 +259,8 @@ def test_ci_tests_the_versions_that_are_declared() -> None:
 @pytest.mark.parametrize(
     "page",
     ["SECURITY.md", "deploy/README.md"]
-    + [f"docs/{name}.md" for name in ("architecture", "coming_from_kserve", "glossary", "metrics", "operations")],
+    + [f"docs/{name}.md" for name in ("architecture", "coming_from_kserve", "coming_from_tei", "glossary")]
+    + [f"docs/{name}.md" for name in ("metrics", "operations")],
 )
 def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
     known = {name for option in all_options() for name in (option.name, *option.aliases)}
