@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 RenderError = Callable[[RequestError, int], bytes]
 """Renders an API's error body from an error and its HTTP status."""
+EMPTY = "an empty list"
+"""What a field error got, if it expected a list with elements."""
 
 
 def error_response(render: RenderError, error: RequestError, status: int, *headers: tuple[bytes, bytes]) -> Response:
@@ -47,6 +49,13 @@ def expect(value: Json, kind: type | UnionType, path: str, expected: str) -> Jso
     """Returns a value of type ``kind``. Raises InvalidInput for another type, with the field ``path``."""
     if not isinstance(value, kind):
         raise InvalidInput(path, expected, describe(value))
+    return value
+
+
+def expect_items(value: Json, path: str, expected: str) -> list[Json]:
+    """Returns a list with at least one element. Raises InvalidInput for any other value, with the field ``path``."""
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(path, expected, "nothing" if value is None else EMPTY if value == [] else describe(value))
     return value
 
 

@@ -14,7 +14,7 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json, top_level
 from hf_transformer.api.dialects.fields import read_truncation
 from hf_transformer.api.dialects.routes import DialectRoute
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import IgnoredField, usage
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput, describe
@@ -29,10 +29,7 @@ async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     tasks, known, ignored = ("rerank",), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     query = read_text(parameters.get("query"), "query")
-    passages = parameters.get("passages")
-    if not isinstance(passages, list) or not passages:
-        got = "nothing" if passages is None else "an empty list" if passages == [] else describe(passages)
-        raise InvalidInput("passages", f"a list of {TEXT}", got)
+    passages = expect_items(parameters.get("passages"), "passages", f"a list of {TEXT}")
     require_few("passages", passages, service.max_texts)
     texts = [read_text(passage, f"passages[{index}]") for index, passage in enumerate(passages)]
     call.context.field_names = _field
@@ -58,5 +55,5 @@ def _field(path: str) -> str:
 
 
 ROUTES = (
-    DialectRoute(path="/v1/ranking", dialect="nim", tasks=("rerank",), handle=ranking, render_error=render_detail),
+    DialectRoute(path="/v1/ranking", dialect="nim", handle=ranking, render_error=render_detail),
 )

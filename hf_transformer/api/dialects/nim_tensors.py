@@ -13,12 +13,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from hf_transformer.api.dialects.fields import move_if_present, read_precision, read_purpose, read_truncation
+from hf_transformer.api.dialects.fields import (
+    move_if_present,
+    read_precision,
+    read_purpose,
+    read_truncation,
+    require_representation,
+)
 from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import read_instances
+from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.request import Context, Query
 from hf_transformer.types.tensors import Tensor, Texts
 
@@ -40,6 +47,7 @@ def is_for_nim(model: Model, request: InferRequest) -> bool:
 
 async def embed(model: Model, request: InferRequest, context: Context) -> list[Tensor]:
     """Returns the requested outputs, by default both. Raises RequestError."""
+    require_representation(model, DENSE)
     for name in request.outputs:
         if name not in (EMBEDDINGS, TOKEN_COUNT):
             raise InvalidInput("outputs", f"names of {TOKEN_COUNT}, {EMBEDDINGS}", repr(name[:100]))

@@ -16,7 +16,6 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import render_for_all
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.openai import embeddings, rerank
-from hf_transformer.api.openai.fields import TASKS
 from hf_transformer.api.service import Service
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -24,14 +23,13 @@ from hf_transformer.types.request import Json
 Create = Callable[[Service, Call], Awaitable[Response]]
 
 
-def _route(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
+def _route(path: str, create: Create, *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
         return await create(service, call)
 
     return DialectRoute(
         path=path,
         dialect="openai",
-        tasks=TASKS[name],
         handle=handle,
         render_error=render_for_all,
         fields=frozenset(fields),
@@ -39,8 +37,8 @@ def _route(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
 
 
 ROUTES = (
-    _route("/embeddings", "embeddings", embeddings.create, "input"),
-    _route("/v1/embeddings", "embeddings", embeddings.create, "input"),
-    _route("/rerank", "rerank", partial(rerank.create, shared=True), "query", "documents"),
-    _route("/v1/rerank", "rerank", partial(rerank.create, shared=True), "query", "documents"),
+    _route("/embeddings", embeddings.create, "input"),
+    _route("/v1/embeddings", embeddings.create, "input"),
+    _route("/rerank", partial(rerank.create, shared=True), "query", "documents"),
+    _route("/v1/rerank", partial(rerank.create, shared=True), "query", "documents"),
 )

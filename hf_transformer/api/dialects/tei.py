@@ -29,15 +29,15 @@ import numpy as np
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.routes import DialectRoute, choose_model
+from hf_transformer.api.dialects.fields import representations, require_representation
+from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, Handler, choose_model
 from hf_transformer.api.dialects.tei_form import (
-    EMPTY,
     TRUNCATION,
     byte_spans,
     characters,
     compute_headers,
+    count_texts,
     read_inputs,
-    read_list,
     read_parameters,
     read_sequences,
     read_text,
@@ -47,29 +47,22 @@ from hf_transformer.api.dialects.tei_form import (
     status_of,
     within_instance,
 )
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
 from hf_transformer.api.responses import JSON, reply
 from hf_transformer.api.service import Model, Service
-from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize
+from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
-from hf_transformer.core.pipeline import PredictivePipeline
-from hf_transformer.errors import FieldError, InvalidInput
-from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.protocol.server_codec import note_ignored
-from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.similarity import cosine, max_sim, sparse_dot
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
-PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
-ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
-VALUES = 100
-"""The components of vectors whose comparison takes as long as the rendering of a token, about 0.5 us."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")
 EMBED = ("inputs", *TRUNCATION, "prompt_name", "normalize", "dimensions")
 EMBED_ALL = ("inputs", *TRUNCATION, "prompt_name")
@@ -115,7 +108,8 @@ async def _vectors(ask: Ask, known: tuple[str, ...], **parameters: Json) -> tupl
 
 
 async def embed(ask: Ask) -> Result:
-    """Returns a vector per text."""
+    """Returns a vector per text. Raises InvalidInput for a model without dense vectors."""
+    require_representation(ask.model, DENSE)
     return Result(*await _vectors(ask, EMBED, normalize=True))
 
 
@@ -140,7 +134,7 @@ async def similarity(ask: Ask) -> Result:
     """Returns the similarity of each sentence to the source: cosine, dot product (sparse) or MaxSim (multi-vector)."""
     fields = expect(ask.fields.get("inputs"), dict, "inputs", '{"source_sentence": text, "sentences": [text]}')
     source = read_text("inputs.source_sentence", fields.get("source_sentence"))
-    sentences = read_list("inputs.sentences", fields.get("sentences"), "a list of texts")
+    sentences = expect_items(fields.get("sentences"), "inputs.sentences", "a list of texts")
     require_few("inputs.sentences", sentences, ask.service.max_texts - 1)
     texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
     given = ask.given_parameters()
@@ -149,7 +143,7 @@ async def similarity(ask: Ask) -> Result:
     answers = await ask.predict(texts, parameters)
     vectors = answers.predictions
     values = sum(getattr(vector, "size", 0) for vector in vectors)
-    scores = await off_loop(ask.service.executor, values // VALUES, lambda: compare(vectors[0], vectors[1:]))
+    scores = await off_loop(ask.service.executor, values // VALUES_PER_TOKEN, lambda: compare(vectors[0], vectors[1:]))
     return Result(scores, (sum(map(len, texts)), answers.tokens))
 
 
@@ -159,7 +153,7 @@ def _similarity_field(path: str) -> str:
         index, _, rest = path[7:].partition("]")
         return "inputs.source_sentence" + rest if index == "0" else f"inputs.sentences[{int(index) - 1}]{rest}"
     field = rename()(path)
-    return field if field == path else f"parameters.{field}"
+    return field if field in ("inputs", "parameters") else f"parameters.{field}"
 
 
 def compare(source: Any, others: list[Any]) -> Array:
@@ -172,7 +166,7 @@ def compare(source: Any, others: list[Any]) -> Array:
 async def rerank(ask: Ask) -> Result:
     """Returns the texts' scores, the best first."""
     query, texts = read_text("query", ask.fields.get("query")), ask.fields.get("texts")
-    texts = read_list("texts", texts, "a list of texts")
+    texts = expect_items(texts, "texts", "a list of texts")
     require_few("texts", texts, ask.service.max_texts)
     ask.context.field_names = rename((r"texts\[0\]\.texts", "texts"), (r"texts\[0\]\.query", "query"))
     parameters = read_parameters(ask.fields, ("query", "texts", *TRUNCATION, "raw_scores", "return_text"), ask.context)
@@ -186,7 +180,7 @@ async def rerank(ask: Ask) -> Result:
 
 async def predict(ask: Ask) -> Result:
     """Returns the scores of all labels for each text or pair, the best first."""
-    if "parameters" in ask.fields and ask.model.task.name == "sequence_classification":
+    if ask.fields.get("parameters") is not None and ask.model.task.name == "sequence_classification":
         return await pipeline(ask)
     sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.service.max_texts)
     ask.context.field_names = rename(SINGLE_INPUT) if is_single else rename()
@@ -197,10 +191,11 @@ async def predict(ask: Ask) -> Result:
                 raise InvalidInput(f"inputs[{index}]", "a pair of texts, since the model ranks texts", "one text")
         pairs = [{"query": one[0], "texts": list(one[1:])} for one in sequences]
         answers = await ask.predict(pairs, {"output_format": "kserve", **parameters})
-        [label] = read_labels(ask.model.task.settings.model_config)
+        # A reranker whose score is no label's, such as a causal model, has transformers' default name.
+        label, *_ = read_labels(ask.model.task.settings.model_config)
         found = [[{"score": ranks[0]["score"], "label": label}] for ranks in answers.predictions]
     else:
-        if parameters.pop("raw_scores", False):
+        if expect(parameters.pop("raw_scores", False), bool, "raw_scores", "true or false"):
             parameters["function_to_apply"] = "none"
         texts = [dict(zip(("text", "text_pair"), one, strict=False)) for one in sequences]
         answers = await ask.predict(texts, {"output_format": "pipeline", "top_k": None, **parameters})
@@ -215,7 +210,7 @@ async def pipeline(ask: Ask) -> Result:
     As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
     """
     inputs, parameters = ask.fields.get("inputs"), ask.given_parameters()
-    instances = read_list("inputs", inputs if isinstance(inputs, list) else [inputs], "a text or a list of texts")
+    instances = expect_items(inputs if isinstance(inputs, list) else [inputs], "inputs", "a text or a list of texts")
     require_few("inputs", instances, ask.service.max_texts)
     is_single = not isinstance(inputs, list)
     if is_single:
@@ -246,23 +241,16 @@ def _route_of(ask: Ask) -> Run:
             return similarity
         return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)
     if task == "rerank":
-        return predict if "inputs" in ask.fields else rerank
+        return rerank if inputs is None else predict
     if task == "feature_extraction":
         return embed_all
     return predict if task == "sequence_classification" else pipeline
 
 
-def representations(model: Model) -> tuple[str, ...]:
-    """The representations of a model for text_embedding, the default first. Raises NotReady until a model fits."""
-    pipeline = model.pipeline
-    task = pipeline.task if isinstance(pipeline, PredictivePipeline) else model.task
-    return task.available if isinstance(task, TextEmbedding) else (DENSE,)
-
-
 async def tokenize(ask: Ask) -> Result:
     """Returns the tokens of each text, with spans in bytes of the text with its prompt."""
     inputs, fields = ask.fields.get("inputs"), ("add_special_tokens", "prompt_name")
-    texts = [inputs] if isinstance(inputs, str) else read_list("inputs", inputs, "a text or a list of texts")
+    texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
     require_few("inputs", texts, ask.service.max_texts)
     texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
     ask.context.field_names = rename()
@@ -292,7 +280,7 @@ def tokens_of(text: PreparedText, encoding: Encoding) -> list[Json]:
 
 async def decode(ask: Ask) -> Result:
     """Returns the text of each list of ids, without special tokens unless the request wants them."""
-    ids = read_list("ids", ask.fields.get("ids"), "a list of token ids or a list of such lists")
+    ids = expect_items(ask.fields.get("ids"), "ids", "a list of token ids or a list of such lists")
     lists = ids if isinstance(ids[0], list) else [ids]
     require_few("ids", lists, ask.service.max_texts)
     if [] in lists:
@@ -304,11 +292,14 @@ async def decode(ask: Ask) -> Result:
 
 
 async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers several bodies, each by the model's kind; a body with ``query`` and ``texts`` is one of /rerank."""
-    instances = read_list("instances", payload.get("instances"), "a list of bodies")
+    """Answers several bodies, each by the model's kind, within the limits of one request."""
+    instances = expect_items(payload.get("instances"), "instances", "a list of bodies")
     require_few("instances", instances, service.max_texts)
+    if (count := sum(map(count_texts, instances))) > service.max_texts:
+        expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
+        raise TooLarge("instances", expected, str(count))
     model = choose_model(service, call, payload.get("model"), PREDICTIVE)
-    budget = None if call.context.ticket is None else SharedBudget(call.context.ticket)
+    budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -322,15 +313,15 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
 
 
 async def _instance(
-    service: Service, model: Model, body: Json, index: int, whole: Context, budget: SharedBudget | None
+    service: Service, model: Model, body: Json, index: int, whole: Context, budget: SharedBudget
 ) -> Json:
     fields = expect(body, dict, f"instances[{index}]", "an object")
     context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
     context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
-    context.arrived, context.ticket = whole.arrived, budget
+    context.arrived, context.ticket = whole.arrived, InstanceBudget(budget, context)
     ask = Ask(service, model, fields, context)
     try:
-        return (await (rerank if {"query", "texts"} <= fields.keys() else by_kind)(ask)).body
+        return (await by_kind(ask)).body
     except FieldError as error:
         raise within_instance(error, index, context) from None
     finally:
@@ -338,19 +329,44 @@ async def _instance(
             note_ignored(name, whole.ignored)  # within the limit of the header
 
 
+@dataclass(slots=True)
 class SharedBudget:
-    """The budget of a body with several requests, which adds their tokens."""
+    """The budget of a body with several requests: the sums of their characters, tokens, and values in the answers."""
 
-    def __init__(self, whole: Budget) -> None:
-        self._whole = whole
-        self._tokens = 0
+    whole: Budget | None
+    limits: Service
+    characters: int = 0
+    tokens: int = 0
+    values: int = 0
+
+
+class InstanceBudget:
+    """The budget of one of several requests in a body."""
+
+    def __init__(self, shared: SharedBudget, context: Context) -> None:
+        self._shared = shared
+        self._context = context
 
     def charge(self, tokens: int) -> None:
-        self._tokens += tokens
-        self._whole.charge(self._tokens)
+        """Adds the request's tokens, and the values of its answer. Raises TooLarge for too many values in all."""
+        shared = self._shared
+        shared.tokens += tokens
+        shared.values += self._context.values
+        if shared.values > (most := shared.limits.max_answer_values):
+            expected = f"at most {most} values in the answers to all (--max_answer_values)"
+            raise TooLarge("", expected, f"about {shared.values}", "send fewer, or ask for less about each")
+        if shared.whole is not None:
+            shared.whole.charge(shared.tokens)
 
     def expect(self, characters: int) -> None:
-        self._whole.expect(characters)
+        """Adds the characters of a long request. Raises TooLarge for too many in all."""
+        shared = self._shared
+        shared.characters += characters
+        if shared.characters > (most := shared.limits.max_total_length):
+            expected = f"at most {most} characters in all long texts (--max_total_length)"
+            raise TooLarge("", expected, str(shared.characters))
+        if shared.whole is not None:
+            shared.whole.expect(shared.characters)
 
     def use(self, model: Used) -> None:
         """Does nothing, since the body has chosen its model once."""
@@ -366,14 +382,13 @@ def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> Dialect
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return reply(orjson.dumps(result.body, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
 
-    return _dialect_route(path, handle, tasks, *fields)
+    return _dialect_route(path, handle, *fields)
 
 
-def _dialect_route(path: str, handle: Any, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
+def _dialect_route(path: str, handle: Handler, *fields: str) -> DialectRoute:
     return DialectRoute(
         path=path,
         dialect="tei",
-        tasks=tasks,
         handle=handle,
         render_error=render_error,
         status=status_of,
@@ -392,5 +407,5 @@ ROUTES = (
     _route("/decode", decode, ALL, "ids"),
     _route("/", by_kind, PREDICTIVE),
     _route("/invocations", by_kind, PREDICTIVE),
-    _dialect_route("/vertex", vertex, PREDICTIVE, "instances"),
+    _dialect_route("/vertex", vertex, "instances"),
 )

@@ -15,7 +15,7 @@ from time import perf_counter
 
 import orjson
 
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
 from hf_transformer.errors import (
     FieldError,
     InvalidInput,
@@ -50,7 +50,7 @@ TEXT_OR_IDS = "a text or a list of token ids"
 def read_parameters(fields: Mapping[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
     """Returns the task's parameters among the ``known`` fields. The task validates their values.
 
-    ``truncation_side`` is absent for the dialect's default, the right side. Raises InvalidInput for another direction.
+    Raises InvalidInput for an unknown ``truncation_direction``.
     """
     note_unknown(fields, {*known, "model"}, context.ignored)
     present = {name: fields[name] for name in known if fields.get(name) is not None}
@@ -59,8 +59,7 @@ def read_parameters(fields: Mapping[str, Json], known: Collection[str], context:
         direction = present["truncation_direction"]
         if not isinstance(direction, str) or direction not in DIRECTIONS:
             raise InvalidInput("truncation_direction", "left or right", describe(direction, quote=True))
-        if DIRECTIONS[direction] == "left":
-            parameters["truncation_side"] = "left"
+        parameters["truncation_side"] = DIRECTIONS[direction]
     return parameters
 
 
@@ -73,7 +72,7 @@ def read_inputs(inputs: Json, max_texts: int) -> list[Json]:
     """
     if isinstance(inputs, str):
         return [inputs]
-    items = read_list("inputs", inputs, "a text, a list of texts, a list of token ids or a list of such lists")
+    items = expect_items(inputs, "inputs", "a text, a list of texts, a list of token ids or a list of such lists")
     if type(items[0]) is int:
         return [{"token_ids": items}]
     require_few("inputs", items, max_texts)
@@ -90,7 +89,7 @@ def read_sequences(inputs: Json, max_texts: int) -> tuple[list[tuple[str, ...]],
     Raises InvalidInput for another form, and TooLarge for more than ``max_texts``.
     """
     form = "a text, a pair [text, text], or a list of [text] and [text, text]"
-    items = [inputs] if isinstance(inputs, str) else read_list("inputs", inputs, form)
+    items = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", form)
     is_single = isinstance(items[0], str)
     if not is_single:
         require_few("inputs", items, max_texts)
@@ -102,16 +101,6 @@ def read_sequences(inputs: Json, max_texts: int) -> tuple[list[tuple[str, ...]],
         if len(sequence) not in (1, 2):
             raise InvalidInput(path, "one or two texts", str(len(sequence)))
     return [tuple(sequence) for sequence in sequences], is_single
-
-
-def read_list(path: str, value: Json, form: str) -> list[Json]:
-    """Returns a list with at least one element. Raises InvalidInput."""
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(path, form, "nothing" if value is None else EMPTY if value == [] else describe(value))
-    return value
-
-
-EMPTY = "an empty list"
 
 
 def read_text(path: str, value: Json) -> str:
@@ -137,6 +126,15 @@ def rename(*patterns: tuple[str, str]) -> Callable[[str], str]:
 def characters(text: Json) -> int:
     """Counts a text's characters, or its token ids, as the dialect does."""
     return len(text) if isinstance(text, str) else len(text["token_ids"])
+
+
+def count_texts(body: Json) -> int:
+    """Counts the texts of a body, at least one. A list of token ids is one text."""
+    fields = body if isinstance(body, dict) else {}
+    texts = fields.get("inputs") if fields.get("texts") is None else fields["texts"]
+    if isinstance(texts, dict):
+        texts = texts.get("sentences")
+    return max(1, sum(type(text) is not int for text in texts)) if isinstance(texts, list) else 1
 
 
 def sparse_values(vector: SparseVector) -> list[Json]:

@@ -14,24 +14,32 @@ https://github.com/vllm-project/vllm
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.bodies import listed, read_body, reply_json, top_level
-from hf_transformer.api.dialects.fields import TRUNCATION_FIELDS, move_if_present, read_strings, read_truncation
-from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.dialects.fields import (
+    TRUNCATION_FIELDS,
+    move_if_present,
+    read_strings,
+    read_truncation,
+    representations,
+    require_representation,
+)
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler
 from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import GENERATION, IgnoredField, read_texts, render_error
+from hf_transformer.api.openai.fields import IgnoredField, read_texts, render_error
 from hf_transformer.api.openai.rerank import PER_TEXT
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
 from hf_transformer.types.tokenization import Tokenization
@@ -55,15 +63,11 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), (
 SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = "sequence_classification", "text_embedding", "feature_extraction"
 POOLING: Mapping[str, Mapping[str, str]] = {
-    EMBEDDING: {"embed": "dense", "token_embed": "multi_vector"},
+    EMBEDDING: {"embed": DENSE, "token_embed": MULTI_VECTOR},
     TOKENS: {"token_embed": ""},
     SEQUENCE_CLASSIFICATION: {"classify": ""},
 }
 """What ``task`` of /pooling may ask for, the default first, by the model's task. The values are representations."""
-PREDICTIVE = (
-    *(EMBEDDING, TOKENS, SEQUENCE_CLASSIFICATION, "rerank", "fill_mask", "question_answering"),
-    *("token_classification", "zero_shot_classification"),
-)
 
 
 # Pairs
@@ -182,8 +186,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     """Returns vectors of texts or of their tokens, or probabilities, whichever the model has."""
     known = ("input", "task", "encoding_format", "dimensions", "use_activation", *TRUNCATION_FIELDS)
     model, parameters = read_body(service, call, payload, tasks=tuple(POOLING), known=known, ignored=INPUT_IGNORED)
-    kinds = POOLING[model.task.name]
-    kind = parameters.choice("task", next(iter(kinds)), tuple(kinds))
+    kinds, kind = POOLING[model.task.name], _read_kind(parameters, model)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     instances, single = _read_input(parameters, service, model)
     if single:
@@ -202,8 +205,17 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     return listed(call, "pooling", data, answers)
 
 
+def _read_kind(parameters: Parameters, model: Model) -> str:
+    """Returns ``task``, by default the first that the model has. Raises InvalidInput for one that it lacks."""
+    available = representations(model)
+    kinds = [kind for kind, name in POOLING[model.task.name].items() if name in ("", *available)]
+    if not kinds:
+        require_representation(model, DENSE)
+    return parameters.choice("task", kinds[0], kinds)
+
+
 def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
-    options: dict[str, Json] = {"representations": representation} if representation == "multi_vector" else {}
+    options: dict[str, Json] = {"representations": representation} if representation == MULTI_VECTOR else {}
     if model.task.name == EMBEDDING:
         names = {"dimensions": "dimensions", "use_activation": "normalize"}
         return options | move_if_present(parameters, names)
@@ -215,8 +227,8 @@ def _embedding_options(parameters: Parameters, model: Model, representation: str
 
 def _vector(prediction: Json, representation: str) -> Json:
     """Returns the vector of a text, or its token vectors [tokens, D]."""
-    if representation == "multi_vector":
-        return prediction["multi_vector"]
+    if representation == MULTI_VECTOR:
+        return prediction[MULTI_VECTOR]
     return prediction if representation else prediction[0]
 
 
@@ -226,8 +238,7 @@ def _vector(prediction: Json, representation: str) -> Json:
 async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Tokenizes a prompt, or a chat that the model's template renders."""
     known = ("prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt")
-    tasks = (*GENERATION, *PREDICTIVE)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=IGNORED)
+    model, parameters = read_body(service, call, payload, tasks=ALL, known=known, ignored=IGNORED)
     is_chat = "messages" in parameters
     if is_chat and "prompt" in parameters:
         raise InvalidInput("messages", "prompt or messages", "both")
@@ -254,8 +265,7 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
 
 async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the text of token ids, with special tokens."""
-    tasks = (*GENERATION, *PREDICTIVE)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=("tokens",), ignored=IGNORED)
+    model, parameters = read_body(service, call, payload, tasks=ALL, known=("tokens",), ignored=IGNORED)
     ids = parameters.get("tokens")
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
@@ -264,26 +274,18 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     return reply_json({"prompt": prompt})
 
 
-Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
-
-
-def _route(path: str, handle: Handler, tasks: Sequence[str], *fields: str) -> DialectRoute:
+def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:
     return DialectRoute(
-        path=path,
-        dialect="vllm",
-        tasks=tuple(tasks),
-        handle=handle,
-        render_error=render_error,
-        fields=frozenset(fields),
+        path=path, dialect="vllm", handle=handle, render_error=render_error, fields=frozenset(fields)
     )
 
 
 ROUTES = (
-    *[_route(path, score, ("rerank",)) for path in ("/score", "/v1/score")],
-    *[_route(path, classify, (SEQUENCE_CLASSIFICATION,)) for path in ("/classify", "/v1/classify")],
-    *[_route(path, pooling, tuple(POOLING)) for path in ("/pooling", "/v1/pooling")],
-    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "prompt"),
-    _route("/tokenize", tokenize, (*GENERATION, *PREDICTIVE), "messages"),
-    _route("/detokenize", detokenize, (*GENERATION, *PREDICTIVE)),
-    _route("/generative_scoring", generative_scoring.score, GENERATION),
+    *[_route(path, score) for path in ("/score", "/v1/score")],
+    *[_route(path, classify) for path in ("/classify", "/v1/classify")],
+    *[_route(path, pooling) for path in ("/pooling", "/v1/pooling")],
+    _route("/tokenize", tokenize, "prompt"),
+    _route("/tokenize", tokenize, "messages"),
+    _route("/detokenize", detokenize),
+    _route("/generative_scoring", generative_scoring.score),
 )

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
@@ -208,14 +208,12 @@ def read_texts(
     """
     if isinstance(value, str):
         return [value], True
-    if not isinstance(value, list) or not value:
-        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
-        raise InvalidInput(path, TEXTS_OR_IDS, got)
-    if type(value[0]) is int:
-        return [read_ids(value, path)], True
-    require_few(path, value, max_texts)
+    items = expect_items(value, path, TEXTS_OR_IDS)
+    if type(items[0]) is int:
+        return [read_ids(items, path)], True
+    require_few(path, items, max_texts)
     texts: list[str | Ids] = []
-    for index, item in enumerate(value):
+    for index, item in enumerate(items):
         expect(item, str | list, f"{path}[{index}]", "a string or a list of token ids")
         texts.append(item if isinstance(item, str) else read_ids(item, f"{path}[{index}]"))
     return texts, False
