@@ -230,6 +230,7 @@ class Service:
         max_bytes: maximum size of a request, before and after decompression.
         max_texts: maximum texts in a request, the larger of --max_instances and --max_sequences.
         max_json_depth: maximum nesting of tools and their arguments.
+        max_total_length, max_answer_values: maximum characters of a request, and values in its answer.
         executor: the threads for long work. None selects the event loop's default executor.
         control: loads and unloads models; None without --enable_model_control.
     """
@@ -244,6 +245,8 @@ class Service:
     token_inputs: bool = False
     max_instances: int = 2048
     max_json_depth: int = 64
+    max_total_length: int = 4_000_000
+    max_answer_values: int = 1_000_000
     tracing: Tracing | None = None
     executor: Executor | None = None
     control: ModelControl | None = None

@@ -39,6 +39,8 @@ PROMPTS = ("prompt", "prompt_name")
 """The predict parameters that prepend a prompt, for models with prompts."""
 MAX_INLINE_TOKENS = 2000
 """The maximum tokens per call on the event loop, for up to 1 ms. Calls with more tokens use a thread."""
+VALUES_PER_TOKEN = 100
+"""The components of vectors whose comparison or quantization takes as long as rendering a token, about 0.5 us."""
 
 Result = TypeVar("Result")
 

@@ -130,6 +130,8 @@ def _service(
         server_timing=config.enable_server_timing,
         token_inputs=config.enable_token_inputs,
         max_instances=config.max_instances,
+        max_total_length=config.max_total_length,
+        max_answer_values=config.max_answer_values,
         tracing=tracing,
         executor=executor,
         control=control,

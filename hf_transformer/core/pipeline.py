@@ -121,7 +121,7 @@ class PredictivePipeline(Pipeline):
             ticket.expect(request.characters)  # other requests may be admitted during a long tokenization
         windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, tokenization, request.characters)
         entries = self._make_entries(request, windows)
-        context.instances, context.tokens = len(request.items), request.tokens
+        context.instances, context.tokens, context.values = len(request.items), request.tokens, request.size
         if ticket is not None:
             ticket.charge(request.tokens)
         encoded = perf_counter()

@@ -166,7 +166,8 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
         if self._template is None:
-            return [(options.prompt + item.query, text) for text in item.texts]
+            query = options.prompt + item.query  # once: a copy for each text may take a gigabyte
+            return [(query, text) for text in item.texts]
         query = item.query if options.query_tokens is None else self._shortened(item.query, options)
         return [self._template.pair(query, text, options.instruction) for text in item.texts]
 

@@ -71,7 +71,8 @@ class Context:
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
         adapter: the LoRA adapter that the client chose; empty for the base model.
         served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
-        instances, tokens: the numbers of instances and tokens; 0 before tokenization.
+        instances, tokens, values: the numbers of instances, tokens, and (about) values in the answer; 0 before
+            tokenization.
         batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
         arrived: the arrival time of the complete body (time.perf_counter).
         parse: duration of parsing the body and extracting the texts.
@@ -103,6 +104,7 @@ class Context:
         "ticket",
         "tokenize",
         "tokens",
+        "values",
     )
 
     def __init__(self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None) -> None:
@@ -112,6 +114,6 @@ class Context:
         self.field_names: Callable[[str], str] | None = None
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
-        self.instances = self.tokens = 0
+        self.instances = self.tokens = self.values = 0
         self.batch_traceparent = self.model_name = self.served_name = self.adapter = self.api = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

@@ -102,6 +102,7 @@ COHERE_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_dimension": 12, "embedding_types": ["binary"]}, "embedding_types: expected another type for vectors"),
     ({"normalize": True}, "normalize: expected one of model"),
     ({"truncate": "MIDDLE"}, "truncate: expected"),
+    ({"priority": 1000}, "priority: expected a number from 0 to 999, got 1000"),
     ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, 'inputs[0].content[0].type: expected "text"'),
 ]
 
@@ -131,6 +132,14 @@ def test_cohere_s_rerank(serve: Serve) -> None:
     short = answer(service, "/v2/rerank", long | {"max_tokens_per_doc": 9})["results"]
     assert close([one["relevance_score"] for one in short], [one["score"] for one in cut])
     assert short != answer(service, "/v2/rerank", long)["results"]
+    strict = serve("cross", "v2", "--on_overflow=error")
+    assert close(
+        [one["relevance_score"] for one in answer(strict, "/v2/rerank", long)["results"]],
+        [one["relevance_score"] for one in answer(service, "/v2/rerank", long)["results"]],
+    )
+    documents = [{"text": text, "number": number} for number, text in enumerate(DOCUMENTS)]
+    found = answer(service, "/v1/rerank", body | {"documents": documents, "return_documents": True})["results"]
+    assert [one["document"] for one in found] == [documents[one["index"]] for one in expected]
     error = answer(service, "/v2/rerank", body | {"documents": ["a", 1]}, 400)
     assert error == {"message": 'documents[1]: expected a string or {"text": string}, got a number'}
 
@@ -153,6 +162,9 @@ def test_rerank_is_at_the_paths_of_all(serve: Serve) -> None:
     )
     voyage = answer(service, "/v1/rerank", body | {"truncation": True, "top_k": 2, "model": "cross"})
     assert [one["index"] for one in voyage["data"]] == [one["index"] for one in expected[:2]]
+    assert all(one.keys() == {"index", "relevance_score"} for one in voyage["data"])
+    voyage = answer(service, "/v1/rerank", body | {"truncation": True, "return_documents": True})
+    assert [one["document"] for one in voyage["data"]] == [DOCUMENTS[one["index"]] for one in expected]
 
 
 def test_embeddings_read_the_fields_of_jina_voyage_and_nim(serve: Serve) -> None:
@@ -191,7 +203,8 @@ def test_embeddings_read_the_fields_of_jina_voyage_and_nim(serve: Serve) -> None
 def test_a_suffix_of_a_model_s_name_contradicts_another_input_type(serve: Serve) -> None:
     service = serve("minibert_mean")
     body = {"model": "minibert_mean-query", "input": TEXTS, "input_type": "passage"}
-    assert answer(service, "/v1/embeddings", body, 400)["detail"].startswith("input_type: expected 'query'")
+    error = answer(service, "/v1/embeddings", body, 400)["detail"]
+    assert error == "input_type: expected 'query', as in the name of the model, got 'passage'"
     assert answer(service, "/v1/embeddings", body | {"model": "other-query"}, 404)["error"]["param"] == "model"
 
 
@@ -232,6 +245,55 @@ def test_vectors_of_tokens_of_jina_and_vllm_and_representations(serve: Serve) ->
         assert close(pooled[index]["data"], other["multi_vector"])
     dense = answer(service, "/pooling", body)["data"]
     assert close([one["data"] for one in dense], [one["dense"] for one in expected])
+
+
+def test_models_without_a_vector_per_text_answer_in_no_other_form(serve: Serve) -> None:
+    """Vectors of another form never stand in the place of dense ones, and OpenAI's default of base64 is no fault."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": TEXTS[:1]}
+    nim = {"inputs": [tensor], "parameters": {"truncate": "END"}}
+    for model, has in (("splade", "sparse vectors"), ("colbert", "vectors of tokens")):
+        service = serve(model)
+        says = f"model: expected a model with a vector per text, got '{model}', which has {has}"
+        asked: list[tuple[str, Any]] = [
+            ("/v1/embed", {"texts": TEXTS}),
+            ("/v2/embed", {"texts": TEXTS, "embedding_types": ["int8", "binary"]}),
+            ("/v1/contextualizedembeddings", {"inputs": [TEXTS]}),
+            (f"/v2/models/{model}/infer", nim),
+        ]
+        for path, body in asked:
+            error = answer(service, path, body, 400)
+            assert (error.get("message") or error["error"]) == says, path
+        expected = service.predict(TEXTS)
+        found = embeddings(service, {"input": TEXTS, "encoding_format": "base64"})
+        for one, other in zip(found, expected, strict=True):
+            assert one == other if model == "splade" else close(one, other)
+    assert close(answer(service, "/pooling", {"input": TEXTS[0]})["data"][0]["data"], expected[0])
+    error = answer(service, "/pooling", {"input": TEXTS, "task": "embed"}, 400)["error"]
+    assert error["message"] == "task: expected one of token_embed, got 'embed'"
+    service = serve("splade")
+    assert "which has sparse vectors" in answer(service, "/pooling", {"input": TEXTS}, 400)["error"]["message"]
+    error = answer(service, "/v1/multi-vector", {"input": TEXTS}, 400)["detail"]
+    assert error.startswith("model: expected a model with vectors of tokens, got 'splade'")
+
+
+ALIASES: list[tuple[dict[str, Any], str]] = [
+    ({"output_dimension": 999}, "output_dimension: expected at most 48"),
+    ({"dimensions": 999}, "dimensions: expected at most 48"),
+    ({"normalized": "yes"}, "normalized: expected true or false"),
+    ({"use_activation": 1}, "use_activation: expected true or false"),
+    ({"max_tokens": 9, "truncate_prompt_tokens": 9}, "truncate_prompt_tokens: expected max_tokens or"),
+    ({"task": "retrieval.query", "prompt_name": "query"}, "task: expected input_type or prompt_name, got both"),
+    ({"input": [{"text": 5}]}, "input[0]: expected a string or a list of token ids"),
+    ({"late_chunking": True, "representations": "dense"}, "representations: expected no value beside late_chunking"),
+]
+
+
+def test_errors_name_the_field_of_the_request(serve: Serve) -> None:
+    service = serve("minibert_mean")
+    for fields, says in ALIASES:
+        assert answer(service, "/v1/embeddings", {"input": TEXTS} | fields, 400)["detail"].startswith(says), fields
+    body = {"query": QUERY, "documents": DOCUMENTS, "top_k": 0}
+    assert answer(serve("cross"), "/v1/rerank", body, 400)["detail"] == "top_k: expected 1 or more, got 0"
 
 
 # vLLM
@@ -365,6 +427,10 @@ def test_generative_scoring_is_the_probability_of_the_next_token(serve: Serve) -
     assert whole["usage"]["completion_tokens"] == len(items)
     same = answer(service, "/generative_scoring", body | {"query": start, "items": ids})
     assert close([one["score"] for one in same["data"]], [one["score"] for one in among["data"]])
+    twice = answer(service, "/generative_scoring", body | {"label_token_ids": [7, *labels, 3]})
+    assert close([one["score"] for one in twice["data"]], [one["score"] for one in among["data"]])
+    long = answer(service, "/generative_scoring", body | {"items": [[1, 2], "a" * 1_000_001]}, 413)["error"]
+    assert long["param"] == "items[1]" and "--max_text_length" in long["message"]
     turned = answer(service, "/generative_scoring", {**body, "query": ids[0], "items": [start], "item_first": True})
     assert close(turned["data"][0]["score"], among["data"][0]["score"])
     for fields, param in (
@@ -375,6 +441,17 @@ def test_generative_scoring_is_the_probability_of_the_next_token(serve: Serve) -
         ({"query": None}, "query"),
     ):
         assert answer(service, "/generative_scoring", body | fields, 400)["error"]["param"] == param
+
+
+def test_generative_scoring_has_the_limits_of_a_request(serve: Serve) -> None:
+    service = serve("gpt2_logits", "v2", "--max_total_length=40", "--max_answer_values=4")
+    for fields, param, flag in (
+        ({"query": [1] * 12}, "items", "--max_total_length"),
+        ({"label_token_ids": [1, 2]}, "label_token_ids", "--max_answer_values"),
+    ):
+        body = {"query": [1], "items": [[2, 3]] * 3, "label_token_ids": [1]} | fields
+        error = answer(service, "/generative_scoring", body, 413)["error"]
+        assert error["param"] == param and flag in error["message"]
 
 
 def test_generative_scoring_needs_logits(serve: Serve) -> None:

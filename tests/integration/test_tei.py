@@ -100,6 +100,9 @@ def test_similarity_is_the_cosine(serve: Serve) -> None:
     refused(service, "/similarity", wrong, 422, "Validation", "inputs.sentences[0]: expected a text")
     long = {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}, "parameters": {"truncate": False}}
     refused(service, "/similarity", long, 422, "Validation", "inputs.sentences[1]: expected at most")
+    for name, value in (("truncation_direction", "up"), ("truncate", 1), ("prompt_name", "none")):
+        wrong = body | {"parameters": {name: value}}
+        refused(service, "/similarity", wrong, 422, "Validation", f"parameters.{name}: expected")
 
 
 def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
@@ -133,12 +136,14 @@ def test_predict_has_all_labels(serve: Serve) -> None:
     assert answer(service, "/predict", {"inputs": texts[:1]}) == expected[0]
     assert answer(service, "/", {"inputs": [[text] for text in texts]}) == expected
     pair = service.predict([{"text": texts[0], "text_pair": texts[1]}], {"output_format": "pipeline", "top_k": None})
-    assert answer(service, "/predict", {"inputs": texts}) == pair[0]
+    assert answer(service, "/predict", {"inputs": texts, "parameters": None}) == pair[0]
+    assert answer(service, "/", {"inputs": texts}) == pair[0]
     raw = service.predict(texts[:1], {"output_format": "pipeline", "top_k": None, "function_to_apply": "none"})
     assert answer(service, "/predict", {"inputs": texts[0], "raw_scores": True}) == raw[0]
     top = answer(service, "/", {"inputs": texts[0], "parameters": {"top_k": 1}})
     assert top == [expected[0][:1]]
     refused(service, "/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation", "inputs: expected one or two texts")
+    refused(service, "/predict", {"inputs": "a", "raw_scores": "no"}, 422, "Validation", "raw_scores: expected true")
     refused(service, "/predict", {"inputs": [["a"], "b"]}, 422, "Validation", "inputs[1]: expected [text]")
 
 
@@ -188,6 +193,26 @@ def test_vertex_answers_each_body_by_the_kind_of_the_model(serve: Serve) -> None
     reranker = serve("cross")
     body = {"query": "Who cooks dinner?", "texts": TEXTS}
     assert answer(reranker, "/vertex", {"instances": [body]}) == {"predictions": [answer(reranker, "/rerank", body)]}
+
+
+def test_bodies_of_vertex_share_the_limits_of_a_request(serve: Serve) -> None:
+    service = serve("minibert_mean", "v2", "--max_instances=4", "--max_sequences=4", "--max_answer_values=20")
+    one = {"inputs": TEXTS[0]}
+    assert len(answer(service, "/vertex", {"instances": [one]})["predictions"]) == 1
+    refused(service, "/vertex", {"instances": [one] * 2}, 422, "Validation", "instances[1]: ", "--max_answer_values")
+    several = {"instances": [{"inputs": TEXTS}] * 3}
+    refused(service, "/vertex", several, 422, "Validation", "instances: expected at most 4 texts in all", "got 6")
+    ranking = {"instances": [{"query": "a", "texts": ["b"]}]}
+    refused(service, "/vertex", ranking, 422, "Validation", "instances[0].inputs: expected a text")
+
+
+def test_a_reranker_without_labels_predicts_one(serve: Serve) -> None:
+    """Such as one that compares the vectors of an embedding model."""
+    service = serve("minibert_mean", "v2", "--task=rerank")
+    [ranked] = service.predict([{"query": TEXTS[0], "texts": TEXTS[1:]}])
+    [[found]] = answer(service, "/predict", {"inputs": [TEXTS]})
+    assert found == {"score": ranked[0]["score"], "label": "LABEL_0"}
+    assert answer(service, "/", {"query": TEXTS[0], "texts": TEXTS[1:], "inputs": None})[0]["score"] == found["score"]
 
 
 def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
@@ -252,6 +277,7 @@ def test_sparse_vectors_are_those_of_v1_with_the_dialect_s_names(serve: Serve) -
     ]
     assert close(answer(service, "/similarity", body), products)
     refused(service, "/embed_all", {"inputs": "a"}, 424, "Backend", "representations: expected one of sparse, which")
+    refused(service, "/embed", {"inputs": "a"}, 424, "Backend", "model: expected a model with a vector per text")
 
 
 def test_vectors_of_tokens_are_those_of_v1(serve: Serve) -> None:
@@ -260,6 +286,7 @@ def test_vectors_of_tokens_are_those_of_v1(serve: Serve) -> None:
     for path in ("/embed_all", "/"):
         found = answer(service, path, {"inputs": TEXTS})
         assert all(close(one, other) for one, other in zip(found, expected, strict=True))
+    refused(service, "/embed", {"inputs": "a"}, 424, "Backend", "'colbert', which has vectors of tokens")
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
     scores = [(expected[0] @ other.T).max(axis=1).sum() for other in expected]
     assert close(answer(service, "/similarity", body), scores)

@@ -21,35 +21,37 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import read_body, render_message, reply_json
 from hf_transformer.api.dialects.fields import (
     move_if_present,
+    name_by_alias,
     read_documents,
     read_purpose,
     read_strings,
     read_token_limits,
     read_truncation,
+    require_representation,
 )
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import IgnoredField
+from hf_transformer.api.openai.fields import IgnoredField, field_name
 from hf_transformer.api.openai.rerank import field_of_instance, render_results
 from hf_transformer.api.service import Service
+from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.pooling import unit
 from hf_transformer.tasks.quantization import BYTES, quantize
+from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
 from hf_transformer.types.tensors import Array
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 """The values of ``embedding_types``."""
-EMBED = ("texts", "input_type", "embedding_types", "truncate")
+PRIORITY, MOST = "priority", 999
+"""A field without effect, since the service has no priorities, and its highest value."""
+EMBED = ("texts", "input_type", "embedding_types", "truncate", PRIORITY)
 EMBED_V2 = (*EMBED, "inputs", "output_dimension", "max_tokens")
-RERANK = ("query", "documents", "top_n", "max_tokens_per_doc", "return_documents")
-IGNORED = (
-    IgnoredField("images", (), ([],), "the model reads texts"),
-    IgnoredField("priority", (), tuple(range(1000)), "a number from 0 to 999; the service has no priorities"),
-)
+RERANK = ("query", "documents", "top_n", "max_tokens_per_doc", "return_documents", PRIORITY)
 BITS = 8
 """Components in a byte of binary and ubinary."""
 
@@ -67,27 +69,30 @@ async def embed_v2(service: Service, call: Call, payload: Mapping[str, Json]) ->
 async def _embed(
     service: Service, call: Call, payload: Mapping[str, Json], *, version: str, known: Sequence[str]
 ) -> Response:
-    tasks = ("text_embedding",)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=IGNORED)
+    tasks, ignored = ("text_embedding",), (IgnoredField("images", (), ([],), "the model reads texts"),)
+    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
+    parameters.number(PRIORITY, 0, 0, MOST)
+    require_representation(model, DENSE)
     field, texts = _read_texts(parameters, service.max_texts)
     types = _read_types(parameters)
     names = {"output_dimension": "dimensions", "max_tokens": "max_tokens"}
     options = move_if_present(parameters, names) | read_truncation(parameters, default="END")
     options |= read_purpose(parameters, "input_type", model)
-    call.context.field_names = lambda path: ERROR_FIELDS.get(name := path.removeprefix("parameters."), name)
+    call.context.field_names = name_by_alias(parameters, ALIASES, field_name)
     answers = await model.predict(Query(texts, options, name=field), call.context)
-    floats = version == "1" and "embedding_types" not in parameters
+    vectors, floats = answers.predictions, version == "1" and "embedding_types" not in parameters
+    cost = len(vectors) * len(vectors[0]) * len(types) // VALUES_PER_TOKEN
     answer = {
         "id": call.context.request_id,
         "response_type": "embeddings_floats" if floats else "embeddings_by_type",
         "texts": texts,
-        "embeddings": answers.predictions if floats else by_type(answers.predictions, types),
+        "embeddings": vectors if floats else await off_loop(service.executor, cost, lambda: by_type(vectors, types)),
     }
     return reply_json({**answer, "meta": meta(answers, version)})
 
 
-ERROR_FIELDS = {"truncation": "truncate", "truncation_side": "truncate", "dimensions": "output_dimension"}
-"""Cohere's names of the task's parameters."""
+ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
+"""Cohere's fields for the task's parameters."""
 
 
 def _read_texts(parameters: Parameters, max_texts: int) -> tuple[str, list[str]]:
@@ -142,21 +147,22 @@ def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Js
 
 async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Answers /v2/rerank, without the documents unless the request asks for them. Only documents are truncated."""
-    ignored = (IGNORED[1], IgnoredField("user", ()))
-    tasks = ("rerank",)
+    tasks, ignored = ("rerank",), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
+    parameters.number(PRIORITY, 0, 0, MOST)
     query = parameters.string("query")
     if query is None:
         raise InvalidInput("query", "a string", "nothing")
     texts = read_documents(parameters.get("documents"), service.max_texts)
     names = {"top_n": "top_n", "return_documents": "return_documents"}
     options: dict[str, Json] = {"output_format": "kserve", "truncate_document": True}
+    if model.task.settings.on_overflow == "error":
+        options["truncation"] = True
     options |= move_if_present(parameters, names) | read_token_limits(parameters)
     call.context.field_names = field_of_instance
     answers = await model.predict(Query([{"query": query, "texts": texts}], options, name="documents"), call.context)
-    return reply_json(
-        {"id": call.context.request_id, "results": render_results(answers), "meta": meta(answers, "2", searches=1)}
-    )
+    results = render_results(answers, parameters)
+    return reply_json({"id": call.context.request_id, "results": results, "meta": meta(answers, "2", searches=1)})
 
 
 def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
@@ -169,20 +175,7 @@ def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
     }
 
 
-ROUTES = (
-    DialectRoute(
-        path="/v1/embed",
-        dialect="cohere",
-        tasks=("text_embedding",),
-        handle=embed_v1,
-        render_error=render_message,
-    ),
-    DialectRoute(
-        path="/v2/embed",
-        dialect="cohere",
-        tasks=("text_embedding",),
-        handle=embed_v2,
-        render_error=render_message,
-    ),
-    DialectRoute(path="/v2/rerank", dialect="cohere", tasks=("rerank",), handle=rerank_v2, render_error=render_message),
+ROUTES = tuple(
+    DialectRoute(path=path, dialect="cohere", handle=handle, render_error=render_message)
+    for path, handle in (("/v1/embed", embed_v1), ("/v2/embed", embed_v2), ("/v2/rerank", rerank_v2))
 )

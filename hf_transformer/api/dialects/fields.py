@@ -8,13 +8,15 @@ https://docs.nvidia.com/nim/nemo-retriever/text-embedding/latest/reference.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.service import Model
+from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks import quantization
 from hf_transformer.tasks.parameters import Parameters, input_type_of
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TextEmbedding
 from hf_transformer.types.request import Json
 
 TRUNCATION = ("truncation", "truncate")
@@ -37,6 +39,23 @@ OTHER_PURPOSES = ("classification", "clustering", "text-matching", "separation")
 
 PRECISIONS: Mapping[str, str] = {"float": "float32", **{name: name for name in quantization.PRECISIONS}}
 """The task's ``precision`` by the names of other APIs."""
+VECTORS: Mapping[str, str] = {DENSE: "a vector per text", SPARSE: "sparse vectors", MULTI_VECTOR: "vectors of tokens"}
+"""The representations in words."""
+
+
+def representations(model: Model) -> tuple[str, ...]:
+    """The representations of a model for text_embedding, the default first. Raises NotReady until a model fits."""
+    pipeline = model.pipeline
+    task = pipeline.task if isinstance(pipeline, PredictivePipeline) else model.task
+    return task.available if isinstance(task, TextEmbedding) else (DENSE,)
+
+
+def require_representation(model: Model, name: str) -> None:
+    """Raises InvalidInput for a model without a representation, whose answer would have another form."""
+    available = representations(model)
+    if name not in available:
+        has = " and ".join(VECTORS[known] for known in available)
+        raise InvalidInput("model", f"a model with {VECTORS[name]}", f"{model.name!r}, which has {has}")
 
 
 def read_truncation(parameters: Parameters, default: str | None = None) -> dict[str, Json]:
@@ -47,25 +66,25 @@ def read_truncation(parameters: Parameters, default: str | None = None) -> dict[
     ``truncate_prompt_tokens`` is a length; -1 means the model's. Raises InvalidInput for other values, and for two
     fields that mean the same.
     """
-    wish: dict[str, Json] = {} if default is None else {**TRUNCATES[default]}
+    options: dict[str, Json] = {} if default is None else {**TRUNCATES[default]}
     field = parameters.one_of(*TRUNCATION)
     if field == "truncate":
-        wish |= _read_truncate(parameters.get(field))
+        options |= _read_truncate(parameters.get(field))
     elif field is not None:
-        wish[field] = parameters.get(field)
+        options[field] = parameters.get(field)
     side = parameters.one_of(*SIDES)
     if side is not None:
-        if "truncation_side" in wish:
+        if "truncation_side" in options:
             raise InvalidInput(side, 'no value beside truncate: "START"')
-        wish["truncation_side"] = read_side(side, parameters.get(side))
-    if TRUNCATE_PROMPT_TOKENS in parameters:
-        wish.setdefault("truncation", True)
+        options["truncation_side"] = read_side(side, parameters.get(side))
+    if parameters.one_of("max_tokens", TRUNCATE_PROMPT_TOKENS) == TRUNCATE_PROMPT_TOKENS:
+        options.setdefault("truncation", True)
         count = parameters.integer(TRUNCATE_PROMPT_TOKENS, -1, -1)
         if count == 0:
             raise InvalidInput(TRUNCATE_PROMPT_TOKENS, "a number of tokens, or -1 for the model's length", "0")
         if count > 0:
-            wish["max_tokens"] = count
-    return wish
+            options["max_tokens"] = count
+    return options
 
 
 def _read_truncate(value: Json) -> Mapping[str, Json]:
@@ -127,7 +146,7 @@ def read_strings(field: str, value: Json, max_texts: int) -> list[str]:
 
 
 def read_documents(value: Json, max_texts: int, rank_fields: Sequence[str] | None = None) -> list[str]:
-    """Returns the texts of ``documents``: strings, or objects with "text".
+    """Returns the texts of ``documents``: strings, or objects with "text", whose other fields have no effect.
 
     ``rank_fields`` names the fields of an object that are its text, as in Cohere v1: "NAME: VALUE" in a line each.
     Raises InvalidInput for any other form, and TooLarge for more than ``max_texts``.
@@ -142,8 +161,25 @@ def _document_text(document: Json, path: str, rank_fields: Sequence[str] | None)
         for name in rank_fields:
             expect(document.get(name), str, f"{path}.{name[:40]}", "a string, since rank_fields names it")
         return "\n".join(f"{name}: {document[name]}" for name in rank_fields)
-    text = document["text"] if isinstance(document, dict) and document.keys() == {"text"} else document
+    text = document["text"] if isinstance(document, dict) and "text" in document else document
     return str(expect(text, str, path, 'a string or {"text": string}'))
+
+
+def name_by_alias(
+    parameters: Parameters, aliases: Mapping[str, Sequence[str]], field_name: Callable[[str], str]
+) -> Callable[[str], str]:
+    """Returns a function that converts a canonical path to the field that the request has for it.
+
+    Args:
+        aliases: the fields for a parameter, by the task's name of it.
+        field_name: converts any other path.
+    """
+
+    def name(path: str) -> str:
+        field = field_name(path)
+        return next((alias for alias in aliases.get(field, ()) if alias in parameters), field)
+
+    return name
 
 
 def move_if_present(parameters: Parameters, names: Mapping[str, str]) -> dict[str, Json]:

@@ -22,13 +22,13 @@ from hf_transformer.api.dialects.bodies import listed, read_body
 from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name
 from hf_transformer.api.service import Service, generative
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json
+from hf_transformer.types.request import Context, Json
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first", "add_special_tokens")
@@ -49,8 +49,10 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     require_few("items", items, service.max_texts)
     softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
     special = parameters.flag("add_special_tokens", True)
-    [query] = await _to_ids([parameters.get("query")], "query", model, special)
-    texts = await _to_ids(items, "items", model, False)
+    [query] = await _to_ids([parameters.get("query")], ["query"], model, special, call.context)
+    paths = [f"items[{index}]" for index in range(len(items))]
+    texts = await _to_ids(items, paths, model, False, call.context)
+    _check_size(query, texts, labels, service)
     prompts = [TokenIds(text + query if item_first else query + text) for text in texts]
     names = {"logprobs": LABELS, "score_ids": LABELS}
     sampling = Sampling(max_tokens=1, greedy=True, ignore_eos=True, logprobs=0, score_ids=labels, names=names)
@@ -65,29 +67,44 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     return listed(call, "generative-scoring", data, call.context.tokens, len(pieces))
 
 
+def _check_size(query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequence[int], service: Service) -> None:
+    """Raises TooLarge for too many tokens or scores, before the query's tokens are repeated for each item."""
+    tokens, scores = len(query) * len(texts) + sum(map(len, texts)), len(texts) * len(labels)
+    if tokens > (most := service.max_total_length):
+        expected = f"at most {most} tokens in all, the query's counted for each item (--max_total_length)"
+        raise TooLarge("items", expected, str(tokens))
+    if scores > (most := service.max_answer_values):
+        expected = f"at most {most} scores, one for each item and label (--max_answer_values)"
+        raise TooLarge(LABELS, expected, str(scores))
+
+
 def _read_labels(value: Json, model: GenerativeModel) -> tuple[int, ...]:
-    """Reads the ids of the labels. Raises InvalidInput for none, too many, or one outside the vocabulary."""
-    ids = read_token_ids(value, LABELS, model.task.settings.vocabulary.vocab_size).ids
+    """Reads the ids of the labels, each once. Raises InvalidInput for none, too many, or one outside the vocabulary."""
+    ids = tuple(dict.fromkeys(read_token_ids(value, LABELS, model.task.settings.vocabulary.vocab_size).ids))
     if len(ids) > MAX_SCORED_IDS:
         raise InvalidInput(LABELS, f"at most {MAX_SCORED_IDS} token ids", str(len(ids)))
     return ids
 
 
-async def _to_ids(texts: Sequence[Any], field: str, model: GenerativeModel, special: bool) -> list[tuple[int, ...]]:
+async def _to_ids(
+    texts: Sequence[Any], paths: Sequence[str], model: GenerativeModel, special: bool, context: Context
+) -> list[tuple[int, ...]]:
     """Tokenizes texts; lists of token ids stay as they are. Raises InvalidInput for other types."""
     size = model.task.settings.vocabulary.vocab_size
-    found: dict[int, tuple[int, ...]] = {}
-    strings: list[str] = []
-    for index, text in enumerate(texts):
-        path = field if field == "query" else f"{field}[{index}]"
+    token_ids: dict[str, tuple[int, ...]] = {}
+    strings: dict[str, str] = {}
+    for text, path in zip(texts, paths, strict=True):
         expect(text, str | list, path, "a string or a list of token ids")
         if isinstance(text, str):
-            strings.append(text)
+            strings[path] = text
         else:
-            found[index] = read_token_ids(text, path, size).ids
+            token_ids[path] = read_token_ids(text, path, size).ids
+    names = {f"instances[{index}]": path for index, path in enumerate(strings)}
+    context.field_names = lambda path: names.get(path) or field_name(path).replace("instances", "items", 1)
     options = Tokenization(whole=True, special_tokens=special)
-    encodings = iter(await model.encode(strings, options) if strings else ())
-    return [found[index] if index in found else tuple(next(encodings)[0].ids) for index in range(len(texts))]
+    encodings = await model.encode(list(strings.values()), options) if strings else []
+    token_ids |= {path: tuple(encoding.ids) for path, [encoding] in zip(strings, encodings, strict=True)}
+    return [token_ids[path] for path in paths]
 
 
 def _probability(logprobs: Sequence[float | None], softmax: bool) -> float:

@@ -18,12 +18,14 @@ from hf_transformer.api.dialects.fields import (
     read_precision,
     read_purpose,
     read_truncation,
+    require_representation,
 )
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.openai.embeddings import plain_texts, to_base64
 from hf_transformer.api.openai.fields import IgnoredField, read_texts, usage
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks.text_embedding import MULTI_VECTOR
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 
@@ -34,8 +36,9 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     """Returns the vectors of each text's tokens."""
     tasks, ignored = ("text_embedding",), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=ignored)
+    require_representation(model, MULTI_VECTOR)
     texts, _ = read_texts("input", plain_texts(parameters.get("input")), service.max_texts, _refuse_ids)
-    options: dict[str, Json] = {"representations": "multi_vector", **read_truncation(parameters)}
+    options: dict[str, Json] = {"representations": MULTI_VECTOR, **read_truncation(parameters)}
     options |= move_if_present(parameters, {"dimensions": "dimensions"})
     options |= read_purpose(parameters, "input_type", model)
     base64 = parameters.get("embedding_type") == "base64"
@@ -44,7 +47,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     answers = await model.predict(Query(texts, options, name="input"), call.context)
     data = []
     for index, prediction in enumerate(answers.predictions):
-        vectors = prediction["multi_vector"]
+        vectors = prediction[MULTI_VECTOR]
         shown = [to_base64(vector) for vector in vectors] if base64 else vectors
         data.append({"object": "embeddings", "index": index, "embeddings": shown})
     answer = {"object": "list", "data": data, "model": call.context.model_name}
@@ -55,12 +58,4 @@ def _refuse_ids(ids: list[Json], path: str) -> Json:
     raise InvalidInput(path, "text", "token ids")
 
 
-ROUTES = (
-    DialectRoute(
-        path="/v1/multi-vector",
-        dialect="jina",
-        tasks=("text_embedding",),
-        handle=multi_vector,
-        render_error=render_detail,
-    ),
-)
+ROUTES = (DialectRoute(path="/v1/multi-vector", dialect="jina", handle=multi_vector, render_error=render_detail),)

@@ -21,7 +21,13 @@ import numpy as np
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
-from hf_transformer.api.dialects.fields import move_if_present, read_precision, read_purpose, read_truncation
+from hf_transformer.api.dialects.fields import (
+    move_if_present,
+    read_precision,
+    read_purpose,
+    read_truncation,
+    require_representation,
+)
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import IgnoredField, field_name, usage
@@ -30,6 +36,7 @@ from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import read_instances
+from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Tensor, Texts
@@ -81,6 +88,7 @@ def is_for_nim(model: Model, request: InferRequest) -> bool:
 
 async def embed_tensors(model: Model, request: InferRequest, context: Context) -> list[Tensor]:
     """Returns the requested outputs, by default both. Raises RequestError."""
+    require_representation(model, DENSE)
     for name in request.outputs:
         if name not in (EMBEDDINGS, TOKEN_COUNT):
             raise InvalidInput("outputs", f"names of {TOKEN_COUNT}, {EMBEDDINGS}", repr(name[:100]))
@@ -90,11 +98,10 @@ async def embed_tensors(model: Model, request: InferRequest, context: Context) -
         raise InvalidInput(f"inputs.{MODALITY}", "text in each row, since the model reads texts", "another modality")
     note_unknown(request.parameters, PARAMETERS, context.ignored)
     known = {name: value for name, value in request.parameters.items() if name in PARAMETERS}
-    # The package's enumerations have these words in lower case.
-    truncate = known.get(TRUNCATE, "NONE")
-    known[TRUNCATE] = truncate.upper() if isinstance(truncate, str) else truncate
+    if isinstance(known.get(TRUNCATE), str):  # the package's enumerations have these words in lower case
+        known[TRUNCATE] = known[TRUNCATE].upper()
     parameters = Parameters(known, PARAMETERS)
-    options = move_if_present(parameters, {"dimensions": "dimensions"}) | read_truncation(parameters)
+    options = move_if_present(parameters, {"dimensions": "dimensions"}) | read_truncation(parameters, default="NONE")
     options |= read_precision(parameters, EMBEDDING_TYPE) | read_purpose(parameters, "input_type", model)
     query = Query(read_instances(inputs, model.task.fields), options, tensors=True, counts=True)
     answers = await model.predict(query, context)
@@ -107,6 +114,4 @@ async def embed_tensors(model: Model, request: InferRequest, context: Context) -
     return [outputs[name] for name in request.outputs or outputs]
 
 
-ROUTES = (
-    DialectRoute(path="/v1/ranking", dialect="nim", tasks=("rerank",), handle=ranking, render_error=render_detail),
-)
+ROUTES = (DialectRoute(path="/v1/ranking", dialect="nim", handle=ranking, render_error=render_detail),)

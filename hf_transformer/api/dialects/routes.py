@@ -15,19 +15,23 @@ from hf_transformer.api.errors import RenderError, expect
 from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 
 PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
-ALL = (*PREDICTIVE, *GENERATION)
-"""Names of tasks, for routes that serve them all."""
+ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
+"""The names of all tasks; PREDICTIVE without those that generate text."""
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
 
 
 def status_of(error: RequestError) -> int:
     """Returns the service's own status of an error."""
     return error.status
+
+
+Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,6 @@ class DialectRoute:
     Attributes:
         path: the path, without parameters.
         dialect: the label in metrics.
-        tasks: the tasks that the route serves, for requests without a model's name.
         handle: answers a request; the third argument is the body, an object.
         render_error: renders the dialect's error body.
         status: returns the dialect's HTTP status of an error.
@@ -46,8 +49,7 @@ class DialectRoute:
 
     path: str
     dialect: str
-    tasks: tuple[str, ...]
-    handle: Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
+    handle: Handler
     render_error: RenderError
     status: Callable[[RequestError], int] = status_of
     fields: frozenset[str] = frozenset()

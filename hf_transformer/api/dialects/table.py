@@ -16,7 +16,6 @@ from hf_transformer.api.dialects import cohere, jina, nim, tei, vllm, voyage
 from hf_transformer.api.dialects.bodies import render_for_all
 from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path
 from hf_transformer.api.openai import embeddings, rerank
-from hf_transformer.api.openai.fields import TASKS
 from hf_transformer.api.service import Service
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -24,14 +23,13 @@ from hf_transformer.types.request import Json
 Create = Callable[[Service, Call], Awaitable[Response]]
 
 
-def _openai(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
+def _openai(path: str, create: Create, *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
         return await create(service, call)
 
     return DialectRoute(
         path=path,
         dialect="openai",
-        tasks=TASKS[name],
         handle=handle,
         render_error=render_for_all,
         fields=frozenset(fields),
@@ -39,11 +37,8 @@ def _openai(path: str, name: str, create: Create, *fields: str) -> DialectRoute:
 
 
 OPENAI = (
-    *[_openai(path, "embeddings", embeddings.create, "input") for path in ("/embeddings", "/v1/embeddings")],
-    *[
-        _openai(path, "rerank", partial(rerank.create, shared=True), "query", "documents")
-        for path in ("/rerank", "/v1/rerank")
-    ],
+    *[_openai(path, embeddings.create, "input") for path in ("/embeddings", "/v1/embeddings")],
+    *[_openai(path, partial(rerank.create, shared=True), "query", "documents") for path in ("/rerank", "/v1/rerank")],
 )
 ROUTES: Table = by_path((*OPENAI, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES, *vllm.ROUTES, *nim.ROUTES))
 """Each path with its dialects. Errors of a body that can't be read have the form of the first."""

@@ -23,17 +23,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, choose_model
+from hf_transformer.api.dialects.fields import representations, require_representation
+from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, Handler, choose_model
 from hf_transformer.api.dialects.tei_form import (
     TRUNCATION,
     byte_spans,
     characters,
     compute_headers,
+    count_texts,
     read_inputs,
     read_parameters,
     read_sequences,
@@ -47,21 +48,18 @@ from hf_transformer.api.dialects.tei_form import (
 from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
 from hf_transformer.api.responses import JSON, reply
 from hf_transformer.api.service import Model, Service
-from hf_transformer.api.tokenize import PreparedText, off_loop, read_tokenize
+from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
-from hf_transformer.core.pipeline import PredictivePipeline
-from hf_transformer.errors import FieldError, InvalidInput
+from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.similarity import compare
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
-VALUES = 100
-"""The components of vectors whose comparison takes as long as the rendering of a token, about 0.5 us."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")
 EMBED = ("inputs", *TRUNCATION, "prompt_name", "normalize", "dimensions")
 EMBED_ALL = ("inputs", *TRUNCATION, "prompt_name")
@@ -107,7 +105,8 @@ async def _vectors(ask: Ask, known: tuple[str, ...], **parameters: Json) -> tupl
 
 
 async def embed(ask: Ask) -> Result:
-    """Returns a vector per text."""
+    """Returns a vector per text. Raises InvalidInput for a model without dense vectors."""
+    require_representation(ask.model, DENSE)
     return Result(*await _vectors(ask, EMBED, normalize=True))
 
 
@@ -115,17 +114,19 @@ async def embed_all(ask: Ask) -> Result:
     """Returns a vector per token: of the model's last layer, or projected and normalized ones where it has these."""
     if ask.model.task.name == "feature_extraction":
         vectors, counts = await _vectors(ask, ("inputs", *TRUNCATION))
-        return Result([one[0] for one in vectors], counts)
+        return Result([vector[0] for vector in vectors], counts)
     name = MULTI_VECTOR if MULTI_VECTOR in representations(ask.model) else TOKEN_EMBEDDINGS
     vectors, counts = await _vectors(ask, EMBED_ALL, representations=[name])
-    return Result([one[name] for one in vectors], counts)
+    return Result([vector[name] for vector in vectors], counts)
 
 
 async def embed_sparse(ask: Ask) -> Result:
     """Returns the weights of a text's tokens. A text without weights has an empty list."""
     vectors, counts = await _vectors(ask, EMBED_ALL, representations=[SPARSE])
-    values, executor = sum(len(one[SPARSE]["indices"]) for one in vectors), ask.service.executor
-    return Result(await off_loop(executor, values, lambda: [sparse_values(one[SPARSE]) for one in vectors]), counts)
+    values, executor = sum(len(vector[SPARSE]["indices"]) for vector in vectors), ask.service.executor
+    return Result(
+        await off_loop(executor, values, lambda: [sparse_values(vector[SPARSE]) for vector in vectors]), counts
+    )
 
 
 async def similarity(ask: Ask) -> Result:
@@ -141,7 +142,7 @@ async def similarity(ask: Ask) -> Result:
     answers = await ask.predict(texts, parameters)
     vectors = answers.predictions
     values = sum(getattr(vector, "size", 0) for vector in vectors)
-    scores = await off_loop(ask.service.executor, values // VALUES, lambda: compare(vectors[0], vectors[1:]))
+    scores = await off_loop(ask.service.executor, values // VALUES_PER_TOKEN, lambda: compare(vectors[0], vectors[1:]))
     return Result(scores, (sum(map(len, texts)), answers.tokens))
 
 
@@ -151,7 +152,7 @@ def _similarity_field(path: str) -> str:
         index, _, rest = path[7:].partition("]")
         return "inputs.source_sentence" + rest if index == "0" else f"inputs.sentences[{int(index) - 1}]{rest}"
     field = rename()(path)
-    return field if field == path else f"parameters.{field}"
+    return field if field in ("inputs", "parameters") else f"parameters.{field}"
 
 
 async def rerank(ask: Ask) -> Result:
@@ -171,27 +172,28 @@ async def rerank(ask: Ask) -> Result:
 
 async def predict(ask: Ask) -> Result:
     """Returns the scores of all labels for each text or pair, the best first."""
-    if "parameters" in ask.fields and ask.model.task.name == "sequence_classification":
+    if ask.fields.get("parameters") is not None and ask.model.task.name == "sequence_classification":
         return await pipeline(ask)
     sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.service.max_texts)
     ask.context.field_names = rename(SINGLE_INPUT) if is_single else rename()
     parameters = read_parameters(ask.fields, ("inputs", *TRUNCATION, "raw_scores"), ask.context)
     if ask.model.task.name == "rerank":
-        for index, one in enumerate(sequences):
-            if len(one) == 1:
+        for index, sequence in enumerate(sequences):
+            if len(sequence) == 1:
                 raise InvalidInput(f"inputs[{index}]", "a pair of texts, since the model ranks texts", "one text")
-        pairs = [{"query": one[0], "texts": list(one[1:])} for one in sequences]
+        pairs = [{"query": sequence[0], "texts": list(sequence[1:])} for sequence in sequences]
         answers = await ask.predict(pairs, {"output_format": "kserve", **parameters})
-        [label] = read_labels(ask.model.task.settings.model_config)
-        found = [[{"score": ranks[0]["score"], "label": label}] for ranks in answers.predictions]
+        # A reranker whose score is no label's, such as a causal model, has transformers' default name.
+        label, *_ = read_labels(ask.model.task.settings.model_config)
+        scores = [[{"score": ranks[0]["score"], "label": label}] for ranks in answers.predictions]
     else:
-        if parameters.pop("raw_scores", False):
+        if expect(parameters.pop("raw_scores", False), bool, "raw_scores", "true or false"):
             parameters["function_to_apply"] = "none"
-        texts = [dict(zip(("text", "text_pair"), one, strict=False)) for one in sequences]
+        texts = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in sequences]
         answers = await ask.predict(texts, {"output_format": "pipeline", "top_k": None, **parameters})
-        found = answers.predictions
-    count = sum(len(text) for one in sequences for text in one)
-    return Result(found[0] if is_single else found, (count, answers.tokens))
+        scores = answers.predictions
+    count = sum(len(text) for sequence in sequences for text in sequence)
+    return Result(scores[0] if is_single else scores, (count, answers.tokens))
 
 
 async def pipeline(ask: Ask) -> Result:
@@ -215,7 +217,7 @@ async def pipeline(ask: Ask) -> Result:
             for one in predictions
         ]
     body = predictions[0] if is_single and not classifies else predictions
-    return Result(body, (sum(len(one) for one in instances if isinstance(one, str)), answers.tokens))
+    return Result(body, (sum(len(text) for text in instances if isinstance(text, str)), answers.tokens))
 
 
 async def by_kind(ask: Ask) -> Result:
@@ -231,17 +233,10 @@ def _route_of(ask: Ask) -> Run:
             return similarity
         return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)
     if task == "rerank":
-        return predict if "inputs" in ask.fields else rerank
+        return rerank if inputs is None else predict
     if task == "feature_extraction":
         return embed_all
     return predict if task == "sequence_classification" else pipeline
-
-
-def representations(model: Model) -> tuple[str, ...]:
-    """The representations of a model for text_embedding, the default first. Raises NotReady until a model fits."""
-    pipeline = model.pipeline
-    task = pipeline.task if isinstance(pipeline, PredictivePipeline) else model.task
-    return task.available if isinstance(task, TextEmbedding) else (DENSE,)
 
 
 async def tokenize(ask: Ask) -> Result:
@@ -289,11 +284,14 @@ async def decode(ask: Ask) -> Result:
 
 
 async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers several bodies, each by the model's kind; a body with ``query`` and ``texts`` is one of /rerank."""
+    """Answers several bodies, each by the model's kind, within the limits of one request."""
     instances = expect_items(payload.get("instances"), "instances", "a list of bodies")
     require_few("instances", instances, service.max_texts)
+    if (count := sum(map(count_texts, instances))) > service.max_texts:
+        expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
+        raise TooLarge("instances", expected, str(count))
     model = choose_model(service, call, payload.get("model"), PREDICTIVE)
-    budget = None if call.context.ticket is None else SharedBudget(call.context.ticket)
+    budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -307,15 +305,15 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
 
 
 async def _instance(
-    service: Service, model: Model, body: Json, index: int, whole: Context, budget: SharedBudget | None
+    service: Service, model: Model, body: Json, index: int, whole: Context, budget: SharedBudget
 ) -> Json:
     fields = expect(body, dict, f"instances[{index}]", "an object")
     context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
     context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
-    context.arrived, context.ticket = whole.arrived, budget
+    context.arrived, context.ticket = whole.arrived, InstanceBudget(budget, context)
     ask = Ask(service, model, fields, context)
     try:
-        return (await (rerank if {"query", "texts"} <= fields.keys() else by_kind)(ask)).body
+        return (await by_kind(ask)).body
     except FieldError as error:
         raise within_instance(error, index, context) from None
     finally:
@@ -323,19 +321,44 @@ async def _instance(
             note_ignored(name, whole.ignored)  # within the limit of the header
 
 
+@dataclass(slots=True)
 class SharedBudget:
-    """The budget of a body with several requests, which adds their tokens."""
+    """The budget of a body with several requests: the sums of their characters, tokens, and values in the answers."""
 
-    def __init__(self, whole: Budget) -> None:
-        self._whole = whole
-        self._tokens = 0
+    whole: Budget | None
+    limits: Service
+    characters: int = 0
+    tokens: int = 0
+    values: int = 0
+
+
+class InstanceBudget:
+    """The budget of one of several requests in a body."""
+
+    def __init__(self, shared: SharedBudget, context: Context) -> None:
+        self._shared = shared
+        self._context = context
 
     def charge(self, tokens: int) -> None:
-        self._tokens += tokens
-        self._whole.charge(self._tokens)
+        """Adds the request's tokens, and the values of its answer. Raises TooLarge for too many values in all."""
+        shared = self._shared
+        shared.tokens += tokens
+        shared.values += self._context.values
+        if shared.values > (most := shared.limits.max_answer_values):
+            expected = f"at most {most} values in the answers to all (--max_answer_values)"
+            raise TooLarge("", expected, f"about {shared.values}", "send fewer, or ask for less about each")
+        if shared.whole is not None:
+            shared.whole.charge(shared.tokens)
 
     def expect(self, characters: int) -> None:
-        self._whole.expect(characters)
+        """Adds the characters of a long request. Raises TooLarge for too many in all."""
+        shared = self._shared
+        shared.characters += characters
+        if shared.characters > (most := shared.limits.max_total_length):
+            expected = f"at most {most} characters in all long texts (--max_total_length)"
+            raise TooLarge("", expected, str(shared.characters))
+        if shared.whole is not None:
+            shared.whole.expect(shared.characters)
 
     def use(self, model: Used) -> None:
         """Does nothing, since the body has chosen its model once."""
@@ -351,14 +374,13 @@ def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> Dialect
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return reply(orjson.dumps(result.body, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
 
-    return _dialect_route(path, handle, tasks, *fields)
+    return _dialect_route(path, handle, *fields)
 
 
-def _dialect_route(path: str, handle: Any, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
+def _dialect_route(path: str, handle: Handler, *fields: str) -> DialectRoute:
     return DialectRoute(
         path=path,
         dialect="tei",
-        tasks=tasks,
         handle=handle,
         render_error=render_error,
         status=status_of,
@@ -377,5 +399,5 @@ ROUTES = (
     _route("/decode", decode, ALL, "ids"),
     _route("/", by_kind, PREDICTIVE),
     _route("/invocations", by_kind, PREDICTIVE),
-    _dialect_route("/vertex", vertex, PREDICTIVE, "instances"),
+    _dialect_route("/vertex", vertex, "instances"),
 )

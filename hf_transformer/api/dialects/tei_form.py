@@ -50,15 +50,13 @@ TEXT_OR_IDS = "a text or a list of token ids"
 def read_parameters(fields: Mapping[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
     """Returns the task's parameters among the ``known`` fields. The task validates their values.
 
-    ``truncation_side`` is absent for the dialect's default, the right side. Raises InvalidInput for another direction.
+    Raises InvalidInput for an unknown ``truncation_direction``.
     """
     note_unknown(fields, {*known, "model"}, context.ignored)
     present = {name: fields[name] for name in known if fields.get(name) is not None}
     parameters = {ours: present[theirs] for theirs, ours in PARAMETERS.items() if theirs in present}
     if "truncation_direction" in present:
-        side = read_side("truncation_direction", present["truncation_direction"])
-        if side == "left":
-            parameters["truncation_side"] = side
+        parameters["truncation_side"] = read_side("truncation_direction", present["truncation_direction"])
     return parameters
 
 
@@ -125,6 +123,15 @@ def rename(*patterns: tuple[str, str]) -> Callable[[str], str]:
 def characters(text: Json) -> int:
     """Counts a text's characters, or its token ids, as the dialect does."""
     return len(text) if isinstance(text, str) else len(text["token_ids"])
+
+
+def count_texts(body: Json) -> int:
+    """Counts the texts of a body, at least one. A list of token ids is one text."""
+    fields = body if isinstance(body, dict) else {}
+    texts = fields.get("inputs") if fields.get("texts") is None else fields["texts"]
+    if isinstance(texts, dict):
+        texts = texts.get("sentences")
+    return max(1, sum(type(text) is not int for text in texts)) if isinstance(texts, list) else 1
 
 
 def sparse_values(vector: SparseVector) -> list[Json]:

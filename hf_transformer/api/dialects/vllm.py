@@ -14,7 +14,7 @@ https://github.com/vllm-project/vllm
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,16 +28,19 @@ from hf_transformer.api.dialects.fields import (
     read_strings,
     read_token_limits,
     read_truncation,
+    representations,
+    require_representation,
 )
-from hf_transformer.api.dialects.routes import ALL, DialectRoute
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler
 from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import single_input, to_base64
-from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name, read_texts, render_error
+from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
 from hf_transformer.types.tokenization import Tokenization
@@ -61,11 +64,11 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), (
 SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = "sequence_classification", "text_embedding", "feature_extraction"
 POOLING: Mapping[str, Mapping[str, str]] = {
-    EMBEDDING: {"embed": "dense", "token_embed": "multi_vector"},
+    EMBEDDING: {"embed": DENSE, "token_embed": MULTI_VECTOR},
     TOKENS: {"token_embed": ""},
     SEQUENCE_CLASSIFICATION: {"classify": ""},
 }
-"""What ``task`` of /pooling may ask for, the default first, by the model's task. The values are representations."""
+"""Values of ``task`` in /pooling by the model's task, the default first, each with its representation."""
 
 
 # Pairs
@@ -179,8 +182,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     """Returns vectors of texts or of their tokens, or probabilities, whichever the model has."""
     known = ("input", "task", "encoding_format", "dimensions", "use_activation", *TRUNCATION_FIELDS)
     model, parameters = read_body(service, call, payload, tasks=tuple(POOLING), known=known, ignored=INPUT_IGNORED)
-    kinds = POOLING[model.task.name]
-    kind = parameters.choice("task", next(iter(kinds)), tuple(kinds))
+    kinds, kind = POOLING[model.task.name], _read_kind(parameters, model)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     instances, single = _read_input(parameters, service, model)
     if single:
@@ -199,8 +201,17 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     return listed(call, "pooling", data, answers.tokens)
 
 
+def _read_kind(parameters: Parameters, model: Model) -> str:
+    """Returns ``task``, by default the first that the model has. Raises InvalidInput for one that it lacks."""
+    available = representations(model)
+    kinds = [kind for kind, name in POOLING[model.task.name].items() if name in ("", *available)]
+    if not kinds:
+        require_representation(model, DENSE)
+    return parameters.choice("task", kinds[0], kinds)
+
+
 def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
-    options: dict[str, Json] = {"representations": representation} if representation == "multi_vector" else {}
+    options: dict[str, Json] = {"representations": representation} if representation == MULTI_VECTOR else {}
     if model.task.name == EMBEDDING:
         names = {"dimensions": "dimensions", "use_activation": "normalize"}
         return options | move_if_present(parameters, names)
@@ -212,8 +223,8 @@ def _embedding_options(parameters: Parameters, model: Model, representation: str
 
 def _vector(prediction: Json, representation: str) -> Json:
     """Returns the vector of a text, or its token vectors [tokens, D]."""
-    if representation == "multi_vector":
-        return prediction["multi_vector"]
+    if representation == MULTI_VECTOR:
+        return prediction[MULTI_VECTOR]
     return prediction if representation else prediction[0]
 
 
@@ -259,26 +270,16 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     return reply_json({"prompt": prompt})
 
 
-Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
-
-
-def _route(path: str, handle: Handler, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
-    return DialectRoute(
-        path=path,
-        dialect="vllm",
-        tasks=tasks,
-        handle=handle,
-        render_error=render_error,
-        fields=frozenset(fields),
-    )
+def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:
+    return DialectRoute(path=path, dialect="vllm", handle=handle, render_error=render_error, fields=frozenset(fields))
 
 
 ROUTES = (
-    *[_route(path, score, ("rerank",)) for path in ("/score", "/v1/score")],
-    *[_route(path, classify, (SEQUENCE_CLASSIFICATION,)) for path in ("/classify", "/v1/classify")],
-    *[_route(path, pooling, tuple(POOLING)) for path in ("/pooling", "/v1/pooling")],
-    _route("/tokenize", tokenize, ALL, "prompt"),
-    _route("/tokenize", tokenize, ALL, "messages"),
-    _route("/detokenize", detokenize, ALL),
-    _route("/generative_scoring", generative_scoring.score, GENERATION),
+    *[_route(path, score) for path in ("/score", "/v1/score")],
+    *[_route(path, classify) for path in ("/classify", "/v1/classify")],
+    *[_route(path, pooling) for path in ("/pooling", "/v1/pooling")],
+    _route("/tokenize", tokenize, "prompt"),
+    _route("/tokenize", tokenize, "messages"),
+    _route("/detokenize", detokenize),
+    _route("/generative_scoring", generative_scoring.score),
 )

@@ -17,12 +17,20 @@ from typing import Any
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
-from hf_transformer.api.dialects.fields import move_if_present, read_precision, read_purpose, read_strings
+from hf_transformer.api.dialects.fields import (
+    move_if_present,
+    name_by_alias,
+    read_precision,
+    read_purpose,
+    read_strings,
+    require_representation,
+)
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import IgnoredField
+from hf_transformer.api.openai.fields import IgnoredField, field_name
 from hf_transformer.api.service import Service
+from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 
@@ -31,14 +39,15 @@ IGNORED = (
     IgnoredField("enable_auto_chunking", (), (False,), "the client divides a document"),
     IgnoredField("user", ()),
 )
-NAMES = {"dimensions": "output_dimension", "precision": "output_dtype"}
-"""Voyage's names of the task's parameters."""
+ALIASES = {"dimensions": ("output_dimension",), "precision": ("output_dtype",), "prompt_name": ("input_type",)}
+"""Voyage's fields for the task's parameters."""
 
 
 async def contextualized(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns a vector of each chunk, by document."""
     tasks = ("text_embedding",)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=IGNORED)
+    require_representation(model, DENSE)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of lists of texts")
     require_few("inputs", inputs, service.max_texts)
@@ -47,8 +56,8 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     ]
     options = move_if_present(parameters, {"output_dimension": "dimensions"})
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
-    call.context.field_names = lambda path: NAMES.get(
-        name := path.removeprefix("parameters.").replace("].chunks", "]", 1), name
+    call.context.field_names = name_by_alias(
+        parameters, ALIASES, lambda path: field_name(path).replace("].chunks", "]", 1)
     )
     answers = await model.predict(Query(documents, options, name="inputs"), call.context)
     data = [
@@ -67,7 +76,6 @@ ROUTES = (
     DialectRoute(
         path="/v1/contextualizedembeddings",
         dialect="voyage",
-        tasks=("text_embedding",),
         handle=contextualized,
         render_error=render_detail,
     ),

@@ -19,34 +19,47 @@ Sources: https://platform.openai.com/docs/api-reference/embeddings/create and th
 from __future__ import annotations
 
 from binascii import b2a_base64
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
+    TRUNCATE_PROMPT_TOKENS,
     TRUNCATION_FIELDS,
     move_if_present,
+    name_by_alias,
     read_precision,
     read_purpose,
     read_truncation,
+    representations,
 )
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, read_texts, usage
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Model, Models, Service
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 from hf_transformer.types.tensors import Array
 
 PARAMETERS = ("prompt", "prompt_name", "stride", "representations", "binary_zero", "max_tokens")
 """Fields that are parameters of the task."""
-DIMENSIONS, NORMALIZE = ("dimensions", "output_dimension"), ("normalize", "normalized", "use_activation")
 PRECISION, PURPOSE = ("precision", "embedding_type", "output_dtype"), ("input_type", "task")
+ALIASES: Mapping[str, Sequence[str]] = {
+    "dimensions": ("dimensions", "output_dimension"),
+    "normalize": ("normalize", "normalized", "use_activation"),
+    "precision": PRECISION,
+    "input_type": PURPOSE,
+    "prompt_name": ("prompt_name", *PURPOSE),
+    "max_tokens": ("max_tokens", TRUNCATE_PROMPT_TOKENS),
+}
+"""The fields for each of the task's parameters that several APIs name differently."""
 LATE_CHUNKING = "late_chunking"
 FIELDS = (
     *("model", "input", "encoding_format", *ignored_fields("embeddings"), *PARAMETERS),
-    *(*DIMENSIONS, *NORMALIZE, *PRECISION, *PURPOSE, *TRUNCATION_FIELDS, LATE_CHUNKING),
+    *(*ALIASES["dimensions"], *ALIASES["normalize"], *PRECISION, *PURPOSE, *TRUNCATION_FIELDS, LATE_CHUNKING),
 )
 SUFFIXES = {"-query": "query", "-passage": "passage"}
 """Endings of a model's name that mean an ``input_type``, as in NVIDIA NIM."""
@@ -56,11 +69,12 @@ async def create(service: Service, call: Call) -> Response:
     """Answers one request. Raises RequestError."""
     payload = without_suffix(call.json(), service.models)
     model, parameters = read_request(service, call, "embeddings", FIELDS, payload)
-    # OpenAI's client asks for base64 by default, and leaves an object of several representations unchanged.
-    base64 = _wants_base64(parameters) and "representations" not in parameters
+    # OpenAI's client asks for base64 by default, and leaves representations that are no vector of a text unchanged.
+    base64 = _wants_base64(parameters) and "representations" not in parameters and DENSE in representations(model)
     query, single = read_query(parameters, model, service.max_texts, service.token_inputs)
     late = parameters.flag(LATE_CHUNKING, False)
-    call.context.field_names = _chunk_input if late else single_input if single else field_name
+    field = _chunk_input if late else single_input if single else field_name
+    call.context.field_names = name_by_alias(parameters, ALIASES, field)
     answers = await model.predict(query, call.context)
     predictions = answers.predictions[0] if late else answers.predictions
     data = [
@@ -83,7 +97,8 @@ def without_suffix(payload: Json, models: Models) -> Json:
         return payload
     purpose = SUFFIXES[suffix]
     if payload.get("input_type") not in (None, purpose):
-        raise InvalidInput("input_type", f"{purpose!r}, as in the name of the model", "another one")
+        got = describe(payload["input_type"], quote=True)
+        raise InvalidInput("input_type", f"{purpose!r}, as in the name of the model", got)
     return {**payload, "model": name.removesuffix(suffix), "input_type": purpose}
 
 
@@ -122,22 +137,28 @@ def read_query(parameters: Parameters, model: Model, max_texts: int, token_input
 
     texts, single = read_texts("input", plain_texts(parameters.get("input")), max_texts, read_ids)
     if parameters.flag(LATE_CHUNKING, False):
+        if "representations" in parameters:
+            raise InvalidInput("representations", f"no value beside {LATE_CHUNKING}, which has dense vectors")
         texts = [{"chunks": texts}]
     return Query(texts, _options(parameters, model), name="input"), single
 
 
 def plain_texts(value: Json) -> Json:
-    """Returns ``input`` with strings in place of Jina's {"text": string}."""
+    """Returns ``input`` with strings in place of Jina's {"text": string}. Other values stay as they are."""
     if not isinstance(value, list) or not any(isinstance(item, dict) for item in value):
         return value
-    return [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in value]
+    return [item["text"] if _is_text(item) else item for item in value]
+
+
+def _is_text(item: Json) -> bool:
+    return isinstance(item, dict) and item.keys() == {"text"} and isinstance(item["text"], str)
 
 
 def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
     """Returns the parameters of the task. Fields of two APIs that mean the same can't be together."""
     options = move_if_present(parameters, {name: name for name in PARAMETERS}) | read_truncation(parameters)
-    for names, target in ((DIMENSIONS, "dimensions"), (NORMALIZE, "normalize")):
-        field = parameters.one_of(*names)
+    for target in ("dimensions", "normalize"):
+        field = parameters.one_of(*ALIASES[target])
         if field is not None:
             options[target] = parameters.get(field)
     if parameters.get("embedding_type") != "base64":

@@ -18,13 +18,17 @@ https://docs.voyageai.com/reference/reranker-api
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
+    TRUNCATE_PROMPT_TOKENS,
     TRUNCATION_FIELDS,
     move_if_present,
+    name_by_alias,
     read_documents,
     read_token_limits,
     read_truncation,
@@ -43,6 +47,8 @@ PARAMETERS = (
 )
 """Fields that are parameters of the task."""
 TOP, SCORES = ("top_n", "top_k"), ("raw_scores", "use_activation")
+ALIASES: Mapping[str, Sequence[str]] = {"top_n": TOP, "max_tokens": ("max_tokens", TRUNCATE_PROMPT_TOKENS)}
+"""The fields for each of the task's parameters that several APIs name differently."""
 FIELDS = (
     *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
     *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS),
@@ -57,25 +63,36 @@ async def create(service: Service, call: Call, *, shared: bool = False) -> Respo
     """Answers one request. At a path that other APIs share, the answer has the fields of all. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
     query = read_query(parameters, service.max_texts)
-    call.context.field_names = field_of_instance
+    call.context.field_names = name_by_alias(parameters, ALIASES, field_of_instance)
     answers = await model.predict(query, call.context)
-    results = render_results(answers)
+    results = render_results(answers, parameters)
     answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
     if shared:
         tokens = {"input_tokens": answers.tokens}
         answer |= {"object": "list", "meta": {"api_version": {"version": "1"}, "tokens": tokens}}
         if any(field in parameters for field in VOYAGE):
-            answer["data"] = results
+            answer["data"] = as_voyage(results, parameters.flag("return_documents", False))
     return reply(orjson.dumps({**answer, "results": results}))
 
 
-def render_results(answers: Answers) -> list[Json]:
-    """Renders the scores of the request's only instance, best first."""
-    results = []
+def render_results(answers: Answers, parameters: Parameters) -> list[Json]:
+    """Renders the scores of the request's only instance, best first. An object keeps its fields, as in Cohere."""
+    results, documents = [], parameters.get("documents")
     for result in answers.predictions[0]:
-        document = {"document": {"text": result["text"]}} if "text" in result else {}
+        given = documents[result["index"]]
+        fields = given if isinstance(given, dict) else {}
+        document = {"document": {"text": result["text"], **fields}} if "text" in result else {}
         results.append({"index": result["index"], **document, "relevance_score": result["score"]})
     return results
+
+
+def as_voyage(results: Sequence[Json], with_documents: bool) -> list[Json]:
+    """Renders results as Voyage does: a document is its text, and absent by default."""
+    names = ("relevance_score", "index")
+    return [
+        {name: one[name] for name in names} | ({"document": one["document"]["text"]} if with_documents else {})
+        for one in results
+    ]
 
 
 def field_of_instance(path: str) -> str:

@@ -29,7 +29,6 @@ def route(dialect: str, *fields: str, path: str = "/shared", fails: bool = False
     return DialectRoute(
         path=path,
         dialect=dialect,
-        tasks=(),
         handle=handle,
         render_error=lambda error, status: orjson.dumps({dialect: str(error), "status": status}),
         status=lambda error: error.status + 22,

@@ -105,6 +105,8 @@ def test_fields_become_the_task_s_parameters() -> None:
     known = ("inputs", *tei_form.TRUNCATION, "normalize")
     assert tei_form.read_parameters(fields, known, context) == {"truncation": True, "truncation_side": "left"}
     assert context.ignored == ["More_"], "a name is made valid in a header"
+    right = tei_form.read_parameters({"truncation_direction": "Right"}, known, context)
+    assert right == {"truncation_side": "right"}, "also for a tokenizer that cuts the left side"
     for direction in ("up", ["left"], 1):
         with pytest.raises(InvalidInput, match="truncation_direction: expected left or right"):
             tei_form.read_parameters({"truncation_direction": direction}, known, context)

@@ -1,0 +1,92 @@
+"""Fields that dialects share: names in errors, documents, truncation, and the sums of several requests in a body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_transformer.api.dialects import fields
+from hf_transformer.api.dialects.tei import InstanceBudget, SharedBudget
+from hf_transformer.api.dialects.tei_form import count_texts
+from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.request import Answers, Context
+from tests.api.generating import ServedModel
+
+
+def parameters(**values: Any) -> Parameters:
+    return Parameters(values, tuple(values))
+
+
+def test_an_error_has_the_name_that_the_request_has() -> None:
+    aliases = {"dimensions": ("dimensions", "output_dimension")}
+    name = fields.name_by_alias(parameters(output_dimension=9, normalize=True), aliases, lambda path: path[2:])
+    assert name("p.dimensions") == "output_dimension"
+    assert name("p.normalize") == "normalize" and name("p.precision") == "precision"
+
+
+def test_documents_keep_their_other_fields_in_the_answer() -> None:
+    documents = ["a", {"text": "b", "title": "c", "year": 1}, {"title": "d"}]
+    texts = fields.read_documents(documents[:2], 2)
+    assert texts == ["a", "b"]
+    ranked = fields.read_documents(documents[1:], 2, ["title"])
+    assert ranked == ["title: c", "title: d"]
+    read = [*texts, ranked[1]]
+    answers = Answers([[{"index": index, "text": text, "score": 0.5} for index, text in enumerate(read)]])
+    shown = [one["document"] for one in rerank.render_results(answers, parameters(documents=documents))]
+    assert shown == [{"text": "a"}, documents[1], {"text": "title: d", "title": "d"}]
+    bare = Answers([[{"index": 0, "score": 0.5}]])
+    assert rerank.render_results(bare, parameters(documents=documents)) == [{"index": 0, "relevance_score": 0.5}]
+    with pytest.raises(InvalidInput, match=r"documents\[0\]: expected a string"):
+        fields.read_documents([{"text": 1}], 2)
+
+
+def test_a_text_in_an_object_is_a_string() -> None:
+    assert embeddings.plain_texts([{"text": "a"}, "b", {"text": 5}, {"text": [1]}]) == [
+        "a",
+        "b",
+        {"text": 5},
+        {"text": [1]},
+    ]
+
+
+def test_two_lengths_in_tokens_are_refused() -> None:
+    assert fields.read_truncation(parameters(truncate_prompt_tokens=9)) == {"truncation": True, "max_tokens": 9}
+    assert fields.read_truncation(parameters(max_tokens=9)) == {}
+    with pytest.raises(InvalidInput, match="truncate_prompt_tokens: expected max_tokens or truncate_prompt_tokens"):
+        fields.read_truncation(parameters(max_tokens=9, truncate_prompt_tokens=9))
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"inputs": "a"}, 1),
+        ({"inputs": ["a", [1, 2], "b"]}, 3),
+        ({"inputs": [1, 2, 3]}, 1),
+        ({"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}, 2),
+        ({"query": "a", "texts": ["b"] * 5, "inputs": "c"}, 5),
+        ({"inputs": []}, 1),
+        ({}, 1),
+        ("a", 1),
+    ],
+)
+def test_texts_of_a_body_are_counted(body: Any, count: int) -> None:
+    assert count_texts(body) == count
+
+
+def test_requests_in_a_body_share_the_limits_of_one(made: ServedModel) -> None:
+    shared = SharedBudget(None, made.service)
+    contexts = [Context("id", {}) for _ in range(3)]
+    budgets = [InstanceBudget(shared, context) for context in contexts]
+    for context, budget in zip(contexts, budgets, strict=True):
+        context.values = made.service.max_answer_values // 2
+        if budget is not budgets[-1]:
+            budget.charge(3)
+    with pytest.raises(TooLarge, match="--max_answer_values"):
+        budgets[-1].charge(3)
+    assert shared.tokens == 9
+    budgets[0].expect(made.service.max_total_length)
+    with pytest.raises(TooLarge, match="--max_total_length"):
+        budgets[1].expect(1)
