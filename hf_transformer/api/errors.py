@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 RenderError = Callable[[RequestError, int], bytes]
 """Renders an API's error body from an error and its HTTP status."""
 EMPTY = "an empty list"
-"""What a field error got, if it expected a list with elements."""
+"""``FieldError.got`` for a list without elements."""
 
 
 def error_response(render: RenderError, error: RequestError, status: int, *headers: tuple[bytes, bytes]) -> Response:

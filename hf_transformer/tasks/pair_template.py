@@ -49,7 +49,7 @@ class PairTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reranker:
-    """A reranker's settings beside those of a cross-encoder.
+    """A reranker's template and tokens.
 
     Attributes:
         template: the text around query and document; None for the tokenizer's own form of a pair.

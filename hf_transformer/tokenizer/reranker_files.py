@@ -33,7 +33,8 @@ def is_causal(config: Mapping[str, Json]) -> bool:
 
 
 def implied_task(folder: Path, config: Mapping[str, Json], sentences: SentenceTransformers | None) -> str | None:
-    """The task that a folder's files tell beside the architecture in config.json. Raises LoadError for an invalid file.
+    """The task that a folder's files imply, whatever the architecture in config.json. Raises LoadError for an invalid
+    file.
 
     The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
     """
@@ -73,8 +74,8 @@ def read_reranker(
         calls, modalities = transformer.get("processing_kwargs"), transformer.get("modality_config")
         variables = calls.get("chat_template") if isinstance(calls, dict) else None
         if template != "auto" or not isinstance(modalities, dict) or "message" in modalities:
-            given = {key: value for key, value in (variables or {}).items() if key not in NOT_FOR_TEMPLATES}
-            chosen = own_template(given) or chosen
+            arguments = {key: value for key, value in (variables or {}).items() if key not in NOT_FOR_TEMPLATES}
+            chosen = own_template(arguments) or chosen
     if not is_causal(config):
         return Reranker(template=chosen)
     if chosen is None and template != "none":

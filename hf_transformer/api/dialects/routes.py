@@ -69,12 +69,12 @@ def by_path(routes: Iterable[DialectRoute]) -> Table:
 
 def endpoints(service: Service, table: Table) -> list[tuple[str, Endpoint]]:
     """Returns one endpoint per path. Errors of a body that can't be read have the form of the first route."""
-    found = []
+    result = []
     for path, routes in table.items():
         methods, first = "GET, HEAD, POST" if path == "/" else "POST", routes[0]
         endpoint = Endpoint(first.dialect, _dispatch(service, routes), first.render_error, service, methods)
-        found.append((path, endpoint))
-    return found
+        result.append((path, endpoint))
+    return result
 
 
 def errors_by_path(table: Table, other: Callable[[str], RenderError]) -> Callable[[str], RenderError]:

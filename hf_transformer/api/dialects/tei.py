@@ -74,10 +74,10 @@ class Ask:
     fields: Mapping[str, Json]
     context: Context
 
-    def given_parameters(self) -> dict[str, Json]:
+    def inner_parameters(self) -> dict[str, Json]:
         """The field ``parameters``, which is empty if absent. Raises InvalidInput if it is no object."""
-        given = self.fields.get("parameters")
-        parameters: dict[str, Json] = expect({} if given is None else given, dict, "parameters", "an object")
+        value = self.fields.get("parameters")
+        parameters: dict[str, Json] = expect({} if value is None else value, dict, "parameters", "an object")
         return parameters
 
     async def predict(self, instances: list[Json], parameters: Mapping[str, Json], name: str = "inputs") -> Answers:
@@ -136,9 +136,9 @@ async def similarity(ask: Ask) -> Result:
     sentences = expect_items(fields.get("sentences"), "inputs.sentences", "a list of texts")
     require_few("inputs.sentences", sentences, ask.service.max_texts - 1)
     texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
-    given = ask.given_parameters()
+    fields = ask.inner_parameters()
     ask.context.field_names = _similarity_field
-    parameters = read_parameters(given, (*TRUNCATION, "prompt_name"), ask.context)
+    parameters = read_parameters(fields, (*TRUNCATION, "prompt_name"), ask.context)
     answers = await ask.predict(texts, parameters)
     vectors = answers.predictions
     values = sum(getattr(vector, "size", 0) for vector in vectors)
@@ -201,7 +201,7 @@ async def pipeline(ask: Ask) -> Result:
 
     As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
     """
-    inputs, parameters = ask.fields.get("inputs"), ask.given_parameters()
+    inputs, parameters = ask.fields.get("inputs"), ask.inner_parameters()
     instances = expect_items(inputs if isinstance(inputs, list) else [inputs], "inputs", "a text or a list of texts")
     require_few("inputs", instances, ask.service.max_texts)
     is_single = not isinstance(inputs, list)
@@ -227,7 +227,7 @@ async def by_kind(ask: Ask) -> Result:
 
 def _route_of(ask: Ask) -> Run:
     task, inputs = ask.model.task.name, ask.fields.get("inputs")
-    ask.given_parameters()  # also where the route has none, and lists the field as ignored
+    ask.inner_parameters()  # also where the route has none, and lists the field as ignored
     if task == "text_embedding":
         if isinstance(inputs, dict):
             return similarity

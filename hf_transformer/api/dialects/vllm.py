@@ -83,7 +83,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     if len(firsts) == 1:
         instances: list[Json] = [{"query": firsts[0], "texts": seconds}]
     elif len(firsts) == len(seconds):
-        instances = [{"query": one, "texts": [two]} for one, two in zip(firsts, seconds, strict=True)]
+        instances = [{"query": query, "texts": [text]} for query, text in zip(firsts, seconds, strict=True)]
     else:
         raise InvalidInput(second, f"one text for each of the {len(firsts)} in {first}", str(len(seconds)))
 

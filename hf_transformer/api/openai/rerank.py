@@ -79,8 +79,8 @@ def render_results(answers: Answers, parameters: Parameters) -> list[Json]:
     """Renders the scores of the request's only instance, best first. An object keeps its fields, as in Cohere."""
     results, documents = [], parameters.get("documents")
     for result in answers.predictions[0]:
-        given = documents[result["index"]]
-        fields = given if isinstance(given, dict) else {}
+        original = documents[result["index"]]
+        fields = original if isinstance(original, dict) else {}
         document = {"document": {"text": result["text"], **fields}} if "text" in result else {}
         results.append({"index": result["index"], **document, "relevance_score": result["score"]})
     return results

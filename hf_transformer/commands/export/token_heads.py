@@ -47,7 +47,7 @@ class Residual(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class TokenHeads:
-    """What a model has besides its token vectors.
+    """The layers of a model after its token vectors.
 
     Attributes:
         splade: the pooling of the logits of a masked-LM head.
