@@ -23,9 +23,6 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 NOT_FOR_TEMPLATES = ("restore_suffix", "max_length", "truncation", "padding")
 """Arguments of sentence-transformers' chat templates that don't reach the template. A suffix is always kept."""
 
-Render = Callable[[str, str, str | None, Mapping[str, Json]], str]
-"""Renders a chat template with a query, a document, an instruction if any, and further variables."""
-
 
 def is_causal(config: Mapping[str, Json]) -> bool:
     """Whether config.json names a causal model."""
