@@ -78,9 +78,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     )
 
 
-def _check_size(
-    query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequence[int], service: Service
-) -> None:
+def _check_size(query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequence[int], service: Service) -> None:
     """Raises TooLarge for too many tokens or scores, before the query's tokens are repeated for each item."""
     tokens, scores = len(query) * len(texts) + sum(map(len, texts)), len(texts) * len(labels)
     if tokens > (most := service.max_total_length):

@@ -59,6 +59,4 @@ def _refuse_ids(ids: list[Json], path: str) -> Json:
     raise InvalidInput(path, "text", "token ids")
 
 
-ROUTES = (
-    DialectRoute(path="/v1/multi-vector", dialect="jina", handle=multi_vector, render_error=render_detail),
-)
+ROUTES = (DialectRoute(path="/v1/multi-vector", dialect="jina", handle=multi_vector, render_error=render_detail),)

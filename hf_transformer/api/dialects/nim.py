@@ -54,6 +54,4 @@ def _field(path: str) -> str:
     return "query.text" if rest == ".query" else "passages" if rest == "" else top_level(path)
 
 
-ROUTES = (
-    DialectRoute(path="/v1/ranking", dialect="nim", handle=ranking, render_error=render_detail),
-)
+ROUTES = (DialectRoute(path="/v1/ranking", dialect="nim", handle=ranking, render_error=render_detail),)

@@ -275,9 +275,7 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
 
 
 def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:
-    return DialectRoute(
-        path=path, dialect="vllm", handle=handle, render_error=render_error, fields=frozenset(fields)
-    )
+    return DialectRoute(path=path, dialect="vllm", handle=handle, render_error=render_error, fields=frozenset(fields))
 
 
 ROUTES = (
