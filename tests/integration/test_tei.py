@@ -101,8 +101,8 @@ def test_similarity_is_the_cosine(serve: Serve) -> None:
     long = {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}, "parameters": {"truncate": False}}
     refused(service, "/similarity", long, 422, "Validation", "inputs.sentences[1]: expected at most")
     for name, value in (("truncation_direction", "up"), ("truncate", 1), ("prompt_name", "none")):
-        wrong = body | {"parameters": {name: value}}
-        refused(service, "/similarity", wrong, 422, "Validation", f"parameters.{name}: expected")
+        parameters = {"parameters": {name: value}}
+        refused(service, "/similarity", body | parameters, 422, "Validation", f"parameters.{name}: expected")
 
 
 def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
