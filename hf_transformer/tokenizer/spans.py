@@ -1,4 +1,4 @@
-"""The tokens of a client's spans in a text."""
+"""The tokens of a client's spans in a text, and the characters of a text's first or last tokens."""
 
 from __future__ import annotations
 
@@ -31,3 +31,23 @@ def locate(text: SpannedText, windows: Sequence[Encoding], stride: int) -> Itera
         yield SpannedEncoding(
             window.ids, window.type_ids, window.truncated, window.offsets, window.special_mask, spans=spans
         )
+
+
+def shortened(text: str, encoding: Encoding, count: int, left: bool) -> str:
+    """Cuts a text to its first ``count`` tokens, or to the last ones with ``left``.
+
+    A character of several tokens, such as a symbol in a byte-level vocabulary, remains or goes as a whole.
+
+    Args:
+        encoding: the tokens with offsets, without special tokens.
+    """
+    offsets = encoding.offsets or []
+    place = len(offsets) - count if left else count
+    if not 0 < place < len(offsets):
+        return text
+    step = 1 if left else -1
+    while 0 < place < len(offsets) and offsets[place][0] < offsets[place - 1][1]:
+        place += step
+    if left:
+        return text[offsets[place][0] :] if place < len(offsets) else ""
+    return text[: offsets[place - 1][1]] if place else ""

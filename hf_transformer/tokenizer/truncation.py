@@ -21,15 +21,10 @@ def too_many_windows(options: Tokenization) -> TooLarge:
     )
 
 
-def exceeds(counts: Sequence[int], room: int, options: Tokenization) -> bool:
-    """Whether texts with these numbers of tokens exceed ``room`` tokens together, or ``options.max_each``."""
-    return sum(counts) > room or any(map(int.__gt__, counts, options.max_each))
-
-
 def plan(
     counts: Sequence[int], added: int, limit: int, options: Tokenization, left: bool
 ) -> tuple[Sequence[Kept], bool]:
-    """Truncates a text or pair that ``exceeds`` its room, or splits it into windows.
+    """Truncates a text or pair to ``limit`` tokens and ``options.max_each``, or splits it into windows.
 
     Sources: truncate_encoding in tokenizers/src/tokenizer/encoding.rs, truncate_encodings in utils/truncation.rs.
 
