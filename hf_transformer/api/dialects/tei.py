@@ -68,6 +68,8 @@ from hf_transformer.types.tokenization import Encoding
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
 PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
 ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
+SPARSE_SIZE = 12_000
+"""Numbers of dense vectors whose comparison takes as long as that of a sparse vector, 0.03 ms."""
 VALUES = 100
 """The components of vectors whose comparison takes as long as the rendering of a token, about 0.5 us."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")
@@ -148,7 +150,7 @@ async def similarity(ask: Ask) -> Result:
     parameters = read_parameters(given, (*TRUNCATION, "prompt_name"), ask.context)
     answers = await ask.predict(texts, parameters)
     vectors = answers.predictions
-    values = sum(getattr(vector, "size", 0) for vector in vectors)
+    values = sum(getattr(vector, "size", SPARSE_SIZE) for vector in vectors)
     scores = await off_loop(ask.service.executor, values // VALUES, lambda: compare(vectors[0], vectors[1:]))
     return Result(scores, (sum(map(len, texts)), answers.tokens))
 
