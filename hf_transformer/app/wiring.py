@@ -173,6 +173,9 @@ def load_model(config: Config) -> LoadedModel:
         from hf_transformer.app.rerank_template import prepare_reranker  # imports Jinja
 
         settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
+    elif config.rerank_template != "auto" or config.rerank_tokens:
+        kind = "embedding models as rerankers" if task is BiEncoderRerank else task.name
+        logger.warning("--rerank_template and --rerank_tokens have no effect for %s", kind)
     check_stride(task, settings)
     loaded_task = task(settings)
     if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):

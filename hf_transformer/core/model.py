@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, TypeVar
 
-from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.pipeline import Pipeline, PredictivePipeline
 from hf_transformer.errors import (
     PREDICTORS,
     NotReady,
@@ -349,7 +349,7 @@ class ServedModel(Generic[PipelineT_co]):
             version=spec.version,
             task=self.task.name,
             inputs=tuple([field.spec for field in self.task.fields]),
-            outputs=self.task.tensor_specs,
+            outputs=(pipeline.task if isinstance(pipeline, PredictivePipeline) else self.task).tensor_specs,
             max_length=pipeline.tokenizer.max_length,
         )
         self._serving = serving = Serving(pipeline, spec, description)

@@ -184,11 +184,11 @@ class PredictivePipeline(Pipeline):
         task, limits, options, has_decode_cost = self.task, self._limits, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
         tokens, size, texts, needs_check = 0, 0, iter(windows), self._has_check
-        has_complete = self._has_complete
+        has_complete, has_of_text = self._has_complete, self._has_of_text
         for item, count in zip(request.items, request.counts, strict=True):
             item_entries = []
             for number, encodings in enumerate(islice(texts, count)):
-                text_item = task.of_text(item, number) if self._has_of_text else item
+                text_item = task.of_text(item, number) if has_of_text else item
                 text_entries = []
                 for encoding in encodings:
                     if has_complete:

@@ -87,7 +87,8 @@ class SentenceTransformers:
         truncate_dim: the number of components to keep of a vector; None keeps all.
         lower_case: whether to lower-case texts.
         inside: a module (Dense, ...) that only the model itself can apply. The model's output is then the final vector.
-        similarity: the function that compares vectors, a key of SIMILARITIES.
+        similarity: the function that compares vectors: a key of SIMILARITIES, with ``sparse`` of
+            SPARSE_SIMILARITIES, with ``late_interaction`` one of MAX_SIM.
         sparse: the settings of a SparseEncoder folder, whose models have no dense vectors.
         late_interaction: the settings of a ColBERT folder, whose models have a vector per token.
     """

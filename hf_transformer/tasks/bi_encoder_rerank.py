@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tasks.base import Outputs, TaskSettings
+from hf_transformer.tasks.base import Outputs, SentenceTransformers, TaskSettings
 from hf_transformer.tasks.long_texts import TRUNCATION
 from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import MAX_TOKENS_EACH, Rerank, RerankItem, RerankOptions
-from hf_transformer.tasks.similarity import SIMILARITIES, compare, cosine
+from hf_transformer.tasks.similarity import MAX_SIM, SIMILARITIES, SPARSE_SIMILARITIES, compare, cosine, sparse_dot
 from hf_transformer.tasks.text_embedding import TextEmbedding, TextEmbeddingOptions
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import TensorSpec
-from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds
+from hf_transformer.types.tokenization import Encoding, TextInput, TunedText
 
 OF_EMBEDDING = ("dimensions", "normalize", "representations", *TRUNCATION, "stride")
 """Parameters that text_embedding reads."""
+COMPARED_VALUES = 16
+"""Values of an embedding per value of --max_answer_values. The answer has only scores, but the vectors of all texts are
+in memory until the last one is there: up to 256 MB with 1,000,000 values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +44,12 @@ class RerankText:
 class BiEncoderRerank(Rerank):
     """Reads the outputs of text_embedding. Prompts and markers are those of queries and documents.
 
-    A score is the similarity of both representations: by the model's own function of dense vectors, the dot product of
-    sparse vectors, or MaxSim of vectors of tokens. The parameter raw_scores changes nothing, nor does
-    truncate_document, since texts are cut each by itself. Options are BiEncoderOptions in all methods.
+    A score is the similarity of both representations by the model's own function, by default the cosine of dense
+    vectors, the dot product of sparse vectors, and MaxSim of vectors of tokens, in BGE-M3 divided by the query's number
+    of vectors. The parameter raw_scores changes nothing, nor does truncate_document, since texts are cut each by
+    itself. Options are BiEncoderOptions in all methods.
+
+    Source: compute_colbert_score in FlagEmbedding/finetune/embedder/encoder_only/m3/modeling.py of FlagEmbedding 1.3.
     """
 
     reads_sentence_transformers = True
@@ -59,10 +65,13 @@ class BiEncoderRerank(Rerank):
 
     def _read_outputs(self, settings: TaskSettings) -> None:
         self.outputs = self._embedding.outputs
-        name = settings.sentence_transformers.similarity if settings.sentence_transformers else "cosine"
-        if name not in (*SIMILARITIES, "maxsim"):
-            raise LoadError(f"similarity_fn_name is {name[:60]!r}, expected one of {', '.join(SIMILARITIES)}")
+        files = settings.sentence_transformers or SentenceTransformers()
+        name, known = files.similarity, tuple(SPARSE_SIMILARITIES if files.sparse else SIMILARITIES)
+        if name not in (*known, *MAX_SIM):
+            raise LoadError(f"similarity_fn_name is {name[:60]!r}, expected one of {', '.join(known)}")
         self._dense = SIMILARITIES.get(name, cosine)
+        self._sparse = SPARSE_SIMILARITIES.get(name, sparse_dot) if files.sparse else sparse_dot
+        self._mean = name == "meanmaxsim" or files.late_interaction is None
 
     def fit(self, outputs: Sequence[TensorSpec]) -> BiEncoderRerank:
         """Returns the task for a model with these outputs. Raises ConfigError and LoadError as fit_outputs does."""
@@ -81,7 +90,7 @@ class BiEncoderRerank(Rerank):
         checked.flag("truncate_document", True)
         own = {name: parameters[name] for name in OF_EMBEDDING if name in checked}
         query, document = (
-            self._embedding.options({**own, **self._limit(checked, name), "input_type": kind})
+            self._limited(self._embedding.options({**own, "input_type": kind}), checked, name)
             for kind, name in zip(("query", "document"), MAX_TOKENS_EACH, strict=True)
         )
         if len(document.representations) > 1:
@@ -100,21 +109,21 @@ class BiEncoderRerank(Rerank):
             document=document,
         )
 
-    def _limit(self, checked: Parameters, name: str) -> dict[str, Json]:
-        """The parameter max_tokens for a maximum of one side, which does not count special tokens."""
+    @staticmethod
+    def _limited(options: TextEmbeddingOptions, checked: Parameters, name: str) -> TextEmbeddingOptions:
+        """Adds the maximum of one side, which does not count special tokens."""
         if name not in checked:
-            return {}
-        [empty] = self.settings.vocabulary.encode([""])
-        most = len(empty) + checked.integer(name, 1, 1)
-        return {"max_tokens": min(most, checked.integer("max_tokens", most, 1))}
+            return options
+        tokenization = replace(options.tokenization, max_each=(checked.integer(name, 1, 1),))
+        return replace(options, tokenization=tokenization)
 
     def texts(self, item: RerankItem, options: Any) -> Sequence[TextInput]:
-        [query] = self._embedding.texts(item.query, options.query)
-        own = self._embedding.tokenization(options.query)
-        if own != options.tokenization:  # ColBERT's queries have a length of their own
-            [[encoding]] = self.settings.vocabulary.encode_windows([query], own)
-            query = TokenIds(tuple(encoding.ids))
-        return [query, *(part for text in item.texts for part in self._embedding.texts(text, options.document))]
+        query = self._embedding.prompted(item.query, options.query)
+        own = self._embedding.tokenization(options.query)  # ColBERT's queries have a length of their own
+        return [
+            query if own == options.tokenization else TunedText(query, own),
+            *(self._embedding.prompted(text, options.document) for text in item.texts),
+        ]
 
     def of_text(self, item: RerankItem, index: int) -> RerankText:
         return RerankText(item.texts[index - 1], False) if index else RerankText(item.query, True)
@@ -124,6 +133,10 @@ class BiEncoderRerank(Rerank):
 
     def complete(self, item: Any, encoding: Encoding, options: Any) -> Encoding:
         return self._embedding.complete(item.text, encoding, _side(item, options))
+
+    def answer_size(self, encoding: Encoding, options: Any) -> int:
+        values = self._embedding.answer_size(encoding, options.document)
+        return super().answer_size(encoding, options) + -(-values // COMPARED_VALUES)
 
     def decode_cost(self, encoding: Encoding, options: Any) -> int:
         return self._embedding.decode_cost(encoding, options.document)
@@ -137,7 +150,7 @@ class BiEncoderRerank(Rerank):
             self._representation(side, windows, _side(side, options))
             for side, windows in zip(sides, parts, strict=True)
         )
-        return self.ranked(item, compare(query, documents, self._dense), options)
+        return self.ranked(item, compare(query, documents, self._dense, self._sparse, mean=self._mean), options)
 
     def _representation(self, side: RerankText, windows: Sequence[Any], options: TextEmbeddingOptions) -> Any:
         answer = self._embedding.answer(side.text, [windows], options)

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import SpannedText
 
 FORMS = ({"chunks"}, {"text", "spans"})
 """The keys of instances for late chunking."""
+MAX_SPANS = 4096
+"""Maximum number of chunks or spans of a text, since each window of the text has a range for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,11 @@ class SpannedItem:
 def read_spanned(instance: dict[str, Json], path: str) -> SpannedItem:
     """Parses {"chunks": [string, ...]} or {"text": string, "spans": [[start, end], ...]}.
 
-    A space separates chunks, unless one of them has white space there. Raises InvalidInput for any other form.
+    A space separates chunks, unless one of them has white space there.
+
+    Raises:
+        InvalidInput: any other form.
+        TooLarge: more than MAX_SPANS chunks or spans.
     """
     if "chunks" in instance:
         return _join(instance["chunks"], f"{path}.chunks")
@@ -81,6 +87,8 @@ def _join(chunks: Json, path: str) -> SpannedItem:
 def _require_list(value: Json, path: str, expected: str) -> None:
     if not isinstance(value, list) or not value:
         raise InvalidInput(path, expected, "an empty list" if value == [] else describe(value))
+    if len(value) > MAX_SPANS:
+        raise TooLarge(path, f"at most {MAX_SPANS} for a text", str(len(value)))
 
 
 def _is_span(span: Json, length: int) -> bool:

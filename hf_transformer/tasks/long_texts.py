@@ -48,6 +48,11 @@ def read_tokenization(checked: Parameters, base: Tokenization = PLAIN) -> Tokeni
     return base
 
 
+def from_beginning(tokenization: Tokenization) -> Tokenization:
+    """Makes windows run from the beginning of a text, where its prompt is. They contain the whole text in any case."""
+    return replace(tokenization, truncation_side="right") if tokenization.windows else tokenization
+
+
 def default_stride(checked: Parameters, settings: TaskSettings) -> int:
     """The number of tokens that neighbouring windows share, if the request doesn't say: less with ``max_tokens``."""
     stride = settings.window_stride

@@ -93,11 +93,14 @@ class TokenVectors:
         return self.files.expansion is not None and not self.files.expansion.attend
 
     def room(self, input_type: str, limit: int | None = None) -> int | None:
-        """The maximum number of tokens before ``complete``, at most ``limit`` after it; None for the model's length."""
+        """The maximum number of tokens before ``complete``, at most ``limit`` after it; None for the model's length.
+
+        It is at least 1, so that the tokenizer refuses a ``limit`` without room for text.
+        """
         limits = [length for length in (self.files.lengths.get(input_type), limit) if length is not None]
         if not limits and input_type not in self._markers:
             return None
-        return min([*limits, self._longest]) - (input_type in self._markers)
+        return max(min([*limits, self._longest]) - (input_type in self._markers), 1)
 
     def complete(self, encoding: Encoding, input_type: str) -> Encoding:
         """Adds the marker after the first token, and the mask tokens of a query."""

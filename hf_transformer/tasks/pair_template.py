@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hf_transformer.errors import LoadError
+from hf_transformer.types.tokenization import FramedPair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,17 @@ class PairTemplate:
 
     def pair(self, query: str, document: str, instruction: str | None) -> tuple[str, str]:
         """Returns both texts of the pair. ``instruction`` must be None for a template without instructions."""
-        before = self.before_query
-        if instruction is not None and self.instructed is not None:
-            before = self.instructed[0] + instruction + self.instructed[1]
-        return f"{before}{query}{self.after_query}", f"{self.before_document}{document}"
+        return f"{self._before(instruction)}{query}{self.after_query}", f"{self.before_document}{document}"
+
+    def limited(self, query: str, document: str, instruction: str | None, count: int) -> FramedPair:
+        """Returns the pair with the query cut to ``count`` tokens."""
+        before, second = self._before(instruction), f"{self.before_document}{document}"
+        return FramedPair(before, query, self.after_query, second, count)
+
+    def _before(self, instruction: str | None) -> str:
+        if instruction is None or self.instructed is None:
+            return self.before_query
+        return self.instructed[0] + instruction + self.instructed[1]
 
     def with_label(self) -> PairTemplate:
         """Moves the text before a document up to its space into the separator, so that each window has it.

@@ -50,6 +50,18 @@ def pool(rows: Array, modes: Sequence[str], skip: int = 0) -> Array:
     return np.concatenate([POOLING[mode](rows, skip) for mode in modes])
 
 
+def span_means(rows: Array, spans: Sequence[range]) -> Array:
+    """Means of ranges of tokens, float32 [spans, hidden], from rows [tokens, hidden].
+
+    The time does not depend on the lengths of the ranges, which may overlap. Each range has at least one token.
+    """
+    sums = np.zeros((len(rows) + 1, rows.shape[1]))  # float64: differences of sums in float32 would lose digits
+    np.cumsum(rows, axis=0, dtype=np.float64, out=sums[1:])
+    starts, ends = np.array([span.start for span in spans], np.int64), np.array([span.stop for span in spans], np.int64)
+    means: Array = (sums[ends] - sums[starts]) / (ends - starts)[:, np.newaxis]
+    return means.astype(np.float32)
+
+
 def unit(vector: Array) -> Array:
     """Normalizes a vector to an L2 norm of 1: x / max(||x||, 1e-12)."""
     normalized: Array = vector / np.maximum(np.sqrt(vector @ vector), np.float32(1e-12))

@@ -13,7 +13,6 @@ The model's output names say which representations it has, and its files how the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, Task, TaskSettings
+from hf_transformer.tasks.long_texts import from_beginning
 from hf_transformer.tasks.multi_vector import DOCUMENT, QUERY, TokenVectors, unit_rows
 from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_size, require_finite_vectors
 from hf_transformer.tasks.quantization import BYTES, DATATYPES, quantize
-from hf_transformer.tasks.reduced import fit_reduced
+from hf_transformer.tasks.reduced import NUMBERED, fit_reduced
 from hf_transformer.tasks.sparse import SparsePooling, Weights, highest, lexical, merge, nonzero, splade, unit_weights
+from hf_transformer.tasks.tensors import FREE, json_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
-from hf_transformer.tasks.tensors import json_tensor
 from hf_transformer.tasks.text_embedding import (
     DENSE,
     MULTI_VECTOR,
@@ -57,8 +57,6 @@ ROLES: Mapping[str, str] = {
     **dict.fromkeys((VECTORS, SHIFTED), MULTI_VECTOR),
 }
 """The representation of each role, the preferred role of a representation first."""
-NUMBERED = re.compile(r"__\d+$")
-"""The suffix of output names in Triton's PyTorch backend."""
 WEIGHTS_PER_TOKEN = 32
 """The estimated number of SPLADE's weights per token of the text, for limits."""
 SPECIAL = ("cls_token", "eos_token", "pad_token", "unk_token")
@@ -124,12 +122,13 @@ class Representations(TextEmbedding):
         return OutputRole(name, (Axis(name="tokens - 1", minimum=0) if name == SHIFTED else TOKENS, vector), names)
 
     def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
-        tokenization = super().tokenization(options)
+        tokenization = options.tokenization
         room = self._late.room(options.input_type, tokenization.max_length) if self._late else None
-        if room is None:
-            return tokenization
-        # A query is read once, since its length is fixed.
-        return replace(tokenization, max_length=room, windows=tokenization.windows and options.input_type != QUERY)
+        if room is not None:
+            # A query is read once, since its length is fixed.
+            windows = tokenization.windows and options.input_type != QUERY
+            tokenization = replace(tokenization, max_length=room, windows=windows)
+        return from_beginning(tokenization)
 
     def complete(self, item: Text, encoding: Encoding, options: TextEmbeddingOptions) -> Encoding:
         if self._late is None or isinstance(item, TokenIds) or not encoding.ids:
@@ -148,10 +147,11 @@ class Representations(TextEmbedding):
         return -(-size // NUMBERS_PER_VALUE)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
-        """Includes the maximum over the logits, 2,000 numbers per microsecond."""
+        """Includes the pooling of logits: 500 numbers per microsecond for the maximum, which is slower in FP16 than in
+        FP32, and 60 for the sum."""
         cost = super().decode_cost(encoding, options)
         if SPARSE in options.representations and POOLED in self._roles:
-            cost += len(encoding) * (self._vocabulary_size or 0) // 500
+            cost += len(encoding) * (self._vocabulary_size or 0) // (125 if self._sparse.strategy == "max" else 15)
         if MULTI_VECTOR in options.representations:
             cost += len(encoding) * self._vector_size // 500
         return cost
@@ -203,9 +203,10 @@ class Representations(TextEmbedding):
     def _answer_sparse(self, windows: Sequence[PooledWindow], options: TextEmbeddingOptions) -> Answer:
         parts = [window.sparse for window in windows if window.sparse is not None]
         weights = parts[0] if len(parts) == 1 else merge(parts, self._sparse.strategy)
+        if options.scale is None and self._sparse.normalize:
+            weights = unit_weights(weights)  # the module precedes max_active_dims
         weights = highest(weights, self._sparse.max_active)
-        scaled = self._sparse.normalize if options.scale is None else options.scale
-        return (unit_weights(weights) if scaled else weights).answer()
+        return (unit_weights(weights) if options.scale else weights).answer()
 
     def _answer_vectors(self, windows: Sequence[PooledWindow], options: TextEmbeddingOptions) -> Array:
         parts = [window.token_vectors for window in windows if window.token_vectors is not None]
@@ -229,6 +230,15 @@ class Representations(TextEmbedding):
         for padded, vectors in zip(data, predictions, strict=True):
             padded[: len(vectors)] = vectors
         return Tensor(PREDICTIONS, DATATYPES[options.precision], data)
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        if self.available[0] == DENSE:
+            return super().tensor_specs
+        if self.available[0] == SPARSE:
+            return (TensorSpec(PREDICTIONS, "BYTES", (FREE,)),)
+        size = self._files.late_interaction.size if self._files.late_interaction else None
+        return (TensorSpec(PREDICTIONS, "FP32", (FREE, FREE, size or FREE)),)
 
     def tensor_size(self, encodings: Any, options: TextEmbeddingOptions) -> int:
         if options.named or options.representations != (MULTI_VECTOR,):

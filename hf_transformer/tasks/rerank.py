@@ -168,18 +168,10 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         if self._template is None:
             query = options.prompt + item.query  # once: a copy for each text may take a gigabyte
             return [(query, text) for text in item.texts]
-        query = item.query if options.query_tokens is None else self._shortened(item.query, options)
-        return [self._template.pair(query, text, options.instruction) for text in item.texts]
-
-    def _shortened(self, query: str, options: RerankOptions) -> str:
-        """Cuts a query to ``query_tokens`` tokens."""
-        [encoding] = self.settings.vocabulary.encode([query], offsets=True)
-        most = options.query_tokens or 0
-        if encoding.offsets is None or len(encoding) <= most:
-            return query
-        if options.tokenization.truncation_side == "left":
-            return query[encoding.offsets[-most][0] :]
-        return query[: encoding.offsets[most - 1][1]]
+        template, query, instruction, most = self._template, item.query, options.instruction, options.query_tokens
+        if most is None:
+            return [template.pair(query, text, instruction) for text in item.texts]
+        return [template.limited(query, text, instruction, most) for text in item.texts]
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index}]"

@@ -72,24 +72,50 @@ def sparse_dot(query: SparseVector, documents: Sequence[SparseVector]) -> Array:
     return scores
 
 
-def max_sim(query: Array, documents: Sequence[Array]) -> Array:
+def sparse_cosine(query: SparseVector, documents: Sequence[SparseVector]) -> Array:
+    """Cosine of a sparse query and N sparse documents, float32 [N]; 0 for a vector without weights."""
+    norms = [np.linalg.norm(np.asarray(vector["values"], np.float32)) for vector in (query, *documents)]
+    bounded = np.maximum(np.array(norms, np.float32), np.float32(1e-12))
+    scores: Array = sparse_dot(query, documents) / bounded[0] / bounded[1:]
+    return scores
+
+
+SPARSE_SIMILARITIES: Mapping[str, Callable[[SparseVector, Sequence[SparseVector]], Array]] = {
+    "dot": sparse_dot,
+    "cosine": sparse_cosine,
+}
+"""The functions of sparse vectors by their name in sentence-transformers."""
+MAX_SIM = ("maxsim", "meanmaxsim")
+"""The names of max_sim in sentence-transformers, the second with ``mean``."""
+
+
+def max_sim(query: Array, documents: Sequence[Array], *, mean: bool = False) -> Array:
     """ColBERT's late interaction of a query [q, d] and N documents [t, d], float32 [N].
 
-    Each of the query's vectors counts with its highest dot product among the document's vectors; the score is the sum.
-    A document without vectors has the score 0.
+    Each of the query's vectors counts with its highest dot product among the document's vectors; the score is the sum,
+    or with ``mean`` the mean. A document without vectors has the score 0.
 
     Source: equation 3 of ColBERT (Khattab and Zaharia, 2020).
     """
     query = query.astype(np.float32)
+    if mean:
+        query = query / np.float32(max(len(query), 1))
     scores = [
         (query @ document.astype(np.float32).T).max(axis=1).sum() if len(document) else 0.0 for document in documents
     ]
     return np.array(scores, np.float32)
 
 
-def compare(query: Any, documents: Sequence[Any], dense: Callable[[Array, Array], Array] = cosine) -> Array:
+def compare(
+    query: Any,
+    documents: Sequence[Any],
+    dense: Callable[[Array, Array], Array] = cosine,
+    sparse: Callable[[SparseVector, Sequence[SparseVector]], Array] = sparse_dot,
+    *,
+    mean: bool = False,
+) -> Array:
     """Similarity of representations in the forms of text_embedding's answers, float32 [N]: ``dense`` of dense vectors,
-    the dot product of sparse vectors, or MaxSim of vectors of tokens."""
+    ``sparse`` of sparse vectors, or max_sim of vectors of tokens."""
     if isinstance(query, Mapping):
-        return sparse_dot(query, documents)  # type: ignore[arg-type]
-    return max_sim(query, documents) if query.ndim > 1 else dense(query, np.stack(documents))
+        return sparse(query, documents)  # type: ignore[arg-type]
+    return max_sim(query, documents, mean=mean) if query.ndim > 1 else dense(query, np.stack(documents))

@@ -65,7 +65,9 @@ def splade(logits: Array, pooling: SparsePooling) -> Array:
     """Pools a text's logits [tokens, vocabulary], special tokens included, to weights, float32 [vocabulary]."""
     activation = ACTIVATIONS[pooling.activation]
     if pooling.strategy == "sum":
-        summed: Array = activation(logits.astype(np.float32)).sum(axis=0)
+        summed = np.zeros(logits.shape[1], np.float32)
+        for row in logits:  # one at a time, since copies of all logits take gigabytes
+            summed += activation(row.astype(np.float32))
         return summed
     # The activation preserves the order, so one row suffices for it.
     return activation(logits.max(axis=0).astype(np.float32))

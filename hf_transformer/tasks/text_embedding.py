@@ -24,7 +24,7 @@ from hf_transformer.tasks.base import (
     read_text,
 )
 from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
-from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
+from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, from_beginning, read_overflow, read_tokenization
 from hf_transformer.tasks.multi_vector import DOCUMENT
 from hf_transformer.tasks.parameters import (
     Parameters,
@@ -39,6 +39,7 @@ from hf_transformer.tasks.pooling import (
     hidden_size,
     pool,
     require_finite_vectors,
+    span_means,
     unit,
 )
 from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, PRECISIONS, quantize
@@ -244,6 +245,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             raise InvalidInput("parameters.prompt", expected, str(count))
         return count
 
+    def prompted(self, text: str, options: TextEmbeddingOptions) -> str:
+        """The text after its prompt, in the model's case."""
+        return self._cased(options.prompt + text)
+
     def _cased(self, text: str) -> str:
         return text.lower() if self._files.lower_case else text
 
@@ -268,22 +273,28 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         check_pooling(self._files.pooling, self._files.inside, path)
         return read_spanned(instance, path)
 
+    def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
+        return from_beginning(options.tokenization)
+
     def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
         if isinstance(item, str):
-            return (self._cased(options.prompt + item),)
+            return (self.prompted(item, options),)
         # No prompt is prepended to token ids, since they are the complete text.
         return (item if isinstance(item, TokenIds) else item.with_prompt(options.prompt, self._cased),)
 
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
-        """Counts NUMBERS_PER_VALUE numbers as one value."""
-        count = sum(map(bool, encoding.spans)) if isinstance(encoding, SpannedEncoding) else 1
-        numbers = self._dimensions(options) * count
+        """Counts NUMBERS_PER_VALUE numbers as one value. A span's vector has all dimensions until the answer."""
+        numbers = self._dimensions(options)
+        if isinstance(encoding, SpannedEncoding):
+            numbers = self._size * sum(map(bool, encoding.spans))
         if TOKEN_EMBEDDINGS in options.representations:
             numbers += len(encoding) * self._size
         return -(-numbers // NUMBERS_PER_VALUE)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Includes all tokens, since even a few dimensions require complete pooling."""
+        if isinstance(encoding, SpannedEncoding):  # 500 numbers of a sum or a mean per microsecond
+            return (len(encoding) + len(encoding.spans)) * self._size // 125
         return max(self._dimensions(options), len(encoding))
 
     def _dimensions(self, options: TextEmbeddingOptions) -> int:
@@ -380,5 +391,5 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
 def _pool_spans(rows: Array, spans: Sequence[range]) -> tuple[PooledWindow, ...]:
     """The mean of each span's token vectors. Empty for spans without tokens, and for a pooled output."""
-    means = ((pool(rows[span.start : span.stop], ("mean",)),) if span and rows.ndim > 1 else () for span in spans)
-    return tuple(map(PooledWindow, means, map(len, spans)))
+    means = iter(span_means(rows, [*filter(None, spans)]) if rows.ndim > 1 else ())
+    return tuple(PooledWindow((next(means),) if span and rows.ndim > 1 else (), len(span)) for span in spans)

@@ -14,16 +14,18 @@ import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.cached import CachedEncoder
-from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, stride_of, too_many_windows
+from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of, too_many_windows
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import (
     Encoding,
+    FramedPair,
     Side,
     SpannedText,
     TextInput,
     TokenIds,
     Tokenization,
     Truncation,
+    TunedText,
     Words,
 )
 
@@ -38,6 +40,9 @@ MAX_WORDS_PER_CHARACTER = 32
 UNKNOWN = "\U0010ffff"
 """A character that no vocabulary contains."""
 
+ONE_BY_ONE = (TokenIds, SpannedText, TunedText, FramedPair)
+"""The inputs that are encoded one by one. The library encodes all others together."""
+
 PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
 """Attributes of an Encoding with one item per token."""
 
@@ -48,8 +53,10 @@ def strings(text: TextInput) -> Sequence[str]:
         return (text,)
     if isinstance(text, TokenIds):
         return ()
-    if isinstance(text, SpannedText):
+    if isinstance(text, SpannedText | TunedText):
         return (text.text,)
+    if isinstance(text, FramedPair):
+        return (text.before, text.query, text.after, text.second)
     return text.words if isinstance(text, Words) else text
 
 
@@ -100,21 +107,48 @@ class Engine(ABC):
 
     def encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes texts as ``encode`` does, without ``cached``."""
-        kinds = {*map(type, texts)}
-        if SpannedText in kinds:
-            return [
-                self._spanned(text, options) if isinstance(text, SpannedText) else self.encode([text], options)[0]
-                for text in texts
-            ]
-        if TokenIds not in kinds:
+        if {*map(type, texts)}.isdisjoint(ONE_BY_ONE):
             return self._encode(texts, options)
-        untokenized = [text for text in texts if not isinstance(text, TokenIds)]
-        encoded = iter(self._encode(untokenized, options) if untokenized else ())
-        return [[self._from_ids(text, options)] if isinstance(text, TokenIds) else next(encoded) for text in texts]
+        others = [text for text in texts if not isinstance(text, ONE_BY_ONE)]
+        encoded = iter(self._encode(others, options) if others else ())
+        cut: dict[tuple[str, int], str] = {}
+        return [
+            self._encode_one(text, options, cut) if isinstance(text, ONE_BY_ONE) else next(encoded) for text in texts
+        ]
 
     @abstractmethod
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Implements ``encode_missed`` for all inputs except token ids."""
+        """Implements ``encode_missed`` for all inputs except ONE_BY_ONE."""
+
+    def _encode_one(
+        self,
+        text: TokenIds | SpannedText | TunedText | FramedPair,
+        options: Tokenization,
+        cut: dict[tuple[str, int], str],
+    ) -> list[Encoding]:
+        """Implements ``encode_missed`` for ONE_BY_ONE. ``cut`` collects the queries after their truncation."""
+        if isinstance(text, TokenIds):
+            return [self._from_ids(text, options)]
+        if isinstance(text, SpannedText):
+            return self._spanned(text, options)
+        if isinstance(text, TunedText):
+            return self.encode([text.text], replace(text.options, max_windows=options.max_windows))[0]
+        key = text.query, text.count
+        if key not in cut:
+            cut[key] = self._cut(text.query, text.count, options)
+        windows = self.encode([(text.before + cut[key] + text.after, text.second)], options)[0]
+        for window in windows:
+            window.truncated = window.truncated or cut[key] != text.query
+        return windows
+
+    def _cut(self, query: str, count: int, options: Tokenization) -> str:
+        """Cuts a query to ``count`` tokens."""
+        [[encoding]] = self._encode([query], Tokenization(detail=True, truncation_side=options.truncation_side))
+        return shortened(query, encoding, count, self._is_left(options))
+
+    def _is_left(self, options: Tokenization) -> bool:
+        """Whether truncation removes the beginning of a text."""
+        return options.truncation_side == "left"
 
     def _spanned(self, text: SpannedText, options: Tokenization) -> list[Encoding]:
         """Encodes a text with spans. Its windows run from the beginning of the text."""
@@ -193,7 +227,7 @@ class RustEngine(Engine):
         self._backend.post_processor = tokenizers.processors.TemplateProcessing(
             single="$A:0", pair=" ".join(pair), special_tokens=special
         )
-        self._special_tokens = True
+        self._special_tokens, self._trims_space = True, trims_space(self._backend)
         if self._words is not None:
             self._cached = CachedEncoder(self._words, self._backend, True, self._truncates_left)
 

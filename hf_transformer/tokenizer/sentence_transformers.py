@@ -24,6 +24,7 @@ from typing import Any
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tasks.multi_vector import LateInteraction
+from hf_transformer.tasks.similarity import MAX_SIM
 from hf_transformer.tokenizer.files import load_json, read_json
 from hf_transformer.tokenizer.representation_files import (
     is_late_interaction,
@@ -91,8 +92,12 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         return _read_dense(folder, settings, modules, transformer)
     else:
         return None
+    name = str(settings.get("similarity_fn_name") or "dot")
+    if files.late_interaction and name not in MAX_SIM:
+        name = "maxsim"  # older files of PyLate have the function of the model before its training
     return replace(
         files,
+        similarity=name,
         default_prompt_name=settings.get("default_prompt_name"),
         lower_case=transformer.get("do_lower_case") is True,
     )

@@ -1,4 +1,5 @@
-"""Ranges of tokens: truncation of texts and pairs, their windows, and spans of a text in windows."""
+"""Ranges of tokens: truncation of texts and pairs, their windows, and spans of a text in windows,
+and the characters of a text's first or last tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +23,10 @@ def too_many_windows(options: Tokenization) -> TooLarge:
     )
 
 
-def exceeds(counts: Sequence[int], room: int, options: Tokenization) -> bool:
-    """Whether texts with these numbers of tokens exceed ``room`` tokens together, or ``options.max_each``."""
-    return sum(counts) > room or any(map(int.__gt__, counts, options.max_each))
-
-
 def plan(
     counts: Sequence[int], added: int, limit: int, options: Tokenization, left: bool
 ) -> tuple[Sequence[Kept], bool]:
-    """Truncates a text or pair that ``exceeds`` its room, or splits it into windows.
+    """Truncates a text or pair to ``limit`` tokens and ``options.max_each``, or splits it into windows.
 
     Sources: truncate_encoding in tokenizers/src/tokenizer/encoding.rs, truncate_encodings in utils/truncation.rs.
 
@@ -162,3 +158,23 @@ def locate(text: SpannedText, windows: Sequence[Encoding], stride: int) -> Itera
         yield SpannedEncoding(
             window.ids, window.type_ids, window.truncated, window.offsets, window.special_mask, spans=spans
         )
+
+
+def shortened(text: str, encoding: Encoding, count: int, left: bool) -> str:
+    """Cuts a text to its first ``count`` tokens, or to the last ones with ``left``.
+
+    A character of several tokens, such as a symbol in a byte-level vocabulary, remains or goes as a whole.
+
+    Args:
+        encoding: the tokens with offsets, without special tokens.
+    """
+    offsets = encoding.offsets or []
+    place = len(offsets) - count if left else count
+    if not 0 < place < len(offsets):
+        return text
+    step = 1 if left else -1
+    while 0 < place < len(offsets) and offsets[place][0] < offsets[place - 1][1]:
+        place += step
+    if left:
+        return text[offsets[place][0] :] if place < len(offsets) else ""
+    return text[: offsets[place - 1][1]] if place else ""

@@ -33,8 +33,27 @@ class SpannedText:
     spans: tuple[tuple[int, int], ...]
 
 
-TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds | SpannedText
-"""A text, a pair of texts to join with the separator token, a list of words, token ids, or a text with spans."""
+@dataclass(frozen=True, slots=True)
+class TunedText:
+    """A text with tokenization options of its own, in place of the request's."""
+
+    text: str
+    options: Tokenization
+
+
+@dataclass(frozen=True, slots=True)
+class FramedPair:
+    """The pair of ``before + query + after`` and ``second``, with the query cut to ``count`` tokens."""
+
+    before: str
+    query: str
+    after: str
+    second: str
+    count: int
+
+
+TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds | SpannedText | TunedText | FramedPair
+"""A text, a pair of texts to join with the separator token, a list of words, token ids, or one of the forms above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,10 @@ def tokenizer_of(name: str, length: int) -> Tokenizer:
     return load_tokenizer(folder, {}, max_model_len=length)
 
 
-def make_task(tokenizer: Tokenizer, files: SentenceTransformers | None = None, **more: Any) -> TextEmbedding:
-    settings = TaskSettings({"hidden_size": DIMENSIONS}, tokenizer, sentence_transformers=files, **more)
+def make_task(
+    tokenizer: Tokenizer, files: SentenceTransformers | None = None, *, hidden_size: int = DIMENSIONS, **more: Any
+) -> TextEmbedding:
+    settings = TaskSettings({"hidden_size": hidden_size}, tokenizer, sentence_transformers=files, **more)
     return TextEmbedding(settings)
 
 
@@ -163,6 +165,21 @@ def test_the_size_of_the_answer_counts_each_span() -> None:
         [[encoding]] = tokenizer.encode_windows(task.texts(task.item(instance, "", options), options), Tokenization())
         sizes.append(task.answer_size(encoding, options))
     assert sizes == [1, 3, 30]  # of 4 numbers each
+
+
+def test_many_spans_of_a_long_text_are_bounded_work() -> None:
+    tokenizer = tokenizer_of("minibert_mean", 512)
+    task = make_task(tokenizer)
+    whole, one = [[0, len(TEXT)]] * 50, task.options({"dimensions": 1})
+    [text] = task.texts(task.item({"text": TEXT, "spans": whole}, "", one), one)
+    [[encoding]] = tokenizer.encode_windows([text], Tokenization())
+    assert task.answer_size(encoding, one) == 38  # 50 vectors of all dimensions are in memory
+    large = make_task(tokenizer, SentenceTransformers(pooling=("mean",)), hidden_size=40_000)
+    assert large.decode_cost(encoding, one) > 20_000  # a thread's work
+    [vector, *_] = embed(task, tokenizer, {"text": TEXT, "spans": whole})
+    np.testing.assert_allclose(vector, mean_of(tokenizer, TEXT), atol=1e-6)
+    with pytest.raises(TooLarge, match=r"spans: expected at most 4096 for a text, got 4097"):
+        task.item({"text": TEXT, "spans": [[0, 1]] * 4097}, "", one)
 
 
 def test_texts_with_spans_share_a_request_with_other_texts() -> None:

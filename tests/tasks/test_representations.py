@@ -14,7 +14,7 @@ from hf_transformer.errors import InvalidInput, LoadError, PredictorError
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.multi_vector import LateInteraction, QueryExpansion, TokenVectors
 from hf_transformer.tasks.representations import Representations, fit_outputs
-from hf_transformer.tasks.sparse import Weights, highest, merge, unit_weights
+from hf_transformer.tasks.sparse import SparsePooling, Weights, highest, merge, splade, unit_weights
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
@@ -153,6 +153,8 @@ def test_the_exact_rules_of_markers_and_mask_tokens() -> None:
     assert vectors.complete(text, "query") == Encoding([1, 113, 40, 33, 2, 5], [0] * 6, True, attended=5)
     assert vectors.complete(text, "document") == Encoding([1, 100, 40, 33, 2], [0] * 5, True)
     assert [vectors.room(kind) for kind in ("query", "document")] == [7, 5]
+    # A maximum without room for more than the marker is not the absence of a maximum.
+    assert [vectors.room("query", limit) for limit in (1, 2, 3)] == [1, 1, 2]
     full = Encoding([1, *[9] * 5, 2], [0] * 7)
     assert vectors.complete(full, "query") == Encoding([1, 113, *[9] * 5, 2], [0] * 8)
     rows = np.arange(8, dtype=np.float16).reshape(4, 2)
@@ -212,6 +214,47 @@ def test_the_rules_of_weights() -> None:
     assert np.linalg.norm(unit_weights(weights).values) == pytest.approx(1)
     both = merge([weights, Weights(np.array([5]), np.array([2], np.float32))], "sum")
     assert (both.indices.tolist(), both.values.tolist()) == ([2, 5, 9], [3, 3, 4])
+
+
+def test_the_files_normalize_before_the_highest_weights_and_the_request_after_them() -> None:
+    pooling = SparsePooling(max_active=1, normalize=True)
+    settings = TaskSettings({"vocab_size": 3}, Vocabulary(), sentence_transformers=SentenceTransformers(sparse=pooling))  # type: ignore[arg-type]
+    task = fit_outputs(TextEmbedding(settings), outputs_of("sparse_embedding"))
+    outputs, encoding = {"sparse_embedding": np.array([3, 0, 4], np.float32)}, Encoding([1], [0])
+    for parameters, expected in (({}, 0.8), ({"normalize": True}, 1), ({"normalize": False}, 4)):
+        options = task.options(parameters)
+        answer = task.answer("a", [[task.decode("a", encoding, outputs, options)]], options)
+        assert (answer["indices"].tolist(), answer["values"].tolist()) == ([2], [pytest.approx(expected)])
+
+
+def test_the_sum_of_logits_is_computed_in_float32_and_costs_more_than_the_maximum(load: Any) -> None:
+    logits = np.random.default_rng(4).normal(size=(300, 50)).astype(np.float16)
+    expected = np.log1p(np.maximum(logits.astype(np.float64), 0)).sum(axis=0)
+    np.testing.assert_allclose(splade(logits, SparsePooling(strategy="sum")), expected, rtol=1e-5)
+    costs = []
+    for strategy in ("max", "sum"):
+        files = SentenceTransformers(sparse=SparsePooling(strategy=strategy))
+        settings = TaskSettings({"vocab_size": 250_000}, Vocabulary(), sentence_transformers=files)  # type: ignore[arg-type]
+        task = fit_outputs(TextEmbedding(settings), outputs_of("logits"))
+        costs.append(task.decode_cost(Encoding([1] * 64, [0] * 64), task.options({})))
+    assert 20_000 < costs[0] < costs[1]  # both are a thread's work
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "datatype", "axes"),
+    [
+        ("bge_m3", ["dense_vecs", "token_weights"], "FP32", 2),
+        ("bge_m3", ["token_weights", "token_vectors"], "BYTES", 1),
+        ("bge_m3", ["token_vectors"], "FP32", 3),
+        ("colbert", ["token_vectors"], "FP32", 3),
+        ("splade_max", ["logits"], "BYTES", 1),
+    ],
+)
+def test_the_described_output_is_that_of_the_default_representation(
+    load: Any, model: str, names: list[str], datatype: str, axes: int
+) -> None:
+    [spec] = load(model, *names)[1].tensor_specs
+    assert (spec.datatype, len(spec.shape)) == (datatype, axes)
 
 
 @pytest.mark.parametrize(

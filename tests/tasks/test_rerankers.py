@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hf_transformer.tasks.causal_rerank import CausalRerank, last_logit, token_i
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.pair_template import BGE, QWEN3, PairTemplate, Reranker, template_of
 from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tokenizer.reranker_files import implied_task, read_reranker, score_tokens
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.tensors import TensorSpec
-from hf_transformer.types.tokenization import TokenIds
+from hf_transformer.types.tokenization import Encoding, FramedPair
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.support.configuring import config
 from tests.tasks.task_settings import ENCODING, named, settings
@@ -88,9 +90,11 @@ def test_instructions_that_have_no_place_are_refused(
 def test_only_the_document_is_cut_with_a_template() -> None:
     task = pair_task(QWEN3)
     assert task.tokenization(task.options({})).only_second
-    options = task.options({"max_tokens_per_doc": 7, "max_tokens_per_query": 3})
+    parameters = {"max_tokens_per_doc": 7, "max_tokens_per_query": 3}
+    options = task.options(parameters)
     assert (options.tokenization.max_each[1], options.query_tokens) == (7, 3)
     assert options.tokenization.max_each[0] > 10**6  # the template is never cut
+    assert texts(task, **parameters)[1] == FramedPair(QWEN3.before_query, "q", "\n", "<Document>: b", 3)
 
 
 def test_a_rendered_template_is_split_at_the_texts() -> None:
@@ -239,11 +243,14 @@ def test_tokens_that_make_no_score_are_refused(tokens: tuple[int, ...], message:
 # Embedding models
 
 
-def embedding_task(**files: Any) -> BiEncoderRerank:
+def embedding_task(flags: Mapping[str, Any] | None = None, **files: Any) -> BiEncoderRerank:
     loaded = load_model(config(f"--model_dir={MODEL_FOLDER}"))
+    tokenizer = loaded.tokenizer.with_max_length((flags or {}).get("max_length", loaded.tokenizer.max_length))
     sentences = SentenceTransformers(prompts={"query": "find: ", "passage": "text: "}, **files)
     hidden = {"architectures": ["BertModel"], "hidden_size": 2}
-    return BiEncoderRerank(replace(settings(hidden), vocabulary=loaded.tokenizer, sentence_transformers=sentences))
+    return BiEncoderRerank(
+        replace(settings(hidden, **(flags or {})), vocabulary=tokenizer, sentence_transformers=sentences)
+    )
 
 
 def rank(task: BiEncoderRerank, rows: list[Any], output: str, **parameters: Any) -> Any:
@@ -269,15 +276,52 @@ def test_each_side_has_a_limit_of_its_own() -> None:
     task = embedding_task()
     parameters = {"max_tokens_per_query": 1, "max_tokens_per_doc": 2}
     options = task.options(parameters)
-    assert options.tokenization.max_length == 4  # two special tokens
+    assert options.tokenization.max_each == (2,)
     [query, *_] = texts(task, **parameters)
     [whole] = task.settings.vocabulary.encode(["find: q"])
-    assert query == TokenIds((*whole.ids[:2], whole.ids[-1]))
+    [[cut]] = task.settings.vocabulary.encode_windows([query], options.tokenization)
+    assert cut.ids == [*whole.ids[:2], whole.ids[-1]] and cut.truncated
     # Texts are cut each by itself, so the query is never cut for a document.
     assert texts(task, truncate_document=True) == texts(task)
     assert task.options(parameters | {"max_tokens": 3}).tokenization.max_length == 3
     with pytest.raises(InvalidInput, match="max_tokens_per_doc: expected 1 or more, got 0"):
         task.options({"max_tokens_per_doc": 0})
+
+
+def test_a_long_side_is_cut_to_its_limit_before_it_is_split_into_windows() -> None:
+    task = embedding_task({"on_overflow": "window", "max_length": 8})
+    options = task.options({"max_tokens_per_query": 12, "max_tokens_per_doc": 3, "stride": 0})
+    item = task.item({"query": "one two three " * 9, "texts": ["one two three " * 9]}, "instances[0]", options)
+    vocabulary: Any = task.settings.vocabulary
+    query, text = vocabulary.encode_windows(task.texts(item, options), options.tokenization)
+    assert [len(window) - 2 for window in query] == [6, 6] and [len(window) - 2 for window in text] == [3]
+    assert all(window.truncated for window in (*query, *text))
+
+
+def test_the_vectors_in_memory_count_against_the_values_of_an_answer() -> None:
+    late = LateInteraction(size=128, normalize=False)
+    vectors = embedding_task(late_interaction=late).fit([TensorSpec("token_vectors", "FP32", (-1, -1, 128))])
+    long = Encoding([1] * 512, [0] * 512)
+    assert vectors.answer_size(long, vectors.options({})) == 2 + 512 * 128 // 4 // 16
+    assert embedding_task().answer_size(long, embedding_task().options({})) == 3
+
+
+def test_sparse_vectors_and_late_interaction_have_functions_of_their_own() -> None:
+    with pytest.raises(LoadError, match="similarity_fn_name is 'euclidean', expected one of dot, cosine"):
+        embedding_task(sparse=SparsePooling(), similarity="euclidean")
+    output = [TensorSpec("sparse_embedding", "FP32", (-1, 3))]
+    rows = [[3.0, 4.0, 0.0], [0.0, 2.0, 0.0], [1.0, 1.0, 1.0]]
+    scores = {}
+    for name in ("dot", "cosine"):
+        task = embedding_task(sparse=SparsePooling(), similarity=name).fit(output)
+        scores[name] = {one["index"]: one["score"] for one in rank(task, rows, "sparse_embedding")}
+    assert scores["dot"] == {0: 8, 1: 7}
+    assert scores["cosine"] == {0: pytest.approx(0.8), 1: pytest.approx(7 / 5 / 3**0.5)}
+    vectors = [[[1, 0], [0, 1], [0, 0]], [[1, 2], [0, 0], [0, 0]], [[0, 0], [4, 0], [0, 0]]]
+    late = LateInteraction(size=2, normalize=False)
+    task = embedding_task(late_interaction=late, similarity="meanmaxsim")
+    task = task.fit([TensorSpec("token_vectors", "FP32", (-1, -1, 2))])
+    assert [one["score"] for one in rank(task, vectors, "token_vectors")] == [pytest.approx(4 / 3), pytest.approx(1)]
 
 
 def test_dense_vectors_are_compared_by_the_models_function() -> None:

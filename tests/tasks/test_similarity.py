@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hf_transformer.tasks.similarity import SIMILARITIES, SparseVector, cosine, max_sim, sparse_dot
+from hf_transformer.tasks.similarity import SIMILARITIES, SparseVector, cosine, max_sim, sparse_cosine, sparse_dot
 
 QUERY = np.array([3.0, 4.0])
 DOCUMENTS = np.array([[3.0, 4.0], [4.0, -3.0], [-6.0, -8.0], [0.0, 0.0]])
@@ -56,3 +56,11 @@ def test_max_sim_sums_the_best_match_of_each_query_vector() -> None:
     # Rows of maxima: 1, 0.25, -0.5; then -2, 0, 2.
     assert max_sim(query, documents).tolist() == [0.75, 0, 0]
     assert max_sim(query, documents[:1]).dtype == np.float32
+    assert max_sim(query, documents, mean=True).tolist() == [0.25, 0, 0]
+    assert max_sim(np.zeros((0, 2)), documents, mean=True).tolist() == [0, 0, 0]
+
+
+def test_sparse_cosine_divides_by_both_norms() -> None:
+    query: SparseVector = {"indices": [1, 4], "values": [3.0, 4.0]}
+    documents: list[SparseVector] = [{"indices": [4], "values": [2.0]}, {"indices": [], "values": []}, query]
+    np.testing.assert_allclose(sparse_cosine(query, documents), [0.8, 0, 1], atol=1e-6)

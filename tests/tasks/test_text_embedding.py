@@ -154,6 +154,12 @@ def test_windows_and_their_stride_follow_the_flags_and_the_request(flags: Any, p
     assert (tokenization.windows, tokenization.stride, task.overflow(options)) == expected
 
 
+def test_windows_run_from_the_beginning_which_has_the_prompt() -> None:
+    for overflow, side in (("window", "right"), ("truncate", "left")):
+        task = make_task(max_length=100, on_overflow=overflow)
+        assert task.tokenization(task.options({"truncation_side": "left"})).truncation_side == side
+
+
 @pytest.mark.parametrize(
     ("parameters", "special_tokens", "left_out"),
     [

@@ -51,7 +51,7 @@ def read(folder: Path, kinds: tuple[str, ...], files: dict[str, Any]) -> Sentenc
 )
 def test_sparse_encoders(tmp_path: Path, kinds: tuple[str, ...], files: Any, expected: SparsePooling) -> None:
     found = read(tmp_path, kinds, {SETTINGS: SPARSE, BERT: {"max_seq_length": 64}, **files})
-    assert found == SentenceTransformers(sparse=expected, max_seq_length=64)
+    assert found == SentenceTransformers(sparse=expected, max_seq_length=64, similarity="dot")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,10 @@ def test_pylate_has_its_own_defaults(tmp_path: Path) -> None:
         skiplist=PUNCTUATION,
         size=96,
     )
-    assert found == SentenceTransformers(late_interaction=late, prompts={"query": "find: "}, max_seq_length=180)
+    prompts = {"query": "find: "}
+    assert found == SentenceTransformers(
+        late_interaction=late, prompts=prompts, max_seq_length=180, similarity="maxsim"
+    )
 
 
 def test_pylate_without_expansion_markers_and_skiplist(tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_pylate_without_expansion_markers_and_skiplist(tmp_path: Path) -> None:
 def test_multi_vector_encoders(tmp_path: Path, first: Any, mask: Any, expected: LateInteraction) -> None:
     kinds = ("Transformer", "MultiVectorMask", "Normalize")
     found = read(tmp_path, kinds, {SETTINGS: LATE, BERT: {**first, "max_seq_length": 128}, MASK: mask})
-    assert found == SentenceTransformers(late_interaction=expected, max_seq_length=128)
+    assert found == SentenceTransformers(late_interaction=expected, max_seq_length=128, similarity="maxsim")
 
 
 @pytest.mark.parametrize(

@@ -270,10 +270,14 @@ class SparseEntries(Graph):
         inputs = self.named(tensors)
         mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
         # Padding has the weight 0, which changes neither the maximum nor the sum.
-        weights = torch.log1p(torch.relu(logits) * mask.to(torch.float32)[:, :, None])
+        pooled = torch.relu(logits) * mask.to(torch.float32)[:, :, None]
+        if self.pooling.strategy == "max":
+            pooled = pooled.amax(1)  # before the activation, which preserves the order: one row instead of all
+        pooled = torch.log1p(pooled)
         if self.pooling.activation == "log1p_relu":
-            weights = torch.log1p(weights)
-        pooled = weights.amax(1) if self.pooling.strategy == "max" else weights.sum(1)
+            pooled = torch.log1p(pooled)
+        if self.pooling.strategy == "sum":
+            pooled = pooled.sum(1)
         # A tensor as the number keeps it dynamic in the trace. Sorting the vocabulary would take eight times as long.
         values, indices = pooled.topk((pooled > 0).sum(dim=1).max().clamp(min=1), dim=1)
         return indices, values
