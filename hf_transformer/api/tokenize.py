@@ -25,6 +25,7 @@ from hf_transformer.api.v1 import parse
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import Servable, Task
 from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -101,8 +102,9 @@ class PreparedText:
 
 def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tokenization]:
     """Parses the texts and options of a request. Raises InvalidInput for an invalid instance or parameter."""
-    # Only tasks that read sentence-transformers files change a text before tokenization.
-    prompts = PROMPTS if task.reads_sentence_transformers else ()
+    # Only tasks that read sentence-transformers files change a text before tokenization. A reranker's prompt depends on
+    # the side, which a text alone doesn't have.
+    prompts = PROMPTS if task.reads_sentence_transformers and not isinstance(task, Rerank) else ()
     parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
     tokens = parameters.flag("return_tokens", True)

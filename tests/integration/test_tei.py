@@ -212,6 +212,10 @@ def test_a_reranker_without_labels_predicts_one(serve: Serve) -> None:
     [ranked] = service.predict([{"query": TEXTS[0], "texts": TEXTS[1:]}])
     [[found]] = answer(service, "/predict", {"inputs": [TEXTS]})
     assert found == {"score": ranked[0]["score"], "label": "LABEL_0"}
+    same = {"inputs": TEXTS, "add_special_tokens": False}
+    assert answer(service, "/tokenize", same) == answer(serve("minibert_mean"), "/tokenize", same)
+    wrong = {"inputs": TEXTS, "prompt_name": "query"}
+    refused(service, "/tokenize", wrong, 422, "Validation", "prompt_name: expected one of")
     assert answer(service, "/", {"query": TEXTS[0], "texts": TEXTS[1:], "inputs": None})[0]["score"] == found["score"]
 
 
