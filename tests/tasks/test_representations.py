@@ -231,6 +231,10 @@ def test_the_sum_of_logits_is_computed_in_float32_and_costs_more_than_the_maximu
     logits = np.random.default_rng(4).normal(size=(300, 50)).astype(np.float16)
     expected = np.log1p(np.maximum(logits.astype(np.float64), 0)).sum(axis=0)
     np.testing.assert_allclose(splade(logits, SparsePooling(strategy="sum")), expected, rtol=1e-5)
+    best = np.log1p(np.maximum(logits.max(axis=0), 0).astype(np.float32))
+    for given in (logits, logits.astype(np.float32)):
+        np.testing.assert_array_equal(splade(given, SparsePooling()), best)
+    assert np.isnan(splade(np.array([[1, np.nan], [2, 3]], np.float16), SparsePooling())).tolist() == [False, True]
     costs = []
     for strategy in ("max", "sum"):
         files = SentenceTransformers(sparse=SparsePooling(strategy=strategy))

@@ -99,6 +99,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
+@pytest.mark.parametrize("flag", ["--rerank_template=qwen3", "--rerank_tokens=no,yes"])
+def test_flags_of_rerankers_warn_where_they_have_no_effect(flag: str, caplog: pytest.LogCaptureFixture) -> None:
+    load("text_embedding", flag)
+    assert warnings(caplog) == ["--rerank_template and --rerank_tokens have no effect for text_embedding"]
+
+
 @pytest.mark.parametrize("task", READS)
 def test_a_flag_that_the_task_does_not_read_is_a_warning_or_an_error(
     task: str, caplog: pytest.LogCaptureFixture
