@@ -173,15 +173,9 @@ def load_model(config: Config) -> LoadedModel:
         from hf_transformer.app.rerank_template import prepare_reranker  # imports Jinja
 
         settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
-    elif config.rerank_template != "auto" or config.rerank_tokens:
-        kind = "embedding models as rerankers" if task is BiEncoderRerank else task.name
-        logger.warning("--rerank_template and --rerank_tokens have no effect for %s", kind)
     check_stride(task, settings)
     loaded_task = task(settings)
-    if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):
-        logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
-    for flag in flags_without_effect(task, settings):
-        logger.warning("%s has no effect for %s", flag, task.name)
+    _warn(config, task, settings)
     if config.adapters and not isinstance(loaded_task, TextGeneration):
         adapters = f"--adapters={','.join(config.adapters)}"
         raise ConfigError(f"{adapters}: expected a model for text_generation, got {task.name}")
@@ -196,6 +190,18 @@ def load_model(config: Config) -> LoadedModel:
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
     return LoadedModel(tokenizer, loaded_task)
+
+
+def _warn(config: Config, task: type[Servable], settings: TaskSettings) -> None:
+    """Logs the flags and prompts without effect for a task."""
+    uses_template = issubclass(task, Rerank) and task is not BiEncoderRerank
+    if not uses_template and (config.rerank_template != "auto" or config.rerank_tokens):
+        kind = "embedding models as rerankers" if task is BiEncoderRerank else task.name
+        logger.warning("--rerank_template and --rerank_tokens have no effect for %s", kind)
+    if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):
+        logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
+    for flag in flags_without_effect(task, settings):
+        logger.warning("%s has no effect for %s", flag, task.name)
 
 
 def reranker_class(model_config: Mapping[str, Json], sentences: SentenceTransformers | None) -> type[Servable]:
