@@ -59,10 +59,10 @@ ISOLATION_INTERVAL_SECONDS = 2.0
 """Minimum interval of retries after MAX_REFUSED_IN_A_ROW. It also limits the time for which one client's bad instances
 fail other clients' requests."""
 
-QUIET_ITERATIONS = 8
-"""Iterations of the event loop without a new instance, after which it has delivered what has arrived. gRPC delivers one
-call after another, each in four to six iterations: more make no larger batches, fewer make small ones
-(docs/decisions/0008)."""
+QUIET_ITERATIONS, MAX_ITERATIONS = 8, 24
+"""Iterations of the event loop that a departure waits: without a new instance, after which the loop has delivered what
+has arrived, and altogether, since a lone client must not wait for many others. gRPC delivers one call after another,
+each in four to six iterations (docs/decisions/0008)."""
 
 BAD_ANSWER = "error"
 """The failure code of a successful call with an answer that breaks the contract or can't be decoded."""
@@ -347,11 +347,13 @@ class Scheduler(Generic[Item]):
             self._loop.call_soon(self._limit.release)
 
     async def _wait_for_arrivals(self) -> None:
-        """Waits until QUIET_ITERATIONS have passed without a new instance, or a batch of maximum size has arrived."""
+        """Waits until QUIET_ITERATIONS without a new instance, or MAX_ITERATIONS, or a batch of maximum size."""
         oldest = next(iter(self._queue), None)
         most = 0 if oldest is None else self._builder.limits(oldest.item).max_rows
         end, quiet = self._arrived - len(self._queue) + most, 0
-        while quiet < QUIET_ITERATIONS and self._arrived < end:
+        for _ in range(MAX_ITERATIONS):
+            if quiet == QUIET_ITERATIONS or self._arrived >= end:
+                return
             seen = self._arrived
             await asyncio.sleep(0)
             quiet = quiet + 1 if self._arrived == seen else 0

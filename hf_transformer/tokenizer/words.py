@@ -371,7 +371,7 @@ class WordCache:
         return category(chunk[0])[0] not in "MC" and category(chunk[-1])[0] != "C" and JOINING.match(chunk) is None
 
     def _encode(self, missing: Collection[str], count: int, size: int) -> Mapping[str, Ids] | None:
-        """The ids of chunks that are not in the young generation, of a text of ``count`` chunks and ``size`` characters.
+        """Ids of chunks that the young generation lacks, of a text with ``count`` chunks and ``size`` characters.
 
         Returns None if ``ids`` must do so.
         """
