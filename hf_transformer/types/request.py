@@ -63,6 +63,7 @@ class Context:
         field_names: maps a field's canonical path to the API's path, for errors; None keeps the path.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
+        over_grpc: whether the request came over gRPC.
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
         adapter: the LoRA adapter that the client chose; empty for the base model.
         served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
@@ -87,6 +88,7 @@ class Context:
         "ignored",
         "instances",
         "model_name",
+        "over_grpc",
         "parse",
         "postprocess",
         "predict",
@@ -99,7 +101,9 @@ class Context:
         "tokens",
     )
 
-    def __init__(self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None) -> None:
+    def __init__(
+        self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None, over_grpc: bool = False
+    ) -> None:
         self.request_id = request_id
         self.headers = headers
         self.deadline = deadline
@@ -107,5 +111,6 @@ class Context:
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
         self.instances = self.tokens = 0
+        self.over_grpc = over_grpc
         self.batch_traceparent = self.model_name = self.served_name = self.adapter = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0
