@@ -59,10 +59,10 @@ ISOLATION_INTERVAL_SECONDS = 2.0
 """Minimum interval of retries after MAX_REFUSED_IN_A_ROW. It also limits the time for which one client's bad instances
 fail other clients' requests."""
 
-QUIET_ITERATIONS = 8
-"""Iterations of the event loop without a new instance, after which it has delivered what has arrived. gRPC delivers one
-call after another, each in four to six iterations: more make no larger batches, fewer make small ones
-(docs/decisions/0008)."""
+QUIET_ITERATIONS, MAX_ITERATIONS = 8, 24
+"""Iterations of the event loop for which a batch of gRPC calls waits: without a new instance, after which the loop has
+delivered what has arrived, and altogether. grpc.aio delivers one call after another, each in four to six iterations,
+whereas one iteration delivers all requests over HTTP (docs/decisions/0008)."""
 
 BAD_ANSWER = "error"
 """The failure code of a successful call with an answer that breaks the contract or can't be decoded."""
@@ -236,8 +236,8 @@ class Scheduler(Generic[Item]):
         self._limit = ConcurrencyLimit(settings.max_batches_in_flight) if limit is None else limit
         self._queue: Queue[Entry[Item]] = Queue(lambda entry: builder.limits(entry.item))
         self._batches: set[asyncio.Task[None]] = set()  # the event loop references tasks weakly
-        self._is_forming = self._is_creating = False
-        """Whether a batch waits for further instances, and whether the event loop is creating its task."""
+        self._is_forming = self._is_creating = self._waits = False
+        """Whether a batch is forming, whether the event loop is creating its task, and whether it waits for others."""
         self._arrived = 0  # all instances so far
         self._unanswered: dict[Submission, None] = {}  # submissions with the scheduler's timeout, in order
         self._timer: asyncio.TimerHandle | None = None  # one for all submissions: a timer takes 3 us
@@ -260,6 +260,8 @@ class Scheduler(Generic[Item]):
             request.future.set_result(None)
         authorization = context.headers.get("authorization", "")
         self._arrived += len(entries)
+        if not context.over_grpc:
+            self._waits = False
         for entry in entries:
             group, entry.length = bucket(entry.item)
             entry.key = f"{authorization} {group}" if group else authorization
@@ -320,6 +322,7 @@ class Scheduler(Generic[Item]):
             if self._limit.has_slot:
                 self._limit.acquire()
                 self._is_forming = self._is_creating = True
+                self._waits = next(iter(self._queue)).request.context.over_grpc
                 batch = self._loop.create_task(self._run_batch())
                 self._is_creating = False
                 self._batches.add(batch)
@@ -334,7 +337,7 @@ class Scheduler(Generic[Item]):
         """
         if self._is_creating:  # an eager task, which runs before create_task returns
             await asyncio.sleep(0)
-        if len(self._queue) > 1 or len(self._batches) > 1:
+        if self._waits and (len(self._queue) > 1 or len(self._batches) > 1):
             await self._wait_for_arrivals()
         self._is_forming = False
         entries = self._queue.take(self._limit.count + 1)
@@ -347,11 +350,13 @@ class Scheduler(Generic[Item]):
             self._loop.call_soon(self._limit.release)
 
     async def _wait_for_arrivals(self) -> None:
-        """Waits until QUIET_ITERATIONS have passed without a new instance, or a batch of maximum size has arrived."""
+        """Waits until QUIET_ITERATIONS without a new instance, MAX_ITERATIONS, a full batch, or a request over HTTP."""
         oldest = next(iter(self._queue), None)
         most = 0 if oldest is None else self._builder.limits(oldest.item).max_rows
         end, quiet = self._arrived - len(self._queue) + most, 0
-        while quiet < QUIET_ITERATIONS and self._arrived < end:
+        for _ in range(MAX_ITERATIONS):
+            if quiet == QUIET_ITERATIONS or self._arrived >= end or not self._waits:
+                return
             seen = self._arrived
             await asyncio.sleep(0)
             quiet = quiet + 1 if self._arrived == seen else 0

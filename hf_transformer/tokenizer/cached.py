@@ -69,6 +69,13 @@ class CachedEncoder:
             return None
         return [replace(layout.fill(texts), cut=Truncation(0, (None,) * len(texts)))]
 
+    def learn(self, text: TextInput) -> None:
+        """Learns words of a text or pair that ``encode`` left to the library."""
+        parts = (text,) if isinstance(text, str) else text
+        if isinstance(parts, tuple) and self._layouts[len(parts), self._special_tokens] is not None:
+            for part in parts:
+                self._words.learn(part)
+
     def _truncated(
         self, texts: Sequence[list[int]], layout: Layout, limit: int, options: Tokenization
     ) -> list[Encoding] | None:

@@ -233,10 +233,8 @@ class RustEngine(Engine):
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         encodings = self._encode_bounded(texts, options)
-        if self._words is not None and not options.detail:
-            # Learning holds the GIL, so learn from one text of each call.
-            for text in () if isinstance(texts[0], Words) else strings(texts[0]):
-                self._words.learn(text)
+        if self._cached is not None and not options.detail:
+            self._cached.learn(texts[0])  # of one text of each call, since learning holds the GIL
         return encodings
 
     def _encode_bounded(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:

@@ -84,7 +84,8 @@ The library takes about twice as long for a separate chunk as for the same chara
 """
 LEARN_EVERY = 32
 """Interval of texts to learn from, among those with too many unknown chunks, after the first full generation."""
-
+MIN_KNOWN = 1000
+"""Number of known chunks from which on a text without any of them teaches nothing."""
 MAX_LEARNED = 64
 """Maximum number of chunks to learn from such a text, which takes about 0.3 ms."""
 
@@ -342,10 +343,15 @@ class WordCache:
         return [*chain.from_iterable(filter(None, known))]
 
     def learn(self, text: str) -> None:
-        """Learns chunks of a text that ``ids`` left to the library: of every such text at first, later of some."""
+        """Learns chunks of a text that ``ids`` left to the library: of every such text at first, later of some.
+
+        Random text teaches nothing: natural text has chunks that others have.
+        """
         if len(text) <= MAX_TEXT_CHARACTERS and (not self._old or next(self._missed_texts) % LEARN_EVERY == 0):
-            unknown = set(self._chunks(text)).difference(self._young).difference(self._old)
-            if all(map(self._is_separable, unknown)):
+            chunks = set(self._chunks(text))
+            unknown = chunks.difference(self._young).difference(self._old)
+            is_new = len(unknown) == len(chunks) and len(self._young) > MIN_KNOWN
+            if not is_new and all(map(self._is_separable, unknown)):
                 short = [chunk for chunk in unknown if len(chunk) <= MAX_CHUNK_CHARACTERS]
                 with suppress(Exception):  # the library's errors: the text has been refused already
                     self._learn(short[:MAX_LEARNED], {})

@@ -68,6 +68,7 @@ class Context:
         api: the API's label in metrics, if the body decides between APIs that share a route; empty otherwise.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
+        over_grpc: whether the request came over gRPC.
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
         adapter: the LoRA adapter that the client chose; empty for the base model.
         served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
@@ -94,6 +95,7 @@ class Context:
         "ignored",
         "instances",
         "model_name",
+        "over_grpc",
         "parse",
         "postprocess",
         "predict",
@@ -107,13 +109,16 @@ class Context:
         "values",
     )
 
-    def __init__(self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None) -> None:
+    def __init__(
+        self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None, over_grpc: bool = False
+    ) -> None:
         self.request_id = request_id
         self.headers = headers
         self.deadline = deadline
         self.field_names: Callable[[str], str] | None = None
         self.ignored: list[str] = []
         self.ticket: Budget | None = None
+        self.over_grpc = over_grpc
         self.instances = self.tokens = self.values = 0
         self.batch_traceparent = self.model_name = self.served_name = self.adapter = self.api = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.scheduler import QUIET_ITERATIONS
-from tests.core.scheduling import SIGNATURE, SchedulerHarness, run, scheduling, text
+from hf_transformer.core.scheduler import MAX_ITERATIONS, QUIET_ITERATIONS
+from hf_transformer.types.request import Context
+from tests.core.scheduling import MASKED, SIGNATURE, SchedulerHarness, run, scheduling, text
 
 
 async def iterate(count: int) -> None:
@@ -19,8 +20,8 @@ async def iterate(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def start(b: SchedulerHarness, number: int) -> asyncio.Task[list[Any]]:
-    return asyncio.create_task(run(b.scheduler, [text(3, number)]))
+def start(b: SchedulerHarness, number: int, *, over_grpc: bool = True) -> asyncio.Task[list[Any]]:
+    return asyncio.create_task(run(b.scheduler, [text(3, number)], context=Context("id", {}, over_grpc=over_grpc)))
 
 
 async def test_a_lone_request_leaves_in_the_next_iteration_of_the_event_loop() -> None:
@@ -31,7 +32,7 @@ async def test_a_lone_request_leaves_in_the_next_iteration_of_the_event_loop() -
         assert await b.answer_all(task) == [[1]]
 
 
-@pytest.mark.parametrize("between", [1, 4, QUIET_ITERATIONS - 1])
+@pytest.mark.parametrize("between", [1, 4, QUIET_ITERATIONS - 2])
 async def test_requests_of_several_iterations_share_a_batch(between: int) -> None:
     async with scheduling(max_batches_in_flight=2) as b:
         tasks = [await b.send(1)]
@@ -53,6 +54,30 @@ async def test_a_batch_leaves_once_nothing_arrives() -> None:
         await b.predictor.turn()
         assert b.sent == [[1], [2], [3]]
         assert await b.answer_all(*tasks) == [[1], [2], [3]]
+
+
+async def test_a_batch_waits_for_a_bounded_time_while_requests_arrive() -> None:
+    async with scheduling(MASKED, max_batches_in_flight=2) as b:
+        tasks = [await b.send(0)]
+        for number in range(1, 2 + MAX_ITERATIONS // 5):
+            assert len(b.sent) == 1
+            tasks.append(start(b, number))
+            await iterate(5)
+        await iterate(3)
+        assert b.sent[1] == [1, 2, 3, 4, 5], "not eight, the maximum"
+        await b.answer_all(*tasks)
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_request_over_http_waits_for_no_others(first: bool) -> None:
+    async with scheduling(max_batches_in_flight=2) as b:
+        tasks = [await b.send(0), start(b, 1, over_grpc=not first)]
+        await iterate(1 if first else 3)
+        assert len(b.sent) == 1
+        tasks.append(start(b, 2, over_grpc=first))
+        await iterate(3)
+        assert b.sent[1] == ([1] if first else [1, 2])
+        await b.answer_all(*tasks)
 
 
 @pytest.mark.parametrize("leaving", [False, True])

@@ -72,7 +72,7 @@ class ActiveCalls:
         if request_id and not _VALID_ID.fullmatch(request_id):
             del headers[REQUEST_ID]
             request_id = ""
-        context = Context(request_id, headers, deadline=deadline)
+        context = Context(request_id, headers, deadline=deadline, over_grpc=True)
         context.arrived = time.perf_counter()
         return context
 

@@ -203,7 +203,8 @@ class InferStream:
         """Returns the last serialized response to a request, or its error. Writes earlier pieces immediately."""
         inference = self._inference
         service = inference.service
-        context = Context(self._context.request_id, dict(self._context.headers), deadline=self._context.deadline)
+        headers, deadline = dict(self._context.headers), self._context.deadline
+        context = Context(self._context.request_id, headers, deadline=deadline, over_grpc=True)
         context.ignored = self._context.ignored  # shared list: trailing metadata lists the names of all requests
         context.arrived = time.perf_counter()
         try:
