@@ -149,10 +149,8 @@ class RustEngine(Engine):
         self._trims_space = trims_space(backend)
         self._long_text = threading.Lock()
         rules = chunk_rules(backend)
-        self._words = WordCache(backend, rules) if rules and word_cache else None
-        self._cached = (
-            CachedEncoder(self._words, backend, special_tokens, self._truncates_left) if self._words else None
-        )
+        words = WordCache(backend, rules) if rules and word_cache else None
+        self._cached = CachedEncoder(words, backend, special_tokens, self._truncates_left) if words else None
         self._prefixes = PrefixTruncation.of(backend, rules) if rules and not self._truncates_left else None
 
     def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
