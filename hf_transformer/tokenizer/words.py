@@ -1,13 +1,15 @@
 """The word cache: stores the token ids of recent words, since natural text repeats its words.
 
-It saves a third of the CPU time of a short request, and half of the time to encode natural text with BERT's vocabulary
+It saves a third of the CPU time of a short request, and half to two thirds of the time to encode natural text
 (benchmarks/tokenizing.py). ``--enable_word_cache=false`` disables it. Encodings are the same without it.
 
 It serves the tokenizers of BERT, RoBERTa, GPT-2, Qwen, Llama 3 and XLM-RoBERTa. It does not serve:
 
 - texts without spaces, such as Chinese and Japanese: their chunks are too long to occur again;
-- texts of mostly new words, and with RoBERTa, Qwen or Llama 3 texts with double spaces, such as indented source code;
+- texts of mostly new words, or with more than 2,000 characters of them, and with RoBERTa, Qwen or Llama 3 texts with
+  double spaces, such as indented source code;
 - encodings with offsets (token classification, question answering);
+- pairs of texts with the tokenizers of Qwen and Llama 3, whose type ids depend on the library's call;
 - other tokenizers: SentencePiece's BPE (Llama 2, Mistral, Gemma), ALBERT, DeBERTa v2, and those with added tokens of
   spaces (ModernBERT, GPT-NeoX).
 
@@ -65,7 +67,7 @@ MAX_CHUNK_CHARACTERS = 32
 GENERATION_BYTES = 8 << 20
 """Size limit of each of the two generations, enough for some 25,000 English words.
 
-Of documentation and of quotations, 8 and 17 % of the words were unknown, with a third of the size 12 and 23 %.
+Of documentation and of quotations, 8 and 17 % of the words were unknown; with 9,000 words, 12 and 23 %.
 """
 ENTRY_BYTES, CHARACTER_BYTES, ID_BYTES = 232, 4, 40
 """Upper bounds of CPython's memory use in bytes: per entry, per character of the chunk, and per id."""
@@ -73,7 +75,7 @@ MIN_UNKNOWN, CHUNKS_PER_UNKNOWN = 20, 3
 """Number of unknown chunks that any text may have, and reciprocal of their largest share beyond, after the first full
 generation.
 
-The library encodes texts with more unknown chunks. Attempts to encode them take 2 % of its time.
+The library encodes texts with more unknown chunks.
 """
 MAX_UNKNOWN_CHARACTERS = 2000
 """Maximum number of characters in a text's unknown chunks. Encoding them takes 0.5 to 1.5 ms, and holds the GIL."""

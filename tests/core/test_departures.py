@@ -32,7 +32,7 @@ async def test_a_lone_request_leaves_in_the_next_iteration_of_the_event_loop() -
         assert await b.answer_all(task) == [[1]]
 
 
-@pytest.mark.parametrize("between", [1, 4, QUIET_ITERATIONS - 2])
+@pytest.mark.parametrize("between", [1, 4, QUIET_ITERATIONS - 1])
 async def test_requests_of_several_iterations_share_a_batch(between: int) -> None:
     async with scheduling(max_batches_in_flight=2) as b:
         tasks = [await b.send(1)]

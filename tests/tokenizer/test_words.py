@@ -189,7 +189,8 @@ def test_threads_share_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as executor:
         for encodings in executor.map(lambda _: [encode(engine, text) for text in texts], range(12)):
             assert encodings == expected
-    words: Any = engine._words
+    cached: Any = engine._cached
+    words = cached._words
     sizes = [
         sys.getsizeof(chunk) + sys.getsizeof(ids) + sum(map(sys.getsizeof, ids)) for chunk, ids in words._young.items()
     ]

@@ -308,6 +308,17 @@ async def test_a_stream_answers_in_the_order_of_its_requests() -> None:
         assert dict(await stream.trailing_metadata())["x-request-id"] == "caller-1"
 
 
+async def test_the_scheduler_learns_that_a_request_came_over_grpc() -> None:
+    async def predict(text: str, context: Context) -> str:
+        return str(context.over_grpc)
+
+    async with serving(predict) as server:
+        stream = server.stream()
+        await write(stream, request("x", id="1"))
+        assert await answer(stream) == ("1", "True", "", True)
+        assert text_of(await server.infer(request("x"))) == "True"
+
+
 async def test_an_error_in_a_stream_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def predict(text: str, context: Context) -> str:
         if text in ("bad", "fault"):
