@@ -197,14 +197,18 @@ def lay_out(folder: Path, encoder: Encoder, minilm: Path) -> None:
     sizes = {"layers": encoder.layers, "hidden": encoder.hidden, "heads": encoder.heads, "vocabulary": VOCABULARY}
     config = python_config(encoder.name, inputs, outputs, batch=MAX_BATCH_SIZE, output=encoder.output, **sizes)
     (version.parent / "config.pbtxt").write_text(config)
-    service = folder / encoder.name
-    service.mkdir()
+    write_service(folder / encoder.name, minilm, model.architecture, encoder.hidden)
+
+
+def write_service(folder: Path, minilm: Path, architecture: str, hidden: int) -> None:
+    """Writes the tokenizer and config.json of a BERT with MiniLM's vocabulary, for the service."""
+    folder.mkdir()
     tokenizer = json.loads((minilm / "tokenizer.json").read_text()) | {"truncation": None, "padding": None}
-    (service / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (service / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
-    about = {"model_type": "bert", "architectures": [model.architecture], "hidden_size": encoder.hidden}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
+    about = {"model_type": "bert", "architectures": [architecture], "hidden_size": hidden}
     about |= {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "pad_token_id": 0}
-    (service / "config.json").write_text(json.dumps(about | {"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
+    (folder / "config.json").write_text(json.dumps(about | {"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
 
 
 def measure(folder: Path, encoders: Sequence[Encoder], options: argparse.Namespace, *, has_gpu: bool) -> list[Row]:

@@ -19,13 +19,16 @@ import triton_python_backend_utils as pb_utils
 POSITIONS = 512
 EPSILON = 1e-12
 LABELS = 2
+VECTOR = 128
+"""Components of a token's vector."""
 
 
 class TritonPythonModel:
-    """Maps ``input_ids`` and ``attention_mask`` INT64 [B, S] to the output in the parameter ``output``.
+    """Maps ``input_ids`` and ``attention_mask`` INT64 [B, S] to the outputs that ``output`` names, with + between.
 
     last_hidden_state FP16 [B, S, hidden]; sentence_embedding FP32 [B, hidden], the mean over the mask with length 1,
-    and embedding_norm FP32 [B, 1]; logits FP32 [B, 2]. On a CPU last_hidden_state is FP16 too, computed in float32.
+    and embedding_norm FP32 [B, 1]; token_weights FP32 [B, S] and token_vectors FP16 [B, S, 128], linear layers with
+    random weights in place of BGE-M3's; logits FP32 [B, 2]. On a CPU FP16 outputs are computed in float32.
     """
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -33,13 +36,16 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         numbers = {name: value["string_value"] for name, value in parameters.items()}
         self.layers, self.hidden, self.heads = (int(numbers[name]) for name in ("layers", "hidden", "heads"))
-        self.output = numbers["output"]
+        self.outputs = numbers["output"].split("+")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = torch.float16 if self.device.type == "cuda" else torch.float32
         path = Path(__file__).with_name("model.safetensors")
         weights = read_safetensors(path) if path.exists() else self.random_weights(int(numbers["vocabulary"]))
         self.weights = {name: weight.to(self.device, self.dtype) for name, weight in weights.items()}
-        self.classifier = torch.randn(LABELS, self.hidden, device=self.device, dtype=self.dtype) * 0.02
+        torch.manual_seed(1)
+        self.classifier, self.token_weights, self.token_vectors = (
+            (torch.randn(size, self.hidden) * 0.02).to(self.device, self.dtype) for size in (LABELS, 1, VECTOR)
+        )
         torch.set_num_threads(1)
         with torch.inference_mode():
             self.encode(torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.int64))
@@ -102,15 +108,21 @@ class TritonPythonModel:
 
     def answer(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs of a batch, on the CPU."""
-        states = self.encode(ids, mask)
-        if self.output == "last_hidden_state":
-            return {self.output: states.to(torch.float16).cpu()}
-        if self.output == "logits":
-            return {self.output: functional.linear(states[:, 0], self.classifier).float().cpu()}
-        weights = mask.to(self.device)[:, :, None].float()
-        mean = (states.float() * weights).sum(1) / weights.sum(1)
-        length = mean.norm(dim=1, keepdim=True)
-        return {self.output: (mean / length).cpu(), "embedding_norm": length.cpu()}
+        states, found = self.encode(ids, mask), {}
+        if "last_hidden_state" in self.outputs:
+            found["last_hidden_state"] = states.to(torch.float16)
+        if "logits" in self.outputs:
+            found["logits"] = functional.linear(states[:, 0], self.classifier).float()
+        if "sentence_embedding" in self.outputs:
+            weights = mask.to(self.device)[:, :, None].float()
+            mean = (states.float() * weights).sum(1) / weights.sum(1)
+            found["embedding_norm"] = mean.norm(dim=1, keepdim=True)
+            found["sentence_embedding"] = mean / found["embedding_norm"]
+        if "token_weights" in self.outputs:
+            found["token_weights"] = (functional.linear(states, self.token_weights)[:, :, 0] + 1).relu().float()
+        if "token_vectors" in self.outputs:
+            found["token_vectors"] = functional.linear(states, self.token_vectors).to(torch.float16)
+        return {name: values.cpu() for name, values in found.items()}
 
     @torch.inference_mode()
     def execute(self, requests: list[Any]) -> list[Any]:
