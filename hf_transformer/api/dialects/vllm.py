@@ -20,7 +20,6 @@ import numpy as np
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
-from hf_transformer.api.dialects.bodies import listed, read_body, reply_json
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
     TRUNCATION_FIELDS,
@@ -31,10 +30,11 @@ from hf_transformer.api.dialects.fields import (
     representations,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
 from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import single_input, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error
+from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error, without_effect
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
@@ -46,19 +46,12 @@ from hf_transformer.types.request import Answers, Json, Query
 from hf_transformer.types.tokenization import Tokenization
 
 IGNORED = (
-    IgnoredField("user", ()),
-    IgnoredField("request_id", ()),
-    IgnoredField("cache_salt", ()),
-    IgnoredField("priority", (), (0,), "the service has no priorities"),
-    IgnoredField("padding", (), ("do_not_pad",), "texts are padded with an attention mask"),
+    *without_effect("embeddings", "user", "request_id", "cache_salt", "priority", "padding"),
     IgnoredField("embed_dtype", (), ("float32",), "base64 contains float32"),
-    IgnoredField("endianness", (), ("native", "little"), "base64 contains little-endian numbers"),
+    *without_effect("embeddings", "endianness"),
 )
 """Fields of all pooling routes without effect."""
-INPUT_IGNORED = (
-    *IGNORED,
-    IgnoredField("add_special_tokens", (), (True,), "the service adds them (--disable_special_tokens)"),
-)
+INPUT_IGNORED = (*IGNORED, *without_effect("embeddings", "add_special_tokens"))
 PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
 """Names of the two sides of /score."""
 SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
@@ -213,8 +206,7 @@ def _read_kind(parameters: Parameters, model: Model) -> str:
 def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
     options: dict[str, Json] = {"representations": representation} if representation == MULTI_VECTOR else {}
     if model.task.name == EMBEDDING:
-        names = {"dimensions": "dimensions", "use_activation": "normalize"}
-        return options | move_if_present(parameters, names)
+        return options | move_if_present(parameters, "dimensions", use_activation="normalize")
     for name in ("dimensions", "use_activation"):
         if name in parameters:
             raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
@@ -249,7 +241,7 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
     call.context.field_names = lambda path: "prompt" if path.startswith("instances") else field_name(path)
     [[encoding]] = await model.encode([text], options)
-    return reply_json(
+    return reply_arrays(
         {
             "count": len(encoding),
             "max_model_len": model.tokenizer.max_length,
@@ -267,7 +259,7 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
     call.context.field_names = lambda path: path.replace("tokens[0]", "tokens", 1)
     [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, skip_special_tokens=False)
-    return reply_json({"prompt": prompt})
+    return reply_arrays({"prompt": prompt})
 
 
 def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:
