@@ -16,6 +16,7 @@ https://docs.cohere.com/reference/rerank
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
@@ -54,19 +55,9 @@ BITS = 8
 """Components in a byte of binary and ubinary."""
 
 
-async def embed_v1(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers /v1/embed: bare vectors unless the request has ``embedding_types``."""
-    return await _embed(service, call, payload, version="1", known=EMBED)
-
-
-async def embed_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers /v2/embed: vectors by type."""
-    return await _embed(service, call, payload, version="2", known=EMBED_V2)
-
-
-async def _embed(
-    service: Service, call: Call, payload: Mapping[str, Json], *, version: str, known: Sequence[str]
-) -> Response:
+async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, version: str) -> Response:
+    """Answers with vectors by type; in version 1 with bare vectors unless the request has ``embedding_types``."""
+    known = EMBED if version == "1" else EMBED_V2
     tasks, ignored = ("text_embedding",), (IgnoredField("images", (), ([],), "the model reads texts"),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
@@ -168,5 +159,9 @@ def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
 
 ROUTES = tuple(
     DialectRoute(path=path, dialect="cohere", handle=handle, render_error=render_message)
-    for path, handle in (("/v1/embed", embed_v1), ("/v2/embed", embed_v2), ("/v2/rerank", rerank_v2))
+    for path, handle in (
+        ("/v1/embed", partial(embed, version="1")),
+        ("/v2/embed", partial(embed, version="2")),
+        ("/v2/rerank", rerank_v2),
+    )
 )

@@ -38,8 +38,8 @@ from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
@@ -143,7 +143,7 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
     if single:
         call.context.field_names = single_input
     rows, answers = await _probabilities(model, call, instances, parameters)
-    labels = _labels(model)
+    labels = read_labels(model.task.settings.model_config)
     data = [
         {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
         for index, row in enumerate(rows)
@@ -159,16 +159,9 @@ async def _probabilities(
     if not parameters.flag("use_activation", True):
         options["function_to_apply"] = "none"
     answers = await model.predict(Query(instances, options, name="input"), call.context)
-    order = {label: index for index, label in enumerate(_labels(model))}
+    order = {label: index for index, label in enumerate(read_labels(model.task.settings.model_config))}
     rows = [sorted(prediction, key=lambda one: order[one["label"]]) for prediction in answers.predictions]
     return [[one["score"] for one in row] for row in rows], answers
-
-
-def _labels(model: Model) -> Sequence[str]:
-    task = model.task
-    if not isinstance(task, SequenceClassification):
-        raise AssertionError("the route has chosen a model for sequence classification")
-    return task.labels
 
 
 async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
