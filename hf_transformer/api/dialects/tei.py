@@ -239,7 +239,7 @@ async def tokenize(ask: Ask) -> Result:
     texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
     require_few("inputs", texts, ask.service.max_texts)
     texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
-    ask.context.field_names = rename()
+    ask.context.field_names = rename(("instances", "inputs"))
     read_parameters(ask.fields, ("inputs", *fields), ask.context)  # notes unknown fields
     parameters = {name: ask.fields[name] for name in fields if ask.fields.get(name) is not None}
     prepared, options = read_tokenize(Query(texts, parameters, name="inputs"), ask.model.task)
@@ -271,6 +271,7 @@ async def decode(ask: Ask) -> Result:
     require_few("ids", lists, ask.service.max_texts)
     if [] in lists:
         raise InvalidInput(f"ids[{lists.index([])}]", "a list of token ids", EMPTY)
+    ask.context.field_names = rename(("instances", "ids"))
     read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
     skip = ask.fields.get("skip_special_tokens")
     skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")

@@ -250,7 +250,7 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     ids = parameters.get("tokens")
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
-    call.context.field_names = lambda path: path.replace("tokens[0]", "tokens", 1)
+    call.context.field_names = lambda path: "tokens" if path.startswith("instances") else path.replace("[0]", "", 1)
     [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, skip_special_tokens=False)
     return reply_arrays({"prompt": prompt})
 
