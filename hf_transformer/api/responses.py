@@ -39,6 +39,11 @@ def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]
     return Response(200, body, [(b"content-type", content_type), *headers])
 
 
+def reply_arrays(answer: Json, *headers: tuple[bytes, bytes]) -> Response:
+    """A response with status 200 and JSON that may contain numpy arrays."""
+    return reply(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
+
+
 def readiness(error: NotReady | None, about: Mapping[str, Json]) -> JsonResponse:
     """The response to a readiness probe, from the result of Models.find_not_ready. ``about`` contains more fields."""
     if error is None:

@@ -23,12 +23,7 @@ from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
-from hf_transformer.app.wiring import (
-    Diagnose,
-    LoadedModel,
-    load_model,
-    predictor_settings,
-)
+from hf_transformer.app.wiring import Diagnose, LoadedModel, load_model, predictor_settings
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission

@@ -119,7 +119,12 @@ class PredictivePipeline(Pipeline):
         read = perf_counter()
         if ticket is not None and request.characters > INLINE_CHARACTERS:
             ticket.expect(request.characters)  # other requests may be admitted during a long tokenization
-        windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, tokenization, request.characters)
+        try:
+            windows = await self.tokenizer.encode_off_loop(
+                request.texts, self._executor, tokenization, request.characters
+            )
+        except TooLarge as error:  # the tokenizer doesn't know the API's name of the instances
+            raise error.at(query.name if error.path == "instances" else error.path) from None
         entries = self._make_entries(request, windows)
         context.instances, context.tokens, context.values = len(request.items), request.tokens, request.size
         if ticket is not None:

@@ -59,7 +59,9 @@ def default_stride(checked: Parameters, settings: TaskSettings) -> int:
     return min(stride, checked.integer("max_tokens", 1, 1) // 4) if "max_tokens" in checked else stride
 
 
-def read_windows(checked: Parameters, settings: TaskSettings, overflow: Overflow, base: Tokenization) -> Tokenization:
+def read_windows(
+    checked: Parameters, settings: TaskSettings, overflow: Overflow, base: Tokenization, *, fit_stride: bool = True
+) -> Tokenization:
     """Adds the request's windows to the task's tokenization options, and ``read_tokenization``.
 
     Raises:
@@ -71,7 +73,7 @@ def read_windows(checked: Parameters, settings: TaskSettings, overflow: Overflow
     if overflow == "window":
         stride = checked.integer("stride", default_stride(checked, settings), 0)
         most = checked.integer("max_chunks_per_doc", 1, 1) if "max_chunks_per_doc" in checked else None
-        return replace(options, windows=True, stride=stride, fit_stride=True, max_windows_each=most)
+        return replace(options, windows=True, stride=stride, fit_stride=fit_stride, max_windows_each=most)
     if checked.has_any(WINDOWS):
         name = next(name for name in WINDOWS if name in checked)
         hint = "start the service with --on_overflow=window and leave truncation out"

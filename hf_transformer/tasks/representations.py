@@ -80,7 +80,8 @@ class Representations(TextEmbedding):
         self._given, self._roles = settings, tuple(roles)
         self._dense = dense(settings)
         config, files = settings.model_config, self._files
-        self._vocabulary_size = _size(config.get("vocab_size"))
+        size = config.get("vocab_size")
+        self._vocabulary_size = size if isinstance(size, int) and size > 0 else None
         late = files.late_interaction
         self._sparse = files.sparse or SparsePooling()
         self._vector_size = (late.size if late else None) or hidden_size(config) or DEFAULT_HIDDEN_SIZE
@@ -190,14 +191,8 @@ class Representations(TextEmbedding):
 
     def answer(self, item: Text, parts: Sequence[Sequence[PooledWindow]], options: TextEmbeddingOptions) -> Json:
         windows = parts[0]
-        values: dict[str, Json] = {}
-        for name in options.representations:
-            if name == DENSE:
-                values[name] = self.dense(windows, options)
-            elif name == SPARSE:
-                values[name] = self._answer_sparse(windows, options)
-            else:
-                values[name] = self._answer_vectors(windows, options)
+        answers = {DENSE: self.dense, SPARSE: self._answer_sparse, MULTI_VECTOR: self._answer_vectors}
+        values: dict[str, Json] = {name: answers[name](windows, options) for name in options.representations}
         return values if options.named else values[options.representations[0]]
 
     def _answer_sparse(self, windows: Sequence[PooledWindow], options: TextEmbeddingOptions) -> Answer:
@@ -285,7 +280,3 @@ def _special_ids(settings: TaskSettings) -> Array:
     tokens = (vocabulary.special_tokens.get(name) for name in SPECIAL)
     ids = (vocabulary.token_to_id(token) for token in tokens if token)
     return np.array(sorted({number for number in ids if number is not None}), np.int64)
-
-
-def _size(value: Json) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None

@@ -21,12 +21,7 @@ from hf_transformer.tasks.long_texts import (
     read_windows,
 )
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import (
-    MAX_PROMPT_LENGTH,
-    Parameters,
-    read_output_format,
-    read_prompt,
-)
+from hf_transformer.tasks.parameters import MAX_PROMPT_LENGTH, Parameters, read_output_format, read_prompt
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array

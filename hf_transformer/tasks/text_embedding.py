@@ -24,15 +24,9 @@ from hf_transformer.tasks.base import (
     read_text,
 )
 from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
-from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, from_beginning, read_overflow, read_tokenization
+from hf_transformer.tasks.long_texts import TRUNCATION, from_beginning, read_overflow, read_windows
 from hf_transformer.tasks.multi_vector import DOCUMENT
-from hf_transformer.tasks.parameters import (
-    Parameters,
-    read_input_type,
-    read_output_format,
-    read_prompt,
-    typed_prompt,
-)
+from hf_transformer.tasks.parameters import Parameters, read_input_type, read_output_format, read_prompt, typed_prompt
 from hf_transformer.tasks.pooling import (
     DEFAULT_HIDDEN_SIZE,
     hidden_axis,
@@ -164,13 +158,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         exact = "dimensions" in checked
         dimensions = checked.integer("dimensions", 1, 1) if exact else files.truncate_dim
         overflow = read_overflow(checked, self.settings.on_overflow)
-        if "stride" in checked and overflow != "window":
-            hint = "start the service with --on_overflow=window and leave truncation out"
-            raise InvalidInput("parameters.stride", "no value without windows", hint=hint)
-        base = PLAIN
-        if overflow == "window":
-            stride = checked.integer("stride", default_stride(checked, self.settings), 0)
-            base = Tokenization(windows=True, stride=stride)
+        tokenization = read_windows(checked, self.settings, overflow, PLAIN, fit_stride=False)
         input_type = read_input_type(checked)
         names = ("input_type", "prompt", "prompt_name")
         prompt_from = next((name for name in names if name in checked), None)
@@ -191,7 +179,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             dimensions,
             exact,
             overflow,
-            read_tokenization(checked, base),
+            tokenization,
             wanted,
             named,
             precision,
@@ -381,10 +369,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        if self._files.sparse is not None:
-            return super().tensor_specs
-        if self._files.late_interaction is not None:
-            return (TensorSpec(PREDICTIONS, "FP32", (FREE, FREE, self._files.late_interaction.size or FREE)),)
         size = min(self._files.truncate_dim or self._size, self._size) if self._known_size else FREE
         return (TensorSpec(PREDICTIONS, "FP32", (FREE, size)),)
 

@@ -146,6 +146,10 @@ class Engine(ABC):
         [[encoding]] = self._encode([query], Tokenization(detail=True, truncation_side=options.truncation_side))
         return shortened(query, encoding, count, self._is_left(options))
 
+    def _limit(self, options: Tokenization) -> int:
+        """The maximum number of tokens of a text in this request."""
+        return min(options.max_length or self.max_length, self.max_length)
+
     def _is_left(self, options: Tokenization) -> bool:
         """Whether truncation removes the beginning of a text."""
         return options.truncation_side == "left"
@@ -154,11 +158,10 @@ class Engine(ABC):
         """Encodes a text with spans. Its windows run from the beginning of the text."""
         side = "right" if options.windows else options.truncation_side
         [windows] = self._encode([text.text], replace(options, detail=True, truncation_side=side))
-        limit = min(options.max_length or self.max_length, self.max_length)
-        return [*locate(text, windows, stride_of(limit, options))]
+        return [*locate(text, windows, stride_of(self._limit(options), options))]
 
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
-        limit = min(options.max_length or self.max_length, self.max_length)
+        limit = self._limit(options)
         if len(text.ids) > limit and not options.whole:
             raise TooLarge(
                 "",
@@ -238,7 +241,7 @@ class RustEngine(Engine):
         return encodings
 
     def _encode_bounded(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        limit = min(options.max_length or self.max_length, self.max_length)
+        limit = self._limit(options)
         # The library uses up to 450 bytes per character during encoding, so encode one long text at a time.
         is_long = max(map(characters, texts), default=0) > LONG_TEXT_CHARACTERS
         with self._long_text if is_long else nullcontext():
@@ -269,12 +272,10 @@ class RustEngine(Engine):
         """
         if self._prefixes is None or options.windows or options.whole or characters(text) <= LONG_TEXT_CHARACTERS:
             return text
-        if self._is_left(options):
+        if self._is_left(options) or not isinstance(text, str | tuple):
             return text
         if isinstance(text, str):
             return self._prefixes.prefix(text, limit)
-        if not isinstance(text, tuple):
-            return text
         first, second = text
         cuts_first = options.only_first or (not options.only_second and len(first) > len(second))
         long, short = (first, second) if cuts_first else (second, first)
@@ -495,7 +496,7 @@ class PythonEngine(Engine):
         return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Truncation(max(0, excess), None))
 
     def _truncated(self, text: TextInput, options: Tokenization) -> Encoding:
-        whole, limit = self._call(text), min(options.max_length or self.max_length, self.max_length)
+        whole, limit = self._call(text), self._limit(options)
         truncated = len(whole["input_ids"]) > limit
         if truncated:
             is_second = options.only_second and isinstance(text, tuple)

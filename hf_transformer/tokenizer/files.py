@@ -57,6 +57,11 @@ def read_json(path: Path, *, required: bool) -> dict[str, Json]:
     return value
 
 
+def positive(value: Json) -> int | None:
+    """A size or length from a file; None for anything but a positive integer."""
+    return value if isinstance(value, int) and value > 0 else None
+
+
 def transformer_folder(folder: Path) -> Path:
     """Folder with config.json, tokenizer and weights.
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.multi_vector import DOCUMENT, QUERY, LateInteraction, QueryExpansion
 from hf_transformer.tasks.sparse import ACTIVATIONS, SparsePooling
-from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.files import positive, read_json
 from hf_transformer.types.request import Json
 
 Modules = Sequence[tuple[str, str]]
@@ -62,7 +62,7 @@ def read_sparse(folder: Path, settings: Mapping[str, Json], modules: Modules) ->
     return SparsePooling(
         strategy=strategy,
         activation=activation,
-        max_active=most if isinstance(most, int) and most > 0 else None,
+        max_active=positive(most),
         normalize="Normalize" in kinds and "SpladePooling" in kinds,
         inside="SparseAutoEncoder" if "SparseAutoEncoder" in kinds else None,
     )
@@ -138,7 +138,7 @@ def read_colbert(folder: Path) -> LateInteraction | None:
     if "HF_ColBERT" not in (config.get("architectures") or ()):
         return None
     metadata = read_json(folder / METADATA, required=False)
-    query, document, size = metadata.get("query_maxlen") or 32, metadata.get("doc_maxlen"), metadata.get("dim")
+    query, document = metadata.get("query_maxlen") or 32, metadata.get("doc_maxlen")
     return LateInteraction(
         markers={
             QUERY: str(metadata.get("query_token_id") or "[unused0]"),
@@ -147,7 +147,7 @@ def read_colbert(folder: Path) -> LateInteraction | None:
         lengths={QUERY: query, **({DOCUMENT: document} if isinstance(document, int) else {})},
         expansion=_expansion({"length": query, "attend": metadata.get("attend_to_mask_tokens")}),
         skiplist=tuple(string.punctuation) if metadata.get("mask_punctuation", True) else (),
-        size=size if isinstance(size, int) and size > 0 else None,
+        size=positive(metadata.get("dim")),
     )
 
 
@@ -181,6 +181,5 @@ def _known(folder: Path, modules: Modules, known: Sequence[str]) -> dict[str, st
 
 def _size(folder: Path, modules: Modules) -> int | None:
     """The number of components after the last projection, if the files say it."""
-    folders = [path for kind, path in modules if kind == "Dense"]
-    size = read_json(folder / folders[-1] / "config.json", required=False).get("out_features") if folders else None
-    return size if isinstance(size, int) and size > 0 else None
+    last = dict(modules).get("Dense")
+    return positive(read_json(folder / last / "config.json", required=False).get("out_features")) if last else None

@@ -25,7 +25,7 @@ from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.similarity import MAX_SIM
-from hf_transformer.tokenizer.files import load_json, read_json
+from hf_transformer.tokenizer.files import load_json, positive, read_json
 from hf_transformer.tokenizer.representation_files import (
     is_late_interaction,
     read_colbert,
@@ -75,53 +75,46 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     modules = read_modules(path)
     folders = dict(reversed(modules))
     transformer = read_transformer(folder / folders.get("Transformer", folders.get("MLMTransformer", "")))
-    if is_late_interaction(settings):
-        late = read_late_interaction(folder, settings, modules, transformer)
-        prompts = without_markers(_prompts(folder / SETTINGS, settings), late)
-        files = SentenceTransformers(prompts=prompts, late_interaction=late, max_seq_length=_longest(late))
-        # PyLate replaces the module's length by its own.
-        length = files.max_seq_length if late.markers else _max_seq_length(transformer)
-        files = replace(files, max_seq_length=length)
-    elif settings.get("model_type") == "SparseEncoder":
-        files = SentenceTransformers(
-            prompts=_prompts(folder / SETTINGS, settings),
-            sparse=read_sparse(folder, settings, modules),
-            max_seq_length=_max_seq_length(transformer),
-        )
-    elif settings.get("model_type", "SentenceTransformer") == "SentenceTransformer":
-        return _read_dense(folder, settings, modules, transformer)
-    else:
+    late_interaction, model_type = is_late_interaction(settings), settings.get("model_type", "SentenceTransformer")
+    if not late_interaction and model_type not in ("SentenceTransformer", "SparseEncoder"):
         return None
-    name = str(settings.get("similarity_fn_name") or "dot")
-    if files.late_interaction and name not in MAX_SIM:
-        name = "maxsim"  # older files of PyLate have the function of the model before its training
-    return replace(
-        files,
-        similarity=name,
+    name = settings.get("similarity_fn_name")
+    files = SentenceTransformers(
+        prompts=_prompts(folder / SETTINGS, settings),
         default_prompt_name=settings.get("default_prompt_name"),
+        max_seq_length=_max_seq_length(transformer),
         lower_case=transformer.get("do_lower_case") is True,
     )
+    if late_interaction:
+        late = read_late_interaction(folder, settings, modules, transformer)
+        return replace(
+            files,
+            prompts=without_markers(files.prompts, late),
+            # PyLate replaces the module's length by its own.
+            max_seq_length=_longest(late) if late.markers else files.max_seq_length,
+            # Older files of PyLate have the function of the model before its training.
+            similarity=name if name in MAX_SIM else "maxsim",
+            late_interaction=late,
+        )
+    if model_type == "SparseEncoder":
+        return replace(files, similarity=str(name or "dot"), sparse=read_sparse(folder, settings, modules))
+    return _with_pooling(replace(files, similarity=str(name or "cosine")), folder, settings, modules)
 
 
-def _read_dense(
-    folder: Path, settings: Mapping[str, Json], modules: Sequence[tuple[str, str]], transformer: Mapping[str, Json]
+def _with_pooling(
+    files: SentenceTransformers, folder: Path, settings: Mapping[str, Json], modules: Sequence[tuple[str, str]]
 ) -> SentenceTransformers:
-    """Reads the settings of a SentenceTransformer."""
+    """Adds what the modules after a SentenceTransformer's model do."""
     folders = dict(reversed(modules))
     pooling_path = folder / folders.get("Pooling", "") / "config.json"
     pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
-    size = settings.get("truncate_dim")
-    return SentenceTransformers(
+    return replace(
+        files,
         pooling=_modes(pooling_path, pooling),
         normalize=_normalizes(folder, modules),
-        prompts=_prompts(folder / SETTINGS, settings),
-        default_prompt_name=settings.get("default_prompt_name"),
         include_prompt=pooling.get("include_prompt", True) is not False,
-        max_seq_length=_max_seq_length(transformer),
-        truncate_dim=size if isinstance(size, int) and size > 0 else None,
-        lower_case=transformer.get("do_lower_case") is True,
+        truncate_dim=positive(settings.get("truncate_dim")),
         inside=_inside(modules),
-        similarity=str(settings.get("similarity_fn_name") or "cosine"),
     )
 
 
@@ -235,5 +228,4 @@ def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
         arguments = transformer.get(name)
         if isinstance(arguments, dict) and isinstance(arguments.get("model_max_length"), int):
             return int(arguments["model_max_length"])
-    length = transformer.get("max_seq_length")
-    return length if isinstance(length, int) and length > 0 else None
+    return positive(transformer.get("max_seq_length"))

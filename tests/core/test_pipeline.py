@@ -173,6 +173,13 @@ async def test_a_request_that_is_refused_is_not_sent(
         assert says in str(caught.value) and not b.predictor.calls
 
 
+async def test_an_error_about_windows_names_the_instances_as_the_api_does() -> None:
+    async with predictive_pipeline() as b:
+        with pytest.raises(TooLarge) as caught:
+            await b.pipeline(Query([LONG], {"windows": True}, name="input"), Context("id", {}))
+        assert caught.value.path == "input"
+
+
 @pytest.mark.parametrize(
     "instances",
     [["a b"] * 4, ["a " * 2000] * 2, [["a b"] * 8]],

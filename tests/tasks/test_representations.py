@@ -357,6 +357,8 @@ def test_tensors_of_the_open_inference_protocol(load: Any) -> None:
     padded = late.tensor([vectors[:, :3], vectors[:1, :3]], late.options({}))
     assert (padded.datatype, padded.data[1].tolist()) == ("FP32", [[1, 1, 1], [0, 0, 0]])
     assert [spec.shape for spec in late.tensor_specs] == [(-1, -1, 6)]
+    _, both = load("colbert", "sentence_embedding", "token_vectors")
+    assert (both.available[0], [len(spec.shape) for spec in both.tensor_specs]) == ("dense", [2])
 
 
 def test_prompts_follow_the_input_type() -> None:

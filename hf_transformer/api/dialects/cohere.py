@@ -16,24 +16,23 @@ https://docs.cohere.com/reference/rerank
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.bodies import read_body, render_message, reply_json
 from hf_transformer.api.dialects.fields import (
     move_if_present,
     name_by_alias,
-    read_documents,
     read_purpose,
     read_strings,
-    read_token_limits,
     read_truncation,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_message
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
-from hf_transformer.api.openai.rerank import field_of_instance, render_results
+from hf_transformer.api.openai.rerank import field_of_instance, read_query, render_results
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
@@ -56,27 +55,17 @@ BITS = 8
 """Components in a byte of binary and ubinary."""
 
 
-async def embed_v1(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers /v1/embed: bare vectors unless the request has ``embedding_types``."""
-    return await _embed(service, call, payload, version="1", known=EMBED)
-
-
-async def embed_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Answers /v2/embed: vectors by type."""
-    return await _embed(service, call, payload, version="2", known=EMBED_V2)
-
-
-async def _embed(
-    service: Service, call: Call, payload: Mapping[str, Json], *, version: str, known: Sequence[str]
-) -> Response:
+async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, version: str) -> Response:
+    """Answers with vectors by type; in version 1 with bare vectors unless the request has ``embedding_types``."""
+    known = EMBED if version == "1" else EMBED_V2
     tasks, ignored = ("text_embedding",), (IgnoredField("images", (), ([],), "the model reads texts"),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     require_representation(model, DENSE)
     field, texts = _read_texts(parameters, service.max_texts)
     types = _read_types(parameters)
-    names = {"output_dimension": "dimensions", "max_tokens": "max_tokens"}
-    options = move_if_present(parameters, names) | read_truncation(parameters, default="END")
+    options = move_if_present(parameters, "max_tokens", output_dimension="dimensions")
+    options |= read_truncation(parameters, default="END")
     options |= read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(parameters, ALIASES, field_name)
     answers = await model.predict(Query(texts, options, name=field), call.context)
@@ -88,7 +77,7 @@ async def _embed(
         "texts": texts,
         "embeddings": vectors if floats else await off_loop(service.executor, cost, lambda: by_type(vectors, types)),
     }
-    return reply_json({**answer, "meta": meta(answers, version)})
+    return reply_arrays({**answer, "meta": meta(answers, version)})
 
 
 ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
@@ -150,19 +139,12 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     tasks, ignored = ("rerank",), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
-    query = parameters.string("query")
-    if query is None:
-        raise InvalidInput("query", "a string", "nothing")
-    texts = read_documents(parameters.get("documents"), service.max_texts)
-    names = {"top_n": "top_n", "return_documents": "return_documents"}
-    options: dict[str, Json] = {"output_format": "kserve", "truncate_document": True}
-    if model.task.settings.on_overflow == "error":
-        options["truncation"] = True
-    options |= move_if_present(parameters, names) | read_token_limits(parameters)
+    defaults: dict[str, Json] = {"truncation": True} if model.task.settings.on_overflow == "error" else {}
+    query = read_query(parameters, service.max_texts, truncate_document=True, **defaults)
     call.context.field_names = field_of_instance
-    answers = await model.predict(Query([{"query": query, "texts": texts}], options, name="documents"), call.context)
+    answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
-    return reply_json({"id": call.context.request_id, "results": results, "meta": meta(answers, "2", searches=1)})
+    return reply_arrays({"id": call.context.request_id, "results": results, "meta": meta(answers, "2", searches=1)})
 
 
 def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
@@ -177,5 +159,9 @@ def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
 
 ROUTES = tuple(
     DialectRoute(path=path, dialect="cohere", handle=handle, render_error=render_message)
-    for path, handle in (("/v1/embed", embed_v1), ("/v2/embed", embed_v2), ("/v2/rerank", rerank_v2))
+    for path, handle in (
+        ("/v1/embed", partial(embed, version="1")),
+        ("/v2/embed", partial(embed, version="2")),
+        ("/v2/rerank", rerank_v2),
+    )
 )

@@ -182,6 +182,7 @@ def name_by_alias(
     return name
 
 
-def move_if_present(parameters: Parameters, names: Mapping[str, str]) -> dict[str, Json]:
-    """Returns the values of the fields that a request has, by the task's names. ``names`` maps a field's name."""
+def move_if_present(parameters: Parameters, *same: str, **renamed: str) -> dict[str, Json]:
+    """Returns the values of the fields that a request has. ``renamed`` has the task's names by field."""
+    names = {**{name: name for name in same}, **renamed}
     return {name: parameters.get(field) for field, name in names.items() if field in parameters}

@@ -18,9 +18,9 @@ from math import exp
 from typing import Any
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.bodies import listed, read_body
+from hf_transformer.api.dialects.routes import listed, read_body
 from hf_transformer.api.errors import expect, expect_items, require_few
-from hf_transformer.api.openai.fields import GENERATION, IgnoredField, field_name
+from hf_transformer.api.openai.fields import GENERATION, field_name, without_effect
 from hf_transformer.api.service import Service, generative
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.model import GenerativeModel
@@ -32,11 +32,7 @@ from hf_transformer.types.request import Context, Json
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first", "add_special_tokens")
-IGNORED = (
-    IgnoredField("request_id", ()),
-    IgnoredField("user", ()),
-    IgnoredField("priority", (), (0,), "the service has no priorities"),
-)
+IGNORED = without_effect("embeddings", "request_id", "user", "priority")
 LABELS = "label_token_ids"
 
 

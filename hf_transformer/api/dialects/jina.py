@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
 from hf_transformer.api.dialects.fields import (
     TRUNCATION_FIELDS,
     move_if_present,
@@ -20,9 +19,10 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
 from hf_transformer.api.openai.embeddings import plain_texts, to_base64
 from hf_transformer.api.openai.fields import IgnoredField, read_texts, usage
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.text_embedding import MULTI_VECTOR
@@ -39,7 +39,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     require_representation(model, MULTI_VECTOR)
     texts, _ = read_texts("input", plain_texts(parameters.get("input")), service.max_texts, _refuse_ids)
     options: dict[str, Json] = {"representations": MULTI_VECTOR, **read_truncation(parameters)}
-    options |= move_if_present(parameters, {"dimensions": "dimensions"})
+    options |= move_if_present(parameters, "dimensions")
     options |= read_purpose(parameters, "input_type", model)
     base64 = parameters.get("embedding_type") == "base64"
     if not base64:
@@ -51,7 +51,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
         shown = [to_base64(vector) for vector in vectors] if base64 else vectors
         data.append({"object": "embeddings", "index": index, "embeddings": shown})
     answer = {"object": "list", "data": data, "model": call.context.model_name}
-    return reply_json({**answer, "usage": usage(answers)})
+    return reply_arrays({**answer, "usage": usage(answers)})
 
 
 def _refuse_ids(ids: list[Json], path: str) -> Json:

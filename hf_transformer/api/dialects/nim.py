@@ -20,7 +20,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
 from hf_transformer.api.dialects.fields import (
     move_if_present,
     read_precision,
@@ -28,9 +27,10 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
 from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import IgnoredField, field_name, usage
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
@@ -59,7 +59,7 @@ async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     options = {"output_format": "kserve", "raw_scores": True, **read_truncation(parameters)}
     answers = await model.predict(Query([{"query": query, "texts": texts}], options), call.context)
     rankings = [{"index": one["index"], "logit": one["score"]} for one in answers.predictions[0]]
-    return reply_json({"rankings": rankings, "usage": usage(answers)})
+    return reply_arrays({"rankings": rankings, "usage": usage(answers)})
 
 
 def read_text(value: Json, path: str) -> str:
@@ -101,7 +101,7 @@ async def embed_tensors(model: Model, request: InferRequest, context: Context) -
     if isinstance(known.get(TRUNCATE), str):  # the package's enumerations have these words in lower case
         known[TRUNCATE] = known[TRUNCATE].upper()
     parameters = Parameters(known, PARAMETERS)
-    options = move_if_present(parameters, {"dimensions": "dimensions"}) | read_truncation(parameters, default="NONE")
+    options = move_if_present(parameters, "dimensions") | read_truncation(parameters, default="NONE")
     options |= read_precision(parameters, EMBEDDING_TYPE) | read_purpose(parameters, "input_type", model)
     query = Query(read_instances(inputs, model.task.fields), options, tensors=True, counts=True)
     answers = await model.predict(query, context)

@@ -6,17 +6,29 @@ dialects share a path, the required fields of a body decide. docs/dialects.md ha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
 from hf_transformer.api.errors import RenderError, expect
-from hf_transformer.api.openai.fields import GENERATION
+from hf_transformer.api.openai.fields import (
+    GENERATION,
+    IgnoredField,
+    choose_model,
+    field_name,
+    read_fields,
+    render_error,
+)
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
+from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 
@@ -24,12 +36,6 @@ PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
 ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
 """The names of all tasks; PREDICTIVE without those that generate text."""
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
-
-
-def status_of(error: RequestError) -> int:
-    """Returns the service's own status of an error."""
-    return error.status
-
 
 Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
 
@@ -43,7 +49,7 @@ class DialectRoute:
         dialect: the label in metrics.
         handle: answers a request; the third argument is the body, an object.
         render_error: renders the dialect's error body.
-        status: returns the dialect's HTTP status of an error.
+        status: returns the dialect's HTTP status of an error; None for the service's own.
         fields: the required fields. Where several routes share a path, a body with all of them is this dialect's.
     """
 
@@ -51,7 +57,7 @@ class DialectRoute:
     dialect: str
     handle: Handler
     render_error: RenderError
-    status: Callable[[RequestError], int] = status_of
+    status: Callable[[RequestError], int] | None = None
     fields: frozenset[str] = frozenset()
 
 
@@ -99,26 +105,49 @@ def choose_route(routes: Sequence[DialectRoute], payload: Mapping[str, Json]) ->
     raise InvalidInput("body", f"the fields {forms}", got, f"these APIs share the route {routes[0].path}")
 
 
-def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
-    """Chooses the model of a request: ``name`` (the body's ``model``) or ?model=NAME, else the only one for ``tasks``.
-
-    Raises:
-        InvalidInput: the names contradict each other, the model has another task, or several models fit.
-        UnknownModel: the service does not serve the model.
-        NotReady: the model is absent.
-    """
-    query, names = call.path.get("model"), service.models.names
-    if name is not None:
-        expect(name, str, "model", "a string")
-        if query not in (None, name):
-            raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
-    else:  # the only model is named, so that an error says what it is for, or why it is absent
-        name = names[0] if query is None and len(names) == 1 else query
-    model = service.models.choose(name, call.context, tasks=tasks, path="model")
+def choose_for(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses a model as ``choose_model`` does. Raises InvalidInput for a model of another task too."""
+    names = service.models.names
+    if name is None and "model" not in call.path and len(names) == 1:
+        name = names[0]  # so that an error says what the only model is for, or why it is absent
+    model = choose_model(service, call, name, tasks)
     if model.task.name not in tasks:
         hint = GENERATES if model.task.name in GENERATION else ""
         raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
     return model
+
+
+def read_body(
+    service: Service,
+    call: Call,
+    payload: Mapping[str, Json],
+    *,
+    tasks: Sequence[str],
+    known: Sequence[str],
+    ignored: Sequence[IgnoredField] = (),
+) -> tuple[Model, Parameters]:
+    """Returns the model and the fields of a body. ``ignored`` are further known fields, without effect.
+
+    Sets ``call.context.field_names``: parameters of the task are top-level fields. Raises RequestError.
+    """
+    call.context.field_names = field_name
+    names = {field.name: field for field in ignored}
+    parameters = read_fields(payload, ("model", *known, *names), names)
+    return choose_for(service, call, parameters.get("model"), tasks), parameters
+
+
+def listed(call: Call, prefix: str, data: Sequence[Json], tokens: int, new_tokens: int = 0) -> Response:
+    """A response of vLLM's APIs: an object with an id, the time, ``data``, and the numbers of tokens."""
+    return reply_arrays(
+        {
+            "id": f"{prefix}-{call.context.request_id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": call.context.model_name,
+            "data": data,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens + new_tokens, "completion_tokens": new_tokens},
+        }
+    )
 
 
 def _dispatch(service: Service, routes: Sequence[DialectRoute]) -> Handle:
@@ -133,3 +162,21 @@ def _dispatch(service: Service, routes: Sequence[DialectRoute]) -> Handle:
             return failure_response(error, call.context, chosen.render_error, chosen.status)
 
     return handle
+
+
+def render_message(error: RequestError, status: int) -> bytes:
+    """Serializes an error in Cohere's form. Source: https://docs.cohere.com/reference/errors"""
+    return orjson.dumps({"message": str(error)})
+
+
+def render_detail(error: RequestError, status: int) -> bytes:
+    """Serializes an error in the form of Jina, Voyage and NVIDIA NIM, whose clients read ``detail``."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return orjson.dumps({"object": "error", "message": str(error), "detail": str(error), "type": kind})
+
+
+def render_for_all(error: RequestError, status: int) -> bytes:
+    """Serializes an error for a path that several dialects share: OpenAI's ``error``, Cohere's ``message`` and the
+    ``detail`` of Jina, Voyage and NVIDIA NIM."""
+    from_openai = orjson.loads(render_error(error, status))
+    return orjson.dumps({**from_openai, "message": str(error), "detail": str(error)})

@@ -13,8 +13,7 @@ from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import cohere, jina, nim, tei, vllm, voyage
-from hf_transformer.api.dialects.bodies import render_for_all
-from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path
+from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path, render_for_all
 from hf_transformer.api.openai import embeddings, rerank
 from hf_transformer.api.service import Service
 from hf_transformer.types.http import Response

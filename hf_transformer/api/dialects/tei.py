@@ -23,12 +23,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-
-import orjson
+from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import representations, require_representation
-from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, Handler, choose_model
+from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, choose_for
 from hf_transformer.api.dialects.tei_form import (
     TRUNCATION,
     byte_spans,
@@ -46,7 +45,7 @@ from hf_transformer.api.dialects.tei_form import (
     within_instance,
 )
 from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
-from hf_transformer.api.responses import JSON, reply
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
@@ -224,21 +223,14 @@ async def pipeline(ask: Ask) -> Result:
 
 async def by_kind(ask: Ask) -> Result:
     """Answers with the route of the model's kind, and of the form of its inputs where a kind has several."""
-    return await _route_of(ask)(ask)
-
-
-def _route_of(ask: Ask) -> Run:
     task, inputs = ask.model.task.name, ask.fields.get("inputs")
     ask.inner_parameters()  # also where the route has none, and lists the field as ignored
     if task == "text_embedding":
         if isinstance(inputs, dict):
-            return similarity
-        return {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)
-    if task == "rerank":
-        return rerank if inputs is None else predict
-    if task == "feature_extraction":
-        return embed_all
-    return predict if task == "sequence_classification" else pipeline
+            return await similarity(ask)
+        return await {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)(ask)
+    runs = {"rerank": rerank if inputs is None else predict, "sequence_classification": predict}
+    return await {**runs, "feature_extraction": embed_all}.get(task, pipeline)(ask)
 
 
 async def tokenize(ask: Ask) -> Result:
@@ -247,7 +239,7 @@ async def tokenize(ask: Ask) -> Result:
     texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
     require_few("inputs", texts, ask.service.max_texts)
     texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
-    ask.context.field_names = rename()
+    ask.context.field_names = rename(("instances", "inputs"))
     read_parameters(ask.fields, ("inputs", *fields), ask.context)  # notes unknown fields
     parameters = {name: ask.fields[name] for name in fields if ask.fields.get(name) is not None}
     prepared, options = read_tokenize(Query(texts, parameters, name="inputs"), ask.model.task)
@@ -279,6 +271,7 @@ async def decode(ask: Ask) -> Result:
     require_few("ids", lists, ask.service.max_texts)
     if [] in lists:
         raise InvalidInput(f"ids[{lists.index([])}]", "a list of token ids", EMPTY)
+    ask.context.field_names = rename(("instances", "ids"))
     read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
     skip = ask.fields.get("skip_special_tokens")
     skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")
@@ -292,7 +285,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     if (count := sum(map(count_texts, instances))) > service.max_texts:
         expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
         raise TooLarge("instances", expected, str(count))
-    model = choose_model(service, call, payload.get("model"), PREDICTIVE)
+    model = choose_for(service, call, payload.get("model"), PREDICTIVE)
     budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
@@ -303,7 +296,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     body = {"predictions": [task.result() for task in tasks]}
-    return reply(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+    return reply_arrays(body)
 
 
 async def _instance(
@@ -334,18 +327,18 @@ class SharedBudget:
     values: int = 0
 
 
+@dataclass(slots=True)
 class InstanceBudget:
     """The budget of one of several requests in a body."""
 
-    def __init__(self, shared: SharedBudget, context: Context) -> None:
-        self._shared = shared
-        self._context = context
+    shared: SharedBudget
+    context: Context
 
     def charge(self, tokens: int) -> None:
         """Adds the request's tokens, and the values of its answer. Raises TooLarge for too many values in all."""
-        shared = self._shared
+        shared = self.shared
         shared.tokens += tokens
-        shared.values += self._context.values
+        shared.values += self.context.values
         if shared.values > (most := shared.limits.max_answer_values):
             expected = f"at most {most} values in the answers to all (--max_answer_values)"
             raise TooLarge("", expected, f"about {shared.values}", "send fewer, or ask for less about each")
@@ -354,7 +347,7 @@ class InstanceBudget:
 
     def expect(self, characters: int) -> None:
         """Adds the characters of a long request. Raises TooLarge for too many in all."""
-        shared = self._shared
+        shared = self.shared
         shared.characters += characters
         if shared.characters > (most := shared.limits.max_total_length):
             expected = f"at most {most} characters in all long texts (--max_total_length)"
@@ -371,25 +364,15 @@ class InstanceBudget:
 
 def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model = choose_model(service, call, payload.get("model"), tasks)
+        model = choose_for(service, call, payload.get("model"), tasks)
         result = await run(Ask(service, model, payload, call.context))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
-        return reply(orjson.dumps(result.body, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
+        return reply_arrays(result.body, *headers)
 
-    return _dialect_route(path, handle, *fields)
-
-
-def _dialect_route(path: str, handle: Handler, *fields: str) -> DialectRoute:
-    return DialectRoute(
-        path=path,
-        dialect="tei",
-        handle=handle,
-        render_error=render_error,
-        status=status_of,
-        fields=frozenset(fields),
-    )
+    return _dialect_route(path=path, handle=handle, fields=frozenset(fields))
 
 
+_dialect_route = partial(DialectRoute, dialect="tei", render_error=render_error, status=status_of)
 ROUTES = (
     _route("/embed", embed, EMBEDDING, "inputs"),
     _route("/embed_all", embed_all, (*EMBEDDING, "feature_extraction"), "inputs"),
@@ -401,5 +384,5 @@ ROUTES = (
     _route("/decode", decode, ALL, "ids"),
     _route("/", by_kind, PREDICTIVE),
     _route("/invocations", by_kind, PREDICTIVE),
-    _dialect_route("/vertex", vertex, "instances"),
+    _dialect_route(path="/vertex", handle=vertex, fields=frozenset(("instances",))),
 )

@@ -20,7 +20,6 @@ import numpy as np
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
-from hf_transformer.api.dialects.bodies import listed, read_body, reply_json
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
     TRUNCATION_FIELDS,
@@ -31,34 +30,28 @@ from hf_transformer.api.dialects.fields import (
     representations,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
 from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import single_input, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error
+from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error, without_effect
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
 from hf_transformer.types.tokenization import Tokenization
 
 IGNORED = (
-    IgnoredField("user", ()),
-    IgnoredField("request_id", ()),
-    IgnoredField("cache_salt", ()),
-    IgnoredField("priority", (), (0,), "the service has no priorities"),
-    IgnoredField("padding", (), ("do_not_pad",), "texts are padded with an attention mask"),
+    *without_effect("embeddings", "user", "request_id", "cache_salt", "priority", "padding"),
     IgnoredField("embed_dtype", (), ("float32",), "base64 contains float32"),
-    IgnoredField("endianness", (), ("native", "little"), "base64 contains little-endian numbers"),
+    *without_effect("embeddings", "endianness"),
 )
 """Fields of all pooling routes without effect."""
-INPUT_IGNORED = (
-    *IGNORED,
-    IgnoredField("add_special_tokens", (), (True,), "the service adds them (--disable_special_tokens)"),
-)
+INPUT_IGNORED = (*IGNORED, *without_effect("embeddings", "add_special_tokens"))
 PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
 """Names of the two sides of /score."""
 SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
@@ -150,7 +143,7 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
     if single:
         call.context.field_names = single_input
     rows, answers = await _probabilities(model, call, instances, parameters)
-    labels = _labels(model)
+    labels = read_labels(model.task.settings.model_config)
     data = [
         {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
         for index, row in enumerate(rows)
@@ -166,16 +159,9 @@ async def _probabilities(
     if not parameters.flag("use_activation", True):
         options["function_to_apply"] = "none"
     answers = await model.predict(Query(instances, options, name="input"), call.context)
-    order = {label: index for index, label in enumerate(_labels(model))}
+    order = {label: index for index, label in enumerate(read_labels(model.task.settings.model_config))}
     rows = [sorted(prediction, key=lambda one: order[one["label"]]) for prediction in answers.predictions]
     return [[one["score"] for one in row] for row in rows], answers
-
-
-def _labels(model: Model) -> Sequence[str]:
-    task = model.task
-    if not isinstance(task, SequenceClassification):
-        raise AssertionError("the route has chosen a model for sequence classification")
-    return task.labels
 
 
 async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -213,8 +199,7 @@ def _read_kind(parameters: Parameters, model: Model) -> str:
 def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
     options: dict[str, Json] = {"representations": representation} if representation == MULTI_VECTOR else {}
     if model.task.name == EMBEDDING:
-        names = {"dimensions": "dimensions", "use_activation": "normalize"}
-        return options | move_if_present(parameters, names)
+        return options | move_if_present(parameters, "dimensions", use_activation="normalize")
     for name in ("dimensions", "use_activation"):
         if name in parameters:
             raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
@@ -249,7 +234,7 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
     call.context.field_names = lambda path: "prompt" if path.startswith("instances") else field_name(path)
     [[encoding]] = await model.encode([text], options)
-    return reply_json(
+    return reply_arrays(
         {
             "count": len(encoding),
             "max_model_len": model.tokenizer.max_length,
@@ -265,9 +250,9 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     ids = parameters.get("tokens")
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
-    call.context.field_names = lambda path: path.replace("tokens[0]", "tokens", 1)
+    call.context.field_names = lambda path: "tokens" if path.startswith("instances") else path.replace("[0]", "", 1)
     [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, skip_special_tokens=False)
-    return reply_json({"prompt": prompt})
+    return reply_arrays({"prompt": prompt})
 
 
 def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.bodies import read_body, render_detail, reply_json
 from hf_transformer.api.dialects.fields import (
     move_if_present,
     name_by_alias,
@@ -25,10 +24,11 @@ from hf_transformer.api.dialects.fields import (
     read_strings,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
@@ -54,7 +54,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     documents = [
         {"chunks": read_strings(f"inputs[{index}]", chunks, service.max_texts)} for index, chunks in enumerate(inputs)
     ]
-    options = move_if_present(parameters, {"output_dimension": "dimensions"})
+    options = move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(
         parameters, ALIASES, lambda path: field_name(path).replace("].chunks", "]", 1)
@@ -65,7 +65,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
         for index, vectors in enumerate(answers.predictions)
     ]
     answer = {"object": "list", "data": data, "model": call.context.model_name}
-    return reply_json({**answer, "usage": {"total_tokens": answers.tokens}})
+    return reply_arrays({**answer, "usage": {"total_tokens": answers.tokens}})
 
 
 def _embedding(index: int, vector: Any, base64: bool) -> dict[str, Json]:

@@ -21,8 +21,6 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 
-import orjson
-
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     TRUNCATE_PROMPT_TOKENS,
@@ -35,7 +33,7 @@ from hf_transformer.api.dialects.fields import (
     representations,
 )
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, read_texts, usage
-from hf_transformer.api.responses import reply
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
@@ -82,7 +80,7 @@ async def create(service: Service, call: Call) -> Response:
         for index, vector in enumerate(predictions)
     ]
     body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
-    return reply(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+    return reply_arrays(body)
 
 
 def without_suffix(payload: Json, models: Models) -> Json:
@@ -156,7 +154,7 @@ def _is_text(item: Json) -> bool:
 
 def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
     """Returns the parameters of the task. Fields of two APIs that mean the same can't be together."""
-    options = move_if_present(parameters, {name: name for name in PARAMETERS}) | read_truncation(parameters)
+    options = move_if_present(parameters, *PARAMETERS) | read_truncation(parameters)
     for target in ("dimensions", "normalize"):
         field = parameters.one_of(*ALIASES[target])
         if field is not None:

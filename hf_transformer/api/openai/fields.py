@@ -117,6 +117,11 @@ def ignored_fields(endpoint: str) -> tuple[str, ...]:
     return tuple(_IGNORED[endpoint])
 
 
+def without_effect(endpoint: str, *names: str) -> tuple[IgnoredField, ...]:
+    """Returns an endpoint's fields without effect of these names."""
+    return tuple(_IGNORED[endpoint][name] for name in names)
+
+
 def read_request(
     service: Service, call: Call, endpoint: str, known: Sequence[str], payload: Json = None
 ) -> tuple[Model, Parameters]:
@@ -132,16 +137,25 @@ def read_request(
     """
     call.context.field_names = field_name
     body = expect(call.json() if payload is None else payload, dict, "body", "an object")
-    models, parameters = service.models, read_fields(body, known, _IGNORED[endpoint])
-    name, query = parameters.string("model"), call.path.get("model")
-    if query is not None and name not in (None, query):
-        raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
-    name = query if name is None else name
-    model = models.choose(name, call.context, tasks=TASKS[endpoint], path="model")
+    parameters = read_fields(body, known, _IGNORED[endpoint])
+    model = choose_model(service, call, parameters.get("model"), TASKS[endpoint])
     if model.task.name not in TASKS[endpoint]:
         expected = f"a model for {' or '.join(TASKS[endpoint])}, which {endpoint} needs"
         raise InvalidInput("model", expected, f"{model.name!r} for {model.task.name}")
     return model, parameters
+
+
+def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses the model by ``name`` (the body's ``model``) or ?model=NAME, else the only one for ``tasks``.
+
+    Raises:
+        InvalidInput: the names contradict each other, or several models fit.
+        UnknownModel, NotReady: see Models.choose.
+    """
+    query = call.path.get("model")
+    if name is not None and query not in (None, expect(name, str, "model", "a string")):
+        raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
+    return service.models.choose(query if name is None else name, call.context, tasks=tasks, path="model")
 
 
 def read_fields(payload: Mapping[str, Json], known: Sequence[str], ignored: Mapping[str, IgnoredField]) -> Parameters:

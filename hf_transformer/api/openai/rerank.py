@@ -62,7 +62,7 @@ INSTANCE = "documents[0]"
 async def create(service: Service, call: Call, *, shared: bool = False) -> Response:
     """Answers one request. At a path that other APIs share, the answer has the fields of all. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
-    query = read_query(parameters, service.max_texts)
+    query = read_query(parameters, service.max_texts, return_documents=True)  # as vLLM and Jina do
     call.context.field_names = name_by_alias(parameters, ALIASES, field_of_instance)
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
@@ -103,8 +103,9 @@ def field_of_instance(path: str) -> str:
     return f"documents{field.removeprefix('texts')}" if field[:5] in ("", "texts") else field
 
 
-def read_query(parameters: Parameters, max_texts: int) -> Query:
-    """Returns the query of a request: one instance with all documents. The task validates its own parameters.
+def read_query(parameters: Parameters, max_texts: int, **defaults: Json) -> Query:
+    """Returns the query of a request: one instance with all documents. The task validates its own parameters, which
+    are ``defaults`` if absent.
 
     Raises:
         InvalidInput: a field is missing or has another type.
@@ -114,14 +115,13 @@ def read_query(parameters: Parameters, max_texts: int) -> Query:
     if query is None:
         raise InvalidInput("query", "a string", "nothing")
     texts = read_documents(parameters.get("documents"), max_texts, rank_fields)
-    # Return documents by default, as vLLM and Jina do. This API ignores --output_format.
-    options = {"return_documents": True, "output_format": "kserve"} | read_options(parameters)
+    options = {"output_format": "kserve", **defaults, **read_options(parameters)}  # this API ignores --output_format
     return Query([{"query": query, "texts": texts}], options, name="documents")
 
 
 def read_options(parameters: Parameters) -> dict[str, Json]:
     """Returns the parameters of the task. Raises InvalidInput for two fields that mean the same."""
-    options = move_if_present(parameters, {name: name for name in PARAMETERS})
+    options = move_if_present(parameters, *PARAMETERS)
     options |= read_truncation(parameters) | read_token_limits(parameters)
     top, scores = parameters.one_of(*TOP), parameters.one_of(*SCORES)
     if top is not None:

@@ -33,14 +33,15 @@ from hf_transformer.tasks.causal_rerank import last_logit, token_ids
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
+from hf_transformer.tasks.representations import INDICES, VALUES
+from hf_transformer.tasks.representations import VECTORS as TOKEN_VECTORS
+from hf_transformer.tasks.representations import WEIGHTS as TOKEN_WEIGHTS
 from hf_transformer.tasks.sequence_classification import apply, default_function
 from hf_transformer.tasks.sparse import SparsePooling, splade
 from hf_transformer.tasks.text_embedding import KSERVE
 from hf_transformer.tokenizer.reranker_files import is_causal, score_tokens
 from hf_transformer.types.tensors import Array
 
-INDICES, VALUES = "sparse_indices", "sparse_values"
-TOKEN_WEIGHTS, TOKEN_VECTORS = "token_weights", "token_vectors"
 POOLINGS = ("mean", "cls", "max")
 """Supported pooling modes, by their names in sentence-transformers."""
 

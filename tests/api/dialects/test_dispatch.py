@@ -96,3 +96,20 @@ def test_routes_that_share_a_path_have_different_required_fields() -> None:
         if len(fields) > 1:
             assert all(fields) and len(set(fields)) == len(fields), path
             assert not any(one < other for one in fields for other in fields), f"{path}: one is part of another"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tokenize", {"inputs": "x" * 10_001}, "inputs[0]"),
+        ("/decode", {"ids": [[1] * 10_001]}, "ids[0]"),
+        ("/tokenize", {"prompt": "x" * 10_001}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 10_001}, "tokens"),
+    ],
+)
+async def test_a_long_text_is_refused_by_its_field(
+    made: ServedModel, path: str, body: Mapping[str, Any], field: str
+) -> None:
+    status, answer = await ask(made.service, orjson.dumps(body), *ROUTES[path])
+    message = answer["error"] if isinstance(answer["error"], str) else answer["error"]["message"]
+    assert status in (413, 422) and message.startswith(f"{field}: expected at most")
