@@ -53,13 +53,13 @@ negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415, 422, 424]
 """schemathesis does not count 413 as a refusal. A 504 is right where a request itself asks for a microsecond's timeout;
 that the predictor gave no other one is looked up in its metrics."""
 PREDICTOR_TIMEOUTS = re.compile(r'hf_transformer_predictor_errors_total\{kind="timeout",model_name="\w+"\} (\d+)')
-EXAMPLES = 25
+EXAMPLES = 12
 """Requests per operation that are made at random; more come from the limits and types in the schemas."""
 CASES = 1000
 """At least, for each run."""
 SUCCESSES = 20
 """At least, for each API that the task has: requests that get no further than the first check prove little."""
-SECONDS = 300
+SECONDS = 600
 COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",model_name="\w*",status="(\d+)"\} (\d+)')
 
 

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 import hf_transformer
 from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.tasks.long_texts import WINDOWS
 from tests.integration.conftest import ROOT, Serve, refused
 from tests.support.service import Service
 
@@ -279,7 +280,7 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
         for name in ("none", OF_OTHERS[task])
     ]
     for name, schema in form["properties"].items():
-        if name in {*TRITON_PARAMETERS, "stride"}:  # which only windows have
+        if name in {*TRITON_PARAMETERS, *WINDOWS}:  # the latter only with windows
             continue
         for kind in {*schema.get("type", ())} - {"null"}:
             values, says = WRONG_VALUES[kind]

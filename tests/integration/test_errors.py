@@ -54,7 +54,7 @@ BAD: list[tuple[Any, str]] = [
     ({"instances": [[TEXT]]}, "instances[0]: expected a string"),
     ({"instances": [TEXT, "no mask"]}, "instances[1]: expected at least one [MASK]"),
     ({"instances": [""]}, "instances[0]: expected at least one [MASK]"),
-    ({"instances": ["word " * 500 + TEXT]}, "[MASK] among the first"),
+    ({"instances": ["word " * 500 + TEXT]}, "expected [MASK] among the 128 tokens that truncation keeps"),
     ({**BODY, "parameters": {"top_k": 2}}, "no value in the kserve format"),
     ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "got both"),
 ]
