@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.config.options import parse_config
+from tests.deploy.kserve import runtimes
 from tests.deploy.manifests import DEPLOY, flags, load
 
 ROOT = DEPLOY.parent
@@ -143,9 +144,8 @@ def test_images(triton: Any, service: Any) -> None:
     repository, _, tag = triton["image"].partition(":")
     assert repository == "nvcr.io/nvidia/tritonserver"
     assert tag.startswith("${TRITON_TAG:-") and tag.endswith("-py3}"), "a release that can be chosen"
-    for path in sorted((DEPLOY / "kserve").glob("inferenceservice*.yaml")):
-        model = load(f"kserve/{path.name}")["spec"]["predictor"]["model"]
-        assert tag == f"${{TRITON_TAG:-{model['runtimeVersion']}}}"
+    in_cluster, _ = runtimes()["hf-transformer-triton"]["spec"]["containers"]
+    assert in_cluster["image"] == f"{repository}:{tag.removeprefix('${TRITON_TAG:-')[:-1]}"
     context = (DEPLOY / service["build"]["context"]).resolve()
     assert (context / service["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
     assert service["image"] == "hf-transformer:latest"
