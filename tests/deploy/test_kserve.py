@@ -97,6 +97,13 @@ def test_image_is_that_of_this_version(pod: Pod) -> None:
     assert service["securityContext"] == RIGHTS
 
 
+def test_pages_and_manifests_name_this_version() -> None:
+    texts = [path.read_text() for path in (DEPLOY / "kserve").glob("*.yaml")]
+    texts += [(DEPLOY / "compose.yaml").read_text(), (DEPLOY.parent / "docs" / "coming_from_kserve.md").read_text()]
+    tags = [tag for text in texts for tag in re.findall(r"image: hf-transformer:(\S+)", text)]
+    assert len(tags) >= 6 and set(tags) == {__version__}
+
+
 def test_arguments_are_strict(pod: Pod) -> None:
     config = config_of(pod)
     assert config.strict_flags, "a mistyped flag ends the start"
@@ -108,6 +115,12 @@ def test_arguments_are_strict(pod: Pod) -> None:
 def test_memory_is_reserved(pod: Pod) -> None:
     resources = service_of(pod)["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
+    least = 1024 if config_of(pod).enable_grpc else 640 if pod.triton else 512  # SECURITY.md has the sums
+    assert mebibytes(resources["limits"]["memory"]) >= least
+
+
+def mebibytes(quantity: str) -> int:
+    return int(quantity[:-2]) * {"Mi": 1, "Gi": 1024}[quantity[-2:]]
 
 
 def test_probes_ask_the_port_and_the_model_that_are_served(pod: Pod) -> None:
@@ -168,10 +181,8 @@ def test_triton_serves_this_pod_alone_and_shares_its_memory(pod: Pod) -> None:
     assert SHARED in triton["volumeMounts"] and SHARED in service["volumeMounts"]
     (memory,) = (one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == SHARED["name"])
     assert memory["medium"] == "Memory"
-    unit = {"Mi": MIB, "Gi": 1024 * MIB}
-    room, limit = (
-        int(text[:-2]) * unit[text[-2:]] for text in (memory["sizeLimit"], service["resources"]["limits"]["memory"])
-    )
+    room = mebibytes(memory["sizeLimit"]) * MIB
+    limit = mebibytes(service["resources"]["limits"]["memory"]) * MIB
     used = 2 * config.workers * config.predictor_shared_memory_bytes  # a region may be replaced
     assert used + 64 * MIB <= room, "the rest is for Triton's Python backend"
     assert used + 100 * MIB <= limit, "the service itself holds less than 100 MiB"
