@@ -58,6 +58,13 @@ SERVICE_MONITOR = closed(
         endpoints={"type": "array", "items": ENDPOINT},
     ),
 )
+CONFIG_MAP = closed(
+    "apiVersion kind metadata data",
+    apiVersion={"const": "v1"},
+    kind={"const": "ConfigMap"},
+    metadata=METADATA,
+    data=STRINGS,
+)
 POD_MONITOR = closed(
     "apiVersion kind metadata spec",
     apiVersion={"const": "monitoring.coreos.com/v1"},
@@ -101,6 +108,7 @@ def validators() -> dict[str, Draft202012Validator]:
     service["properties"]["apiVersion"]["const"] = "serving.kserve.io/v1beta1"
     service["properties"]["metadata"] = METADATA
     schemas |= {"ServiceMonitor": SERVICE_MONITOR, "PodMonitor": POD_MONITOR, "InferenceService": service}
+    schemas.setdefault("ConfigMap", CONFIG_MAP)
     for path in HERE.glob("*-crds.json.gz"):
         for kind, crd in json.loads(gzip.decompress(path.read_bytes()))["kinds"].items():
             schemas[kind] = strict(crd["schema"]) | {"required": required}

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from hf_transformer import __version__
+from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.core.model import CHECK_TIMEOUT_SECONDS
 from tests.deploy.kserve import Pod, every, merged, pods, runtimes
@@ -74,8 +75,12 @@ def service_of(pod: Pod) -> dict[str, Any]:
     return pod.service
 
 
+def environment_of(pod: Pod) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in service_of(pod)["env"]}
+
+
 def config_of(pod: Pod) -> Config:
-    config, notes = parse_config(service_of(pod)["args"], {})
+    config, notes = parse_config(service_of(pod)["args"], environment_of(pod))
     assert notes == []
     return config
 
@@ -154,7 +159,7 @@ def test_pod_works_in_knative_mode_too(pod: Pod) -> None:
 
 def test_cache_lies_on_a_writable_volume(pod: Pod) -> None:
     service = service_of(pod)
-    environment = {variable["name"]: variable["value"] for variable in service["env"]}
+    environment = environment_of(pod)
     mounts = {mount["name"]: mount["mountPath"] for mount in service["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
     assert set(mounts) == set(volumes), "Knative refuses a volume without a mount, Kubernetes the opposite"
@@ -177,7 +182,8 @@ def test_triton_serves_this_pod_alone_and_shares_its_memory(pod: Pod) -> None:
     taken = {int(value) for name, value in options.items() if name.endswith("-port")}
     assert not taken & {config.http_port, config.grpc_port}
     # Both read the repository that KServe mounts at the same place.
-    assert options["model-repository"] == config.model_repository == MODELS
+    assert options["model-repository"] == MODELS
+    assert (config.model_repository, config.models) in {(MODELS, None), (None, "/config/models.yaml")}
     assert SHARED in triton["volumeMounts"] and SHARED in service["volumeMounts"]
     (memory,) = (one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == SHARED["name"])
     assert memory["medium"] == "Memory"
@@ -217,8 +223,19 @@ def containers_of(node: Any) -> Iterator[dict[str, Any]]:
         yield node
 
 
-def test_models_of_one_pod_lie_side_by_side_in_the_repository() -> None:
+def test_models_of_one_pod_lie_side_by_side_in_the_repository(tmp_path: Path) -> None:
     service = SERVICES["inferenceservice-many-models/texts"]["spec"]["predictor"]
+    (config_map,) = every("ConfigMap").values()
+    (volume,) = service["volumes"]
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+    (name,) = config_map["data"]
+    (container,) = service["containers"]
+    assert container["args"] == [f"--models={container['volumeMounts'][0]['mountPath']}/{name}"]
+    (tmp_path / name).write_text(config_map["data"][name])
+    models, notes = ModelEntries([f"--models={tmp_path / name}", "--predictor_host=x"], {}).read()
+    assert notes == []
+    assert {model.model_dir for model in models} == {one["mountPath"] for one in service["storageUris"]}
+    assert all(model.model_dir == f"{MODELS}/{model.model_name}" for model in models), "Triton's name is the folder's"
     paths = [Path(one["mountPath"]) for one in service["storageUris"]]
     assert len(set(paths)) == len(paths) > 1
     assert {str(path.parent) for path in paths} == {MODELS}, "KServe shares the volume at their common parent"
@@ -243,7 +260,8 @@ def test_runtimes_are_chosen_by_name_only() -> None:
     (alone,) = runtimes()["hf-transformer"]["spec"]["containers"]
     triton, ours = runtimes()["hf-transformer-triton"]["spec"]["containers"]
     assert (alone["name"], triton["name"], ours["name"]) == ("kserve-container",) * 2 + ("transformer-container",)
-    for field in ("image", "imagePullPolicy", "env", "ports", "startupProbe", "livenessProbe", "readinessProbe"):
+    assert [one for one in ours["env"] if one["name"] != "HF_TRANSFORMER_MODEL_REPOSITORY"] == alone["env"]
+    for field in ("image", "imagePullPolicy", "ports", "startupProbe", "livenessProbe", "readinessProbe"):
         assert ours[field] == alone[field], field
 
 
