@@ -97,6 +97,7 @@ class PredictivePipeline(Pipeline):
     ) -> None:
         super().__init__(tokenizer, options)
         self._scheduler = scheduler
+        options.metrics.watch_work(scheduler)
         self.task = task
         self._default_options = task.options({})
         # The pipeline skips hooks without an override, since hooks run for each text.

@@ -7,7 +7,7 @@ the event loop has delivered what has arrived. A lone instance leaves at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
-from hf_transformer.observability.metrics import ModelMetrics
+from hf_transformer.observability.metrics import ModelMetrics, Work
 from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import Array, Tensor
@@ -291,6 +291,16 @@ class Scheduler(Generic[Item]):
                 self._queue.discard(entry)
         request.entries = ()  # breaks the reference cycle with the entries
 
+    @property
+    def work(self) -> Work:
+        """The queued entries, and those in batches. A batch counts as running until its answers are decoded."""
+        return self._queue.work
+
+    @property
+    def queued(self) -> Iterator[Item]:
+        """The items of the queued entries."""
+        return (entry.item for entry in self._queue)
+
     async def trial(self, item: Item) -> None:
         """Runs one inference outside all batches and limits. Raises RequestError for a failure or an invalid answer."""
         packed = self._builder.pack((item,))
@@ -345,7 +355,7 @@ class Scheduler(Generic[Item]):
         try:
             await self._send([entry for entry in entries if not entry.request.future.done()])
         finally:
-            self._queue.answered(len(entries))
+            self._queue.answered(entries)
             # Callers with answers run first, so that their next instances can join the next batch.
             self._loop.call_soon(self._limit.release)
 

@@ -32,7 +32,7 @@ from hf_transformer.generation.types import (
     Step,
     TokenScore,
 )
-from hf_transformer.observability.metrics import ModelMetrics
+from hf_transformer.observability.metrics import ModelMetrics, Work
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types.request import Context
@@ -471,6 +471,8 @@ class LogitsGenerator(Generator):
             self.hints = {**self.hints, "prompt_logprobs": f"the model {reads} only"}
         self._settings = settings
         self._cache_budget = settings.cache_budget
+        self._without_cache: dict[LogitsSequence, None] = {}
+        """The sequences that wait for memory."""
         self._vocabulary = signature.vocabulary or signature.min_vocabulary
         self._eos_ids = frozenset(token for token in settings.eos_ids if 0 <= token < self._vocabulary)
         self._max_length = min(settings.max_length, signature.length or settings.max_length)
@@ -482,6 +484,12 @@ class LogitsGenerator(Generator):
         self._scheduler = Scheduler[LogitsSequence](
             predictor, self._builder, scheduling, executor=executor, metrics=metrics, limit=limit
         )
+
+    @property
+    def work(self) -> Work:
+        unsent = [*self._without_cache, *(item for item in self._scheduler.queued if item.is_new)]
+        tokens = sum(len(item.prompt.ids) for item in unsent)
+        return Work(len(unsent), tokens, self.texts - len(unsent), self.tokens - tokens)
 
     async def prepare(self, sampling: Sampling) -> None:
         if self._grammars is not None and sampling.constraint is not None:
@@ -505,7 +513,11 @@ class LogitsGenerator(Generator):
             yield Step(finish="length")
             return
         size = sequence.cache_bytes
-        await self._cache_budget.take(size)
+        self._without_cache[sequence] = None
+        try:
+            await self._cache_budget.take(size)
+        finally:
+            del self._without_cache[sequence]
         entry: Entry[LogitsSequence] | None = None
         try:
             sequence.begin()

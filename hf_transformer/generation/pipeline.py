@@ -51,6 +51,7 @@ class GenerationPipeline(Pipeline):
         super().__init__(tokenizer, options)
         self._task = task
         self._generator = generator
+        options.metrics.watch_work(generator)
         self._settings = settings
         self._timeout = timeout
         self._verifier = verifier

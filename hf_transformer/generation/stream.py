@@ -322,8 +322,10 @@ class Generation:
 
     async def _run(self, sequence: SequenceAssembler) -> None:
         """Queues all pieces of one sequence. An error ends all other sequences."""
-        finish = "error"
+        finish, generator, tokens = "error", self._generator, len(sequence.prompt.ids)
         self._metrics.begin()
+        generator.texts += 1
+        generator.tokens += tokens
         try:
             last = await self._generate(sequence)
             finish = last.finish or finish
@@ -341,6 +343,8 @@ class Generation:
             return
         finally:
             self._metrics.end(finish)
+            generator.texts -= 1
+            generator.tokens -= tokens
         self._unfinished -= 1
         if not self._unfinished:
             self._context.predict = perf_counter() - self._created

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.constraint import Constraint, StructuredOutputForm
+from hf_transformer.observability.metrics import Work
 from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import TextInput
 
@@ -231,6 +232,16 @@ class Generator(ABC):
 
     takes_adapters: bool = False
     """Whether the model takes the name of a LoRA adapter (``Context.adapter``)."""
+
+    texts: int = 0
+    """Number of texts being generated."""
+    tokens: int = 0
+    """Number of tokens of their prompts."""
+
+    @property
+    def work(self) -> Work:
+        """The texts being generated, with the tokens of their prompts. A text waits until its first call is sent."""
+        return Work(0, 0, self.texts, self.tokens)
 
     async def prepare(self, sampling: Sampling) -> None:
         """Compiles the constraint of a request, if the model needs that. Called first. Raises RequestError."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -33,6 +35,14 @@ ENDINGS = ("stop", "length", "error", "abandoned")
 """Outcomes of text generation: a stop token or string, the length limit, an error, or a client that disconnected."""
 COMPLETE_ENDINGS = ENDINGS[:2]
 """Outcomes of completely generated texts."""
+
+WORK = {
+    "waiting_texts": "Texts that are not sent to the predictor yet.",
+    "waiting_tokens": "Tokens of texts that are not sent to the predictor yet.",
+    "running_texts": "Texts that are sent to the predictor and not answered.",
+    "running_tokens": "Tokens of texts that are sent to the predictor and not answered.",
+}
+"""Gauges by their names, in the order of the fields of Work."""
 
 STAGES_TOGETHER = 512
 """Requests whose stages are counted at a time, which takes a tenth of a millisecond."""
@@ -69,6 +79,22 @@ class _Group:
         histogram = LightHistogram(name, text, bounds, *labels)
         self._sources.append(histogram.families)
         return histogram
+
+
+class Work(NamedTuple):
+    """Texts at one predictor, and their tokens: those not yet sent, and those sent and not answered."""
+
+    waiting_texts: int
+    waiting_tokens: int
+    running_texts: int
+    running_tokens: int
+
+
+class HasWork(Protocol):
+    """A scheduler of batches, or a generator of texts."""
+
+    @property
+    def work(self) -> Work: ...
 
 
 class Metrics(_Group):
@@ -218,6 +244,9 @@ class ModelMetrics(_RequestMetrics):
         self._queue = self._histogram("hf_transformer_queue_seconds", text)
         text = "Instances whose text was truncated to the model's length."
         self._truncated = self._counter("truncated_instances", text)
+        self._working = WeakSet[HasWork]()
+        """Several after the replacement of a model. A replaced one lives until its last text has ended."""
+        self._sources.append(self._work)
         self._last_inference = 0.0
         self._stages: list[tuple[float, ...]] = []
         """The durations of requests that are not in the histograms yet."""
@@ -265,6 +294,14 @@ class ModelMetrics(_RequestMetrics):
     def count_truncated(self, instances: int) -> None:
         """Counts instances with truncated text."""
         self._truncated.add(instances)
+
+    def watch_work(self, source: HasWork) -> None:
+        """Exports the work of ``source`` at each scrape, as long as others refer to it."""
+        self._working.add(source)
+
+    def _work(self) -> Iterator[Family]:
+        for number, (name, text) in enumerate(WORK.items()):
+            yield _family(name, text, sum(source.work[number] for source in self._working), "gauge")
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Registers a collector that exports the result of ``use`` at each scrape."""

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -392,9 +392,10 @@ async def test_a_trial_is_packed_like_a_batch_and_waits_for_no_slot(
 
 # All sequences of events
 
+MOST_TEXTS = 10
 numbers = st.integers(0, 50)
 steps = st.one_of(
-    st.tuples(st.just("send"), st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()),
+    st.tuples(st.just("send"), st.integers(1, MOST_TEXTS - 1), st.sampled_from(["a", "b"]), st.booleans()),
     st.tuples(st.sampled_from(["cancel", "answer", "break off"]), numbers),
     st.tuples(st.just("fail"), numbers, st.sampled_from([PredictorError, PredictorUnavailable, PredictorTimeout])),
     st.tuples(st.just("turn")),
@@ -407,7 +408,7 @@ async def perform(b: SchedulerHarness, step: tuple[Any, ...], requests: list[asy
         case "send", count, owner, late:
             deadline = asyncio.get_running_loop().time() if late else None
             context = Context("id", {"authorization": owner}, deadline=deadline)
-            texts = [text(3 + number % 2) for number in range(count)]
+            texts = [text(3 + number % 2, MOST_TEXTS * len(requests) + number) for number in range(count)]
             requests.append(asyncio.create_task(run(b.scheduler, texts, context=context)))
         case "cancel", which:
             if requests:
@@ -422,20 +423,38 @@ async def perform(b: SchedulerHarness, step: tuple[Any, ...], requests: list[asy
             await b.predictor.turn()
 
 
+def work_of(b: SchedulerHarness, requests: Sequence[asyncio.Task[Any]], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The texts and tokens that wait, and those at the predictor, by the calls that it has seen."""
+    last = {number: call for call in b.predictor.calls for number in call.first_ids}
+    sent = [call for call in b.predictor.calls if not call.end.done()]
+    waiting = []
+    for which, (task, size) in enumerate(zip(requests, sizes, strict=True)):
+        for number in range(size):
+            call = last.get(MOST_TEXTS * which + number)
+            if not task.done() and (call is None or (call.end.done() and call.end.exception() is not None)):
+                waiting.append(3 + number % 2)
+    return len(waiting), sum(waiting), sum(len(call.ids) for call in sent), sum(call.ids.size for call in sent)
+
+
 async def run_sequence(sequence: list[tuple[Any, ...]]) -> None:
     async with scheduling(max_batches_in_flight=2) as b:
         b.scheduler._isolation = FailureIsolation(3)
         requests: list[asyncio.Task[Any]] = []
+        sizes: list[int] = []
         for step in sequence:
             await perform(b, step, requests)
             assert sum(not call.end.done() for call in b.predictor.calls) <= 2
+            if step[0] == "send":
+                sizes.append(step[1])
+            elif step[0] == "turn":
+                assert b.scheduler.work == work_of(b, requests, sizes)
         await b.predictor.turn()
         while any(not call.end.done() for call in b.predictor.calls):
             await b.answer()
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, list | RequestError | asyncio.CancelledError) for result in results)
         queue = b.scheduler._queue
-        assert not queue and not queue._groups and queue._in_flight == 0
+        assert not queue and not queue._groups and b.scheduler.work == (0, 0, 0, 0)
         assert b.scheduler._limit._taken == 0 and not b.scheduler._batches
         assert await b.answer_all(await b.send(*range(8))) == [[*range(8)]]
 

@@ -1,8 +1,9 @@
 """The manifests, and the schemas that validate them.
 
 Kubernetes drops unknown fields silently, so all schemas here are strict: an unlisted property, such as a misspelt
-field, fails. This folder has KServe's CRD InferenceService, and Kubernetes 1.34's schemas of the kinds in use, without
-descriptions. This module has the schema of the Prometheus Operator.
+field, fails. This folder has KServe's CRD InferenceService, other CRDs (*-crds.json.gz, with where they are from), and
+Kubernetes 1.34's schemas of the kinds in use, without descriptions. This module has the schemas of the Prometheus
+Operator.
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ DEPLOY = HERE.parents[1] / "deploy"
 STRING, OBJECT = {"type": "string"}, {"type": "object"}
 STRINGS = {"type": "object", "additionalProperties": STRING}
 SECONDS = {"type": "string", "pattern": "^[0-9]+s$"}
+
+RIGHTS = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""What a container of the service may do."""
 
 
 def closed(required: str, **properties: Any) -> dict[str, Any]:
@@ -45,6 +56,24 @@ SERVICE_MONITOR = closed(
         "selector endpoints",
         selector=closed("matchLabels", matchLabels=OBJECT),
         endpoints={"type": "array", "items": ENDPOINT},
+    ),
+)
+CONFIG_MAP = closed(
+    "apiVersion kind metadata data",
+    apiVersion={"const": "v1"},
+    kind={"const": "ConfigMap"},
+    metadata=METADATA,
+    data=STRINGS,
+)
+POD_MONITOR = closed(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PodMonitor"},
+    metadata=METADATA,
+    spec=closed(
+        "selector podMetricsEndpoints",
+        selector=closed("matchExpressions", matchExpressions={"type": "array", "items": OBJECT}),
+        podMetricsEndpoints={"type": "array", "items": ENDPOINT},
     ),
 )
 
@@ -78,7 +107,13 @@ def validators() -> dict[str, Draft202012Validator]:
     service = strict(version["schema"]["openAPIV3Schema"]) | {"required": required}
     service["properties"]["apiVersion"]["const"] = "serving.kserve.io/v1beta1"
     service["properties"]["metadata"] = METADATA
-    schemas |= {"ServiceMonitor": SERVICE_MONITOR, "InferenceService": service}
+    schemas |= {"ServiceMonitor": SERVICE_MONITOR, "PodMonitor": POD_MONITOR, "InferenceService": service}
+    schemas.setdefault("ConfigMap", CONFIG_MAP)
+    for path in HERE.glob("*-crds.json.gz"):
+        for kind, crd in json.loads(gzip.decompress(path.read_bytes()))["kinds"].items():
+            schemas[kind] = strict(crd["schema"]) | {"required": required}
+            schemas[kind]["properties"]["apiVersion"]["const"] = crd["apiVersion"]
+            schemas[kind]["properties"]["metadata"] = METADATA
     return {kind: Draft202012Validator(schema) for kind, schema in schemas.items()}
 
 
@@ -93,6 +128,11 @@ def messages(document: dict[str, Any]) -> list[str]:
 def load(path: str) -> Any:
     """The document in a file under deploy/."""
     return yaml.safe_load((DEPLOY / path).read_text())
+
+
+def load_all(path: str) -> list[Any]:
+    """The documents in a file under deploy/."""
+    return list(yaml.safe_load_all((DEPLOY / path).read_text()))
 
 
 def documents() -> list[dict[str, Any]]:

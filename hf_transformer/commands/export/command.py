@@ -18,6 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from hf_transformer import __version__
 from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.commands.flags import FlagParser
@@ -57,7 +58,7 @@ spec:
   transformer:
     containers:
       - name: kserve-container
-        image: hf-transformer:latest
+        image: hf-transformer:{version}
         args:
 {arguments}\
           - --predictor_protocol=v2
@@ -201,6 +202,7 @@ def manifest(settings: Namespace, task: str) -> str:
         name=name if name[:1].isalpha() else f"model-{name}".rstrip("-"),
         storage=json.dumps(f"pvc://models/{settings.output.resolve().name}"),
         image=image,
+        version=__version__,
         arguments="".join(f"          - {json.dumps(flag)}\n" for flag in _flags(settings, task)),
     )
 
