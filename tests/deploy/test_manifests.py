@@ -36,6 +36,9 @@ CONTAINER: list[str | int] = ["spec", "transformer", "containers", 0]
 POD: list[str | int] = ["spec", "template", "spec"]
 TARGET: list[str | int] = ["spec", "metrics", 0, "pods", "target"]
 KUBERNETES, KSERVE = "kubernetes/deployment.yaml", "kserve/inferenceservice.yaml"
+COMPONENTS = "kubernetes/components"
+RULES = f"{COMPONENTS}/prometheus-rule/prometheusrule.yaml"
+SCALED, ROUTE = f"{COMPONENTS}/keda/scaledobject.yaml", f"{COMPONENTS}/http-route/httproute.yaml"
 BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
     "field of a pod": (KUBERNETES, [*POD, "volume"], []),
     "probe": (KUBERNETES, [*POD, "containers", 0, "readinessProbe", "timeoutSecond"], 1),
@@ -44,9 +47,13 @@ BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
     "no version": ("kubernetes/service.yaml", ["apiVersion"], None),
     "service": ("kubernetes/service.yaml", ["spec", "selectors"], {}),
     "budget": ("kubernetes/poddisruptionbudget.yaml", ["spec", "maxUnavailables"], 1),
-    "autoscaler": ("kubernetes/horizontalpodautoscaler.yaml", [*TARGET, "averageUtilisation"], 1),
+    "autoscaler": (f"{COMPONENTS}/autoscaling/horizontalpodautoscaler.yaml", [*TARGET, "averageUtilisation"], 1),
     "policy": ("kubernetes/networkpolicy.yaml", ["spec", "ingress", 0, "ports", 0, "portName"], "http"),
-    "monitor": ("kubernetes/servicemonitor.yaml", ["spec", "endpoints", 0, "intervall"], "15s"),
+    "monitor": (f"{COMPONENTS}/service-monitor/servicemonitor.yaml", ["spec", "endpoints", 0, "intervall"], "15s"),
+    "rule": (RULES, ["spec", "groups", 1, "rules", 0, "severity"], "critical"),
+    "scaled object": (SCALED, ["spec", "triggers", 0, "metadata", "activationTreshold"], "1"),
+    "route": (ROUTE, ["spec", "rules", 0, "backendRefs", 0, "portName"], "http"),
+    "ingress": (f"{COMPONENTS}/ingress/ingress.yaml", ["spec", "rules", 0, "hosts"], "a"),
     "kserve, top level": (KSERVE, ["specs"], {}),
     "kserve, metadata": (KSERVE, ["metadata", "lables"], {"app": "bert"}),
     "kserve, component": (KSERVE, ["spec", "transformers"], {"containers": []}),
@@ -168,7 +175,7 @@ def test_triton_takes_shared_memory_where_it_is_mounted() -> None:
     """Releases from 26.04 on need the flag, and older ones do not start with it; a new manifest that shares memory is
     found by its volume."""
     sharing = {}
-    for path in sorted(DEPLOY.rglob("*.yaml")):
+    for path in sorted(set(DEPLOY.rglob("*.yaml")) - set((DEPLOY / "chart").rglob("*.yaml"))):
         if "/dev/shm" in path.read_text():
             (release,) = set(re.findall(r"(\d\d\.\d\d)-py3", path.read_text()))
             assert release >= "26.04", path
@@ -205,13 +212,14 @@ def test_policies_let_the_transformer_alone_to_triton() -> None:
 
 # The plain manifests against each other: names, labels and ports that must fit.
 
-LABELS = {"app.kubernetes.io/name": "hf-transformer"}
+LABELS = {"app.kubernetes.io/name": "hf-transformer", "app.kubernetes.io/instance": "hf-transformer"}
 MIB = 2**20
 USUAL = parse_config(["--predictor_host=x"], {})[0]
 
 
 def spec(stem: str) -> Any:
-    return load(f"kubernetes/{stem}.yaml")["spec"]
+    (path,) = (DEPLOY / "kubernetes").rglob(f"{stem}.yaml")
+    return yaml.safe_load(path.read_text())["spec"]
 
 
 @pytest.fixture
@@ -239,7 +247,8 @@ def test_kustomization_names_every_manifest_once() -> None:
 def test_all_select_the_same_pods() -> None:
     deployment = spec("deployment")
     assert deployment["template"]["metadata"]["labels"] == deployment["selector"]["matchLabels"] == LABELS
-    assert spec("service")["selector"] == load("kubernetes/service.yaml")["metadata"]["labels"] == LABELS
+    assert spec("service")["selector"] == LABELS
+    assert LABELS.items() <= load("kubernetes/service.yaml")["metadata"]["labels"].items(), "for the ServiceMonitor"
     assert spec("networkpolicy")["podSelector"]["matchLabels"] == LABELS
     assert spec("poddisruptionbudget")["selector"]["matchLabels"] == LABELS
     assert spec("servicemonitor")["selector"]["matchLabels"] == LABELS
@@ -248,7 +257,10 @@ def test_all_select_the_same_pods() -> None:
     name = load("kubernetes/deployment.yaml")["metadata"]["name"]
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
     assert spec("horizontalpodautoscaler")["scaleTargetRef"] == target
-    assert "replicas" not in deployment, "every deployment of it would undo what the autoscaler did"
+    for name in ("autoscaling", "keda"):
+        (patch,) = load(f"{COMPONENTS}/{name}/kustomization.yaml")["patches"]
+        removed = {"op": "remove", "path": "/spec/replicas"}
+        assert yaml.safe_load(patch["patch"]) == [removed], "every deployment would undo what the autoscaler did"
 
 
 def test_ports_are_those_that_the_service_listens_on(parts: Any) -> None:
@@ -274,8 +286,8 @@ def test_arguments_are_a_configuration(parts: Any) -> None:
 
 def test_probes(parts: Any) -> None:
     container, triton = parts.container, parts.triton
-    live = {"path": "/v2/health/live", "port": "http"}
-    ready = {"path": f"/v2/models/{parts.config.model_name}/ready", "port": "http"}
+    live = {"path": "/v2/health/live", "port": "http", "scheme": "HTTP"}
+    ready = {"path": f"/v2/models/{parts.config.model_name}/ready", "port": "http", "scheme": "HTTP"}
     assert container["livenessProbe"]["httpGet"] == container["startupProbe"]["httpGet"] == live
     assert container["readinessProbe"]["httpGet"] == ready
     assert container["readinessProbe"]["timeoutSeconds"] > CHECK_TIMEOUT_SECONDS, (
