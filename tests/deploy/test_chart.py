@@ -222,10 +222,10 @@ def test_arguments_are_a_configuration(form: Rendered, tmp_path: Path) -> None:
     container = form.service
     assert container["args"][0] == "--strict_flags=true", "unknown flags are errors"
     arguments = [argument.replace("=/etc/", f"={tmp_path}/") for argument in container["args"]]
-    for path in (Path(argument.partition("=")[2]) for argument in arguments):
-        if path.is_relative_to(tmp_path):  # a file of a Secret or the ConfigMap
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(form.one("ConfigMap")["data"][path.name] if path.name == "models.yaml" else "")
+    for file in (Path(argument.partition("=")[2]) for argument in arguments):
+        if file.is_relative_to(tmp_path):  # of a Secret or the ConfigMap
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(form.one("ConfigMap")["data"][file.name] if file.name == "models.yaml" else "")
     environ = {one["name"]: one.get("value", "secret") for one in container["env"]}
     configs, notes = ModelEntries(arguments, environ).read()
     _, more = parse_config(arguments, environ)

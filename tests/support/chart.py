@@ -40,6 +40,12 @@ class Rendered:
         return dict(container)
 
     @property
+    def triton_container(self) -> dict[str, Any]:
+        """The sidecar of a pod that has one."""
+        assert self.triton is not None
+        return self.triton
+
+    @property
     def triton(self) -> dict[str, Any] | None:
         return next((one for one in self.pod.get("initContainers", []) if one["name"] == "triton"), None)
 
