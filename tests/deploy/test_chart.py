@@ -28,6 +28,7 @@ ROOT = DEPLOY.parent
 GATEWAY = {"enabled": True, "parentRefs": [{"name": "public", "namespace": "gateways"}]}
 ELSEWHERE = {"triton": {"enabled": False}, "predictor": {"host": "triton.models:8001", "protocol": "grpc-v2"}}
 MODELS = [{"model_name": "bert", "aliases": ["text"]}, {"model_name": "e5", "model_id": "org/e5", "max_model_len": 256}]
+DIGEST = "sha256:" + "0" * 64
 EXPORT_IMAGE = {"repository": "registry.example/exporter", "tag": "1"}
 
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -70,6 +71,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "podLabels": {"team": "search"},
         "commonLabels": {"cost": "search"},
     },
+    "digests": {"image": {"digest": DIGEST}, "triton": {"image": {"digest": DIGEST}}},
     "no gRPC": {"grpc": {"enabled": False}},
     "TLS": {"tls": {"enabled": True, "existingSecret": "cert"}},
     "API keys": {"apiKeys": {"enabled": True, "existingSecret": "keys", "key": "clients.txt"}},
@@ -308,6 +310,13 @@ def test_ports_of_rules_and_routes_exist(form: Rendered) -> None:
 # What single switches do.
 
 
+def test_defaults_need_no_addon(forms: dict[str, Rendered]) -> None:
+    for name in ("defaults", "air-gapped", "own claim", "TLS", "API keys", "hub fills", "export", "models"):
+        versions = {document["apiVersion"] for document in forms[name].documents}
+        assert versions <= {"v1", "apps/v1", "batch/v1", "networking.k8s.io/v1", "policy/v1"}, name
+        assert not forms[name].of("HorizontalPodAutoscaler"), "it needs a server of metrics"
+
+
 def test_triton_gets_the_flag_of_shared_memory_from_26_04_on() -> None:
     def options(**triton: Any) -> list[str]:
         container = render({"triton": triton}).triton
@@ -324,6 +333,13 @@ def test_triton_gets_the_flag_of_shared_memory_from_26_04_on() -> None:
     without = render({"sharedMemory": {"enabled": False}})
     assert without.triton is not None and flag not in without.triton["args"]
     assert "--predictor_shared_memory=off" in without.service["args"]
+
+
+def test_digest_goes_before_the_tag(forms: dict[str, Rendered]) -> None:
+    form = forms["digests"]
+    assert form.service["image"] == f"hf-transformer@{DIGEST}"
+    assert form.triton_container["image"] == f"nvcr.io/nvidia/tritonserver@{DIGEST}"
+    assert "--allow-client-shm=true" in form.triton_container["args"], "the tag tells the release"
 
 
 def egress_ports(form: Rendered) -> list[int]:

@@ -43,13 +43,15 @@ labels:
 {{- end }}
 {{- end }}
 
-{{/* An image: the dictionary of its values. */}}
+{{/* An image: the dictionary of its values. A digest goes before a tag. */}}
 {{- define "hf-transformer.image" -}}
-{{- if .tag }}{{ printf "%s:%s" .repository .tag }}{{ else }}{{ .repository }}{{ end }}
+{{- if .digest }}{{ printf "%s@%s" .repository .digest }}{{ else if .tag }}{{ printf "%s:%s" .repository .tag }}{{ else }}{{ .repository }}{{ end }}
 {{- end }}
 
 {{- define "hf-transformer.serviceImage" -}}
-{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- with .Values.image }}
+{{- include "hf-transformer.image" (dict "repository" .repository "digest" .digest "tag" (default $.Chart.AppVersion .tag)) }}
+{{- end }}
 {{- end }}
 
 {{- define "hf-transformer.claim" -}}
