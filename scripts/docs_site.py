@@ -28,7 +28,14 @@ from mkdocs.structure.pages import Page
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-OUTSIDE: Final = ("*.md", "deploy/README.md", "examples/README.md", "benchmarks/README.md", "benchmarks/results/*.*")
+OUTSIDE: Final = (
+    "*.md",
+    "deploy/README.md",
+    "deploy/chart/README.md",
+    "examples/README.md",
+    "benchmarks/README.md",
+    "benchmarks/results/*.*",
+)
 """Files beside docs/ that the site shows under their own path; README.md is index.md."""
 LINK: Final = re.compile(
     r"(?P<before>\]\(|(?:src|href)=\"|^\[[^]]+\]: )(?P<path>[^)#\"\s]+)(?P<after>[#)\"]|$)", re.MULTILINE

@@ -19,7 +19,7 @@ import yaml
 from hf_transformer.config.options import all_options
 
 ROOT = Path(__file__).parent.parent
-PATTERNS = ("*.md", ".github/*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md", "benchmarks/**/*.md")
+PATTERNS = ("*.md", ".github/*.md", "docs/**/*.md", "deploy/**/*.md", "examples/*.md", "benchmarks/**/*.md")
 PAGES = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
 COLUMNS = 100
 NOT_WRAPPED = ("docs/configuration.md", "benchmarks/results/", "CHANGELOG.md")

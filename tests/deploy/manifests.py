@@ -2,8 +2,8 @@
 
 Kubernetes drops unknown fields silently, so all schemas here are strict: an unlisted property, such as a misspelt
 field, fails. This folder has KServe's CRD InferenceService, other CRDs (*-crds.json.gz, with where they are from), and
-Kubernetes 1.34's schemas of the kinds in use, without descriptions. This module has the schemas of the Prometheus
-Operator.
+Kubernetes 1.34's schemas of the kinds in use, without descriptions. This module has the fields in use of the Prometheus
+Operator's, KEDA's and the Gateway API's kinds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ HERE = Path(__file__).parent
 DEPLOY = HERE.parents[1] / "deploy"
 STRING, OBJECT = {"type": "string"}, {"type": "object"}
 STRINGS = {"type": "object", "additionalProperties": STRING}
-SECONDS = {"type": "string", "pattern": "^[0-9]+s$"}
 
 RIGHTS = {
     "runAsNonRoot": True,
@@ -44,38 +43,97 @@ def closed(required: str, **properties: Any) -> dict[str, Any]:
 NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
 METADATA = closed("name", name=NAME, namespace=STRING, labels=STRINGS, annotations=STRINGS)
 """Fields of metadata in the manifests; a CRD's schema leaves them to Kubernetes."""
+DURATION = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
 ENDPOINT = closed(
-    "port path", port=STRING, path={"type": "string", "pattern": "^/"}, interval=SECONDS, scrapeTimeout=SECONDS
+    "port path",
+    port=STRING,
+    path={"type": "string", "pattern": "^/"},
+    interval=DURATION,
+    scrapeTimeout=DURATION,
+    scheme={"enum": ["http", "https"]},
+    tlsConfig=closed("", insecureSkipVerify={"type": "boolean"}),
 )
-SERVICE_MONITOR = closed(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "monitoring.coreos.com/v1"},
-    kind={"const": "ServiceMonitor"},
-    metadata=OBJECT,
-    spec=closed(
-        "selector endpoints",
-        selector=closed("matchLabels", matchLabels=OBJECT),
-        endpoints={"type": "array", "items": ENDPOINT},
+RULE = closed(
+    "expr", alert=STRING, record=STRING, expr=STRING, labels=STRINGS, annotations=STRINGS, **{"for": DURATION}
+) | {"oneOf": [{"required": ["alert"]}, {"required": ["record"]}]}
+TRIGGER = closed(
+    "type metadata",
+    type={"const": "prometheus"},
+    metricType={"enum": ["AverageValue", "Value"]},
+    metadata=closed(
+        "serverAddress query threshold",
+        serverAddress=STRING,
+        query=STRING,
+        threshold=STRING,
+        activationThreshold=STRING,
     ),
 )
-CONFIG_MAP = closed(
-    "apiVersion kind metadata data",
-    apiVersion={"const": "v1"},
-    kind={"const": "ConfigMap"},
-    metadata=METADATA,
-    data=STRINGS,
+COUNT = {"type": "integer", "minimum": 0}
+BACKEND = closed("name port", name=NAME, port={"type": "integer", "minimum": 1, "maximum": 65535})
+PARENT = closed("name", name=NAME, namespace=NAME, sectionName=STRING, port=COUNT)
+ROUTE = closed(
+    "parentRefs rules",
+    parentRefs={"type": "array", "items": PARENT, "minItems": 1},
+    hostnames={"type": "array", "items": STRING},
+    rules={
+        "type": "array",
+        "items": closed("backendRefs", backendRefs={"type": "array", "items": BACKEND, "minItems": 1}),
+    },
 )
-POD_MONITOR = closed(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "monitoring.coreos.com/v1"},
-    kind={"const": "PodMonitor"},
-    metadata=METADATA,
-    spec=closed(
-        "selector podMetricsEndpoints",
-        selector=closed("matchExpressions", matchExpressions={"type": "array", "items": OBJECT}),
-        podMetricsEndpoints={"type": "array", "items": ENDPOINT},
+
+
+def custom(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a custom resource."""
+    required = "apiVersion kind metadata spec"
+    return closed(required, apiVersion={"const": version}, kind={"const": kind}, metadata=METADATA, spec=spec)
+
+
+CUSTOM = {
+    "ServiceMonitor": custom(
+        "monitoring.coreos.com/v1",
+        "ServiceMonitor",
+        closed(
+            "selector endpoints",
+            selector=closed("matchLabels", matchLabels=STRINGS),
+            endpoints={"type": "array", "items": ENDPOINT},
+        ),
     ),
-)
+    "PodMonitor": custom(
+        "monitoring.coreos.com/v1",
+        "PodMonitor",
+        closed(
+            "selector podMetricsEndpoints",
+            selector=closed("matchExpressions", matchExpressions={"type": "array", "items": OBJECT}),
+            podMetricsEndpoints={"type": "array", "items": ENDPOINT},
+        ),
+    ),
+    "PrometheusRule": custom(
+        "monitoring.coreos.com/v1",
+        "PrometheusRule",
+        closed(
+            "groups",
+            groups={
+                "type": "array",
+                "items": closed("name rules", name=STRING, interval=DURATION, rules={"type": "array", "items": RULE}),
+            },
+        ),
+    ),
+    "ScaledObject": custom(
+        "keda.sh/v1alpha1",
+        "ScaledObject",
+        closed(
+            "scaleTargetRef triggers",
+            scaleTargetRef=closed("name", name=NAME),
+            minReplicaCount=COUNT,
+            maxReplicaCount=COUNT,
+            pollingInterval=COUNT,
+            cooldownPeriod=COUNT,
+            triggers={"type": "array", "items": TRIGGER, "minItems": 1},
+        ),
+    ),
+    "GRPCRoute": custom("gateway.networking.k8s.io/v1", "GRPCRoute", ROUTE),
+}
+"""The fields in use of custom resources."""
 
 
 def strict(node: dict[str, Any]) -> dict[str, Any]:
@@ -99,16 +157,16 @@ def validators() -> dict[str, Draft202012Validator]:
     document = json.loads(gzip.decompress((HERE / "kubernetes-schemas.json.gz").read_bytes()))
     required = ["apiVersion", "kind", "metadata", "spec"]
     schemas = {
-        kind: {"$ref": f"#/$defs/{name}", "$defs": document["$defs"], "required": required}
+        kind: {"$ref": f"#/$defs/{name}", "$defs": document["$defs"], "required": required[: None if has_spec else 3]}
         for kind, name in document["kinds"].items()
+        for has_spec in ["spec" in document["$defs"][name]["properties"]]
     }
     crd = json.loads(gzip.decompress((HERE / "kserve-inferenceservice-crd.json.gz").read_bytes()))
     (version,) = (entry for entry in crd["spec"]["versions"] if entry["name"] == "v1beta1")
     service = strict(version["schema"]["openAPIV3Schema"]) | {"required": required}
     service["properties"]["apiVersion"]["const"] = "serving.kserve.io/v1beta1"
     service["properties"]["metadata"] = METADATA
-    schemas |= {"ServiceMonitor": SERVICE_MONITOR, "PodMonitor": POD_MONITOR, "InferenceService": service}
-    schemas.setdefault("ConfigMap", CONFIG_MAP)
+    schemas |= CUSTOM | {"InferenceService": service}
     for path in HERE.glob("*-crds.json.gz"):
         for kind, crd in json.loads(gzip.decompress(path.read_bytes()))["kinds"].items():
             schemas[kind] = strict(crd["schema"]) | {"required": required}
@@ -137,7 +195,7 @@ def load_all(path: str) -> list[Any]:
 
 def documents() -> list[dict[str, Any]]:
     """All manifests."""
-    paths = [*(DEPLOY / "kserve").glob("*.yaml"), *(DEPLOY / "kubernetes").glob("*.yaml")]
+    paths = [*(DEPLOY / "kserve").glob("*.yaml"), *(DEPLOY / "kubernetes").rglob("*.yaml")]
     paths = [path for path in paths if path.stem != "kustomization"]
     return [document for path in sorted(paths) for document in yaml.safe_load_all(path.read_text())]
 

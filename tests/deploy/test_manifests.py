@@ -21,6 +21,9 @@ def test_manifest_fits_its_schema(document: dict[str, Any]) -> None:
 POD: list[str | int] = ["spec", "template", "spec"]
 TARGET: list[str | int] = ["spec", "metrics", 0, "pods", "target"]
 KUBERNETES = "kubernetes/deployment.yaml"
+COMPONENTS = "kubernetes/components"
+RULES = f"{COMPONENTS}/prometheus-rule/prometheusrule.yaml"
+SCALED, ROUTE = f"{COMPONENTS}/keda/scaledobject.yaml", f"{COMPONENTS}/http-route/httproute.yaml"
 BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
     "field of a pod": (KUBERNETES, [*POD, "volume"], []),
     "probe": (KUBERNETES, [*POD, "containers", 0, "readinessProbe", "timeoutSecond"], 1),
@@ -29,9 +32,13 @@ BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
     "no version": ("kubernetes/service.yaml", ["apiVersion"], None),
     "service": ("kubernetes/service.yaml", ["spec", "selectors"], {}),
     "budget": ("kubernetes/poddisruptionbudget.yaml", ["spec", "maxUnavailables"], 1),
-    "autoscaler": ("kubernetes/horizontalpodautoscaler.yaml", [*TARGET, "averageUtilisation"], 1),
+    "autoscaler": (f"{COMPONENTS}/autoscaling/horizontalpodautoscaler.yaml", [*TARGET, "averageUtilisation"], 1),
     "policy": ("kubernetes/networkpolicy.yaml", ["spec", "ingress", 0, "ports", 0, "portName"], "http"),
-    "monitor": ("kubernetes/servicemonitor.yaml", ["spec", "endpoints", 0, "intervall"], "15s"),
+    "monitor": (f"{COMPONENTS}/service-monitor/servicemonitor.yaml", ["spec", "endpoints", 0, "intervall"], "15s"),
+    "rule": (RULES, ["spec", "groups", 1, "rules", 0, "severity"], "critical"),
+    "scaled object": (SCALED, ["spec", "triggers", 0, "metadata", "activationTreshold"], "1"),
+    "route": (ROUTE, ["spec", "rules", 0, "backendRefs", 0, "portName"], "http"),
+    "ingress": (f"{COMPONENTS}/ingress/ingress.yaml", ["spec", "rules", 0, "hosts"], "a"),
 }
 
 
@@ -43,13 +50,14 @@ def test_a_mistake_is_found(file: str, path: list[str | int], value: Any) -> Non
 
 # The plain manifests against each other: names, labels and ports that must fit.
 
-LABELS = {"app.kubernetes.io/name": "hf-transformer"}
+LABELS = {"app.kubernetes.io/name": "hf-transformer", "app.kubernetes.io/instance": "hf-transformer"}
 MIB = 2**20
 USUAL = parse_config(["--predictor_host=x"], {})[0]
 
 
 def spec(stem: str) -> Any:
-    return load(f"kubernetes/{stem}.yaml")["spec"]
+    (path,) = (DEPLOY / "kubernetes").rglob(f"{stem}.yaml")
+    return yaml.safe_load(path.read_text())["spec"]
 
 
 @pytest.fixture
@@ -77,7 +85,8 @@ def test_kustomization_names_every_manifest_once() -> None:
 def test_all_select_the_same_pods() -> None:
     deployment = spec("deployment")
     assert deployment["template"]["metadata"]["labels"] == deployment["selector"]["matchLabels"] == LABELS
-    assert spec("service")["selector"] == load("kubernetes/service.yaml")["metadata"]["labels"] == LABELS
+    assert spec("service")["selector"] == LABELS
+    assert LABELS.items() <= load("kubernetes/service.yaml")["metadata"]["labels"].items(), "for the ServiceMonitor"
     assert spec("networkpolicy")["podSelector"]["matchLabels"] == LABELS
     assert spec("poddisruptionbudget")["selector"]["matchLabels"] == LABELS
     assert spec("servicemonitor")["selector"]["matchLabels"] == LABELS
@@ -86,7 +95,10 @@ def test_all_select_the_same_pods() -> None:
     name = load("kubernetes/deployment.yaml")["metadata"]["name"]
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
     assert spec("horizontalpodautoscaler")["scaleTargetRef"] == target
-    assert "replicas" not in deployment, "every deployment of it would undo what the autoscaler did"
+    for name in ("autoscaling", "keda"):
+        (patch,) = load(f"{COMPONENTS}/{name}/kustomization.yaml")["patches"]
+        removed = {"op": "remove", "path": "/spec/replicas"}
+        assert yaml.safe_load(patch["patch"]) == [removed], "every deployment would undo what the autoscaler did"
 
 
 def test_ports_are_those_that_the_service_listens_on(parts: Any) -> None:
@@ -112,8 +124,8 @@ def test_arguments_are_a_configuration(parts: Any) -> None:
 
 def test_probes(parts: Any) -> None:
     container, triton = parts.container, parts.triton
-    live = {"path": "/v2/health/live", "port": "http"}
-    ready = {"path": f"/v2/models/{parts.config.model_name}/ready", "port": "http"}
+    live = {"path": "/v2/health/live", "port": "http", "scheme": "HTTP"}
+    ready = {"path": f"/v2/models/{parts.config.model_name}/ready", "port": "http", "scheme": "HTTP"}
     assert container["livenessProbe"]["httpGet"] == container["startupProbe"]["httpGet"] == live
     assert container["readinessProbe"]["httpGet"] == ready
     assert container["readinessProbe"]["timeoutSeconds"] > CHECK_TIMEOUT_SECONDS, (
