@@ -198,7 +198,7 @@ def test_every_alert_is_explained_and_tried() -> None:
     fired = {
         match
         for test in tried
-        for case in test["promql_expr_test"]
+        for case in test.get("promql_expr_test", ())
         for sample in case["exp_samples"]
         for match in re.findall(r'alertname="(\w+)"', sample["labels"])
     }
