@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from hf_transformer.config.options import parse_config
 from hf_transformer.core.model import CHECK_TIMEOUT_SECONDS
