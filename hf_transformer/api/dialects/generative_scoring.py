@@ -14,7 +14,7 @@ Source: vllm/entrypoints/generate/generative_scoring of https://github.com/vllm-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp
+from math import exp, inf
 from typing import Any
 
 from hf_transformer.api.call import Call
@@ -22,7 +22,7 @@ from hf_transformer.api.dialects.routes import listed, read_body
 from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.openai.fields import GENERATION, field_name, without_effect
 from hf_transformer.api.service import Service, generative
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
@@ -59,7 +59,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     data = []
     for index, piece in enumerate(pieces):
         scores = [token.logprob for token in piece.tokens[0].top]
-        data.append({"index": index, "object": "score", "score": _probability(scores, softmax)})
+        data.append({"index": index, "object": "score", "score": first_share(scores, softmax)})
     return listed(call, "generative-scoring", data, call.context.tokens, len(pieces))
 
 
@@ -103,8 +103,15 @@ async def _to_ids(
     return [token_ids[path] for path in paths]
 
 
-def _probability(logprobs: Sequence[float | None], softmax: bool) -> float:
-    """The probability of the first label, among the labels or in the vocabulary."""
+def first_share(logprobs: Sequence[float | None], softmax: bool) -> float:
+    """The probability of the first label, among the labels or in the vocabulary.
+
+    Raises PredictorError if all labels are impossible: then none has a share.
+    """
     values = [value for value in logprobs if value is not None]
+    if not softmax:
+        return exp(values[0])
     best = max(values)
-    return exp(values[0] - best) / sum(exp(value - best) for value in values) if softmax else exp(values[0])
+    if best == -inf:
+        raise PredictorError(f"the model gives none of {LABELS} a probability; apply_softmax: false answers 0")
+    return exp(values[0] - best) / sum(exp(value - best) for value in values)
