@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -155,6 +156,32 @@ def check_query(query: Query, series: dict[str, dict[str, set[str]]]) -> None:
     assert set(re.findall(r"{{(\w+)}}", query.legend)) <= there
 
 
+def snippets() -> list[Any]:
+    """The YAML of the page's section for scalers and routers."""
+    section = PAGE.read_text().partition("\n## For scalers and routers\n")[2]
+    return [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)]
+
+
+def test_scalers_and_routers_are_told_metrics_that_there_are(series: dict[str, dict[str, set[str]]]) -> None:
+    scaled, adapter, autoscaler, picker = snippets()
+    [trigger] = scaled["spec"]["triggers"]
+    cluster = {name: labels | {"namespace": {"default"}, "pod": set()} for name, labels in series.items()}
+    check_query(Query("KEDA", trigger["metadata"]["query"]), cluster)
+    gauges = [f"hf_transformer_{state}_texts" for state in ("waiting", "running")]
+    [rule] = adapter["rules"]["custom"]
+    [pattern] = re.findall(r'__name__=~"([^"]*)"', rule["seriesQuery"])
+    assert [name for name in series if re.fullmatch(pattern, name)] == gauges
+    assert {metric["pods"]["metric"]["name"] for metric in autoscaler["metrics"]} == {*gauges}
+    parameters = {plugin["type"]: plugin.get("parameters") for plugin in picker["plugins"]}
+    [engine] = parameters["core-metrics-extractor"]["engineConfigs"]
+    assert [engine["queuedRequestsSpec"], engine["runningRequestsSpec"]] == gauges
+    assert engine["name"] == parameters["core-metrics-extractor"]["defaultEngine"]
+    [profile] = picker["schedulingProfiles"]
+    assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= parameters.keys()
+    for name in gauges:  # the picker reads one series without a model's name
+        assert len(series[name]["model_name"]) == 1, name
+
+
 def test_a_wrong_query_is_found(series: dict[str, dict[str, set[str]]]) -> None:
     for text in (
         "rate(hf_transformer_request_total[5m])",
@@ -233,6 +260,31 @@ STARTED = re.compile(r"Started server process \[(\d+)\]")
 def settles(service: Service, name: str, value: float) -> bool:
     """Whether every worker that answers says this, twenty times in a row."""
     return all(service.metric(name) == value for _ in range(20))
+
+
+def test_texts_that_wait_or_run_are_those_of_all_workers(serve: Serve) -> None:
+    with serve.own("fault_slow", "v2", "--workers=2", "--max_batches_in_flight=1") as service:
+        service.wait_until("/v1/models/fault_slow")
+
+        def texts() -> float:
+            return sum(service.metric(f"hf_transformer_{state}_texts") for state in ("waiting", "running"))
+
+        done = threading.Event()
+
+        def send() -> None:
+            while not done.is_set():
+                assert service.post({"instances": [TEXT] * 3}).status_code == 200
+
+        with ThreadPoolExecutor(4) as threads:
+            sending = [threads.submit(send) for _ in range(4)]
+            try:
+                assert poll(lambda: texts() == 12, 30.0), "three of each client"
+                assert poll(lambda: service.metric("hf_transformer_waiting_texts") > 0, 30.0)
+            finally:
+                done.set()
+            for one in sending:
+                one.result()
+        assert poll(lambda: all(texts() == 0 for _ in range(20)), 20.0)
 
 
 def test_every_request_is_counted_whichever_worker_is_asked(serve: Serve) -> None:
