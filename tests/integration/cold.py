@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ V1_INSTANCES: Mapping[str, Any] = {
     "gpt2": "The capital of france is",
 }
 CHAT = [{"role": "user", "content": "Hi"}]
-QUERY = {"query": "Who cooks?", "documents": ["They cook dinner.", "It rains."]}
+QUERY: Mapping[str, Any] = {"query": "Who cooks?", "documents": ["They cook dinner.", "It rains."]}
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def grpc_answers(service: Service) -> dict[str, grpc.StatusCode]:
     text = request("bert", {"text": ["The capital of france is [MASK]."]})
     found = {}
     with stub(service) as calls:
-        methods = {
+        methods: dict[str, Callable[[], Any]] = {
             "ModelInfer": partial(calls.ModelInfer, text),
             "ModelStreamInfer": lambda: next(calls.ModelStreamInfer(iter([text]))),
             "ModelMetadata": partial(calls.ModelMetadata, pb.ModelMetadataRequest(name="bert")),

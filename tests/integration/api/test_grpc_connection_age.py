@@ -101,7 +101,7 @@ async def test_calls_and_streams_in_flight_finish_on_the_old_connection() -> Non
         await stream.write(request("c", id="2"))
         assert text_of((await read(stream)).infer_response) == "c", "the stream goes on"
         await stream.done_writing()
-        assert await read(stream) is grpc.aio.EOF
+        assert await read(stream) is grpc.aio.EOF  # type: ignore[attr-defined]
         assert not gate.cancelled
 
 
