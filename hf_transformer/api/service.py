@@ -123,7 +123,8 @@ class Models:
         Raises:
             UnknownModel: no model has this name or version.
             InvalidInput: without a name, several models or none have one of the tasks.
-            NotReady: the model is absent, or its version is not yet known.
+            NotReady: the model is absent, or its version is not yet known; without a name, no model has one of the
+                tasks, and a model is absent.
         """
         if name is None:
             model = self._only(tasks, path)
@@ -161,6 +162,8 @@ class Models:
         names = ", ".join(model.name for model in fitting or self.served)
         if fitting:
             raise InvalidInput(path, f"the name of one of the models for {' or '.join(tasks)} ({names})", "nothing")
+        if missing := self._missing():  # one of them may fit
+            raise NotReady("; ".join(f"model {name!r} is not ready: {reason}" for name, reason in missing.items()))
         raise InvalidInput(path, f"the name of a served model ({names})", "nothing")
 
     # Readiness

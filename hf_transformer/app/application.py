@@ -309,5 +309,7 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         connections=config.max_connections,
         handshake=config.client_timeout_seconds,
         patience=config.client_timeout_seconds,
+        age=config.grpc_max_connection_age,
+        age_grace=config.grpc_max_connection_age_grace,
     )
     return GrpcServer(service, settings, keys, config.access_log_format)

@@ -40,6 +40,7 @@ SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Loggin
 
 PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
+AGE = number(0, 10**6, zero=True, metavar="SECONDS")
 MODEL_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
 MODEL_NAMES = name_list("NAME,...", "different names without / ? # %, separated by commas", r"[^/?#%]+")
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
@@ -280,6 +281,12 @@ class Config:
         "service can refuse it. Without this flag such calls get UNIMPLEMENTED; clients compress only if configured "
         "to.", BOOLEAN, False)
     grpc_port: int = option(SERVER, "Port for gRPC; 0 chooses a free one.", integer(0, 65535), 8081)
+    grpc_max_connection_age: float = option(
+        SERVER, "Seconds until a gRPC connection is closed, so that clients connect again, perhaps to another replica. "
+        "Calls in flight finish first. 0 is no limit.", AGE, 0.0)
+    grpc_max_connection_age_grace: float = option(
+        SERVER, "Seconds after which a closing connection's calls are ended, for streams that never end by "
+        "themselves. 0 is no limit.", AGE, 0.0)
     openai_route_prefix: str = option(
         SERVER, "Path before /v1 in the routes of the OpenAI API; may be empty.",
         plain_text("PREFIX", "a path without spaces and ? # % { }", r"[^\s?#%{}]*"), "openai",

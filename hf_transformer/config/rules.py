@@ -160,6 +160,13 @@ def both_files(draft: Draft, pair: tuple[str, str], purpose: str) -> None:
             raise draft.settings[name].error("a file that exists")
 
 
+def grace_of_connections(draft: Draft) -> None:
+    """Warns about a grace without an age."""
+    name = "grpc_max_connection_age"
+    if f"{name}_grace" in draft.settings and not draft.values.get(name):
+        draft.ignore(f"{name}_grace", f"--{name} is 0")
+
+
 def access_log(draft: Draft) -> None:
     """Refuses unknown atoms of the format at startup instead of at the first request."""
     if "access_log_format" in draft.settings:
@@ -194,6 +201,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     predictor_address,
     predictor_certificates,
     partial(both_files, pair=("ssl_certfile", "ssl_keyfile"), purpose="HTTPS"),
+    grace_of_connections,
     access_log,
     quiet_requests,
     hosts_of_a_playground,

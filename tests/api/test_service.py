@@ -57,6 +57,17 @@ def test_without_a_name_the_only_model_of_the_task_is_chosen() -> None:
         assert caught.value.path == "model"
 
 
+def test_without_a_name_a_request_waits_for_absent_models_that_may_fit() -> None:
+    models = Models()
+    models.declare({"a": (), "b": ()}, {"b"})
+    with pytest.raises(NotReady, match=f"^model 'a' is not ready: {LOADING}$"):
+        models.choose(None, context(), tasks=FILL)
+    models.add(model("a"))
+    assert models.choose(None, context(), tasks=FILL).name == "a"
+    with pytest.raises(InvalidInput):
+        models.choose(None, context(), tasks=("rerank",))  # b was unloaded by a client
+
+
 def test_unknown_names_and_versions_are_refused() -> None:
     models = Models([model("a", aliases=("old",)), model("b")])
     with pytest.raises(UnknownModel, match=r"a served model \(a, old, b\), got 'c'"):

@@ -98,6 +98,10 @@ def test_errors_name_the_flag_or_variable_as_the_user_wrote_it() -> None:
 def test_of_two_contradicting_settings_one_wins() -> None:
     parsed, logged = parse("--model_dir=/models", "--model_id=bert-base-uncased")
     assert (parsed.model_id, logged) == ("bert-base-uncased", ["--model_dir is ignored: --model_id is given"])
+    assert notes("--grpc_max_connection_age_grace=9") == [
+        "--grpc_max_connection_age_grace is ignored: --grpc_max_connection_age is 0"
+    ]
+    assert not notes("--grpc_max_connection_age_grace=9", "--grpc_max_connection_age=300")
     assert config("--enable_log_requests").enable_log_requests
     parsed, logged = parse("--enable_log_requests", "--disable_log_requests")
     assert not parsed.enable_log_requests

@@ -371,6 +371,31 @@ def test_a_wrong_query_is_found(series: dict[str, dict[str, set[str]]]) -> None:
         nodes("sum by (job) rate(up[5m])")
 
 
+def snippets() -> list[Any]:
+    """The YAML of docs/metrics.md's section for scalers and routers."""
+    section = (ROOT / "docs/metrics.md").read_text().partition("\n## For scalers and routers\n")[2]
+    return [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)]
+
+
+@pytest.mark.slow
+def test_scalers_and_routers_are_told_metrics_that_there_are(series: dict[str, dict[str, set[str]]]) -> None:
+    scaled, adapter, autoscaler, picker = snippets()
+    [trigger] = scaled["spec"]["triggers"]
+    cluster = {name: labels | {"namespace": {"default"}, "pod": set()} for name, labels in series.items()}
+    check_query(Query("KEDA", trigger["metadata"]["query"]), cluster)
+    gauges = [f"hf_transformer_{state}_texts" for state in ("waiting", "running")]
+    [rule] = adapter["rules"]["custom"]
+    [pattern] = re.findall(r'__name__=~"([^"]*)"', rule["seriesQuery"])
+    assert {name for name in series if re.fullmatch(pattern, name)} == {*gauges}
+    assert {metric["pods"]["metric"]["name"] for metric in autoscaler["metrics"]} == {*gauges}
+    parameters = {plugin["type"]: plugin.get("parameters") for plugin in picker["plugins"]}
+    [engine] = parameters["core-metrics-extractor"]["engineConfigs"]
+    assert [engine["queuedRequestsSpec"], engine["runningRequestsSpec"]] == gauges
+    assert engine["name"] == parameters["core-metrics-extractor"]["defaultEngine"]
+    [profile] = picker["schedulingProfiles"]
+    assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= parameters.keys()
+
+
 @pytest.mark.slow
 def test_variables_are_labels_and_bounds(series: dict[str, dict[str, set[str]]]) -> None:
     listed = dashboard()["templating"]["list"]

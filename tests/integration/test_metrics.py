@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -70,6 +71,31 @@ STARTED = re.compile(r"Started server process \[(\d+)\]")
 def settles(service: Service, name: str, value: float) -> bool:
     """Whether every worker that answers says this, twenty times in a row."""
     return all(service.metric(name) == value for _ in range(20))
+
+
+def test_texts_that_wait_or_run_are_those_of_all_workers(serve: Serve) -> None:
+    with serve.own("fault_slow", "v2", "--workers=2", "--max_batches_in_flight=1") as service:
+        service.wait_until("/v1/models/fault_slow")
+
+        def texts() -> float:
+            return sum(service.metric(f"hf_transformer_{state}_texts") for state in ("waiting", "running"))
+
+        done = threading.Event()
+
+        def send() -> None:
+            while not done.is_set():
+                assert service.post({"instances": [TEXT] * 3}).status_code == 200
+
+        with ThreadPoolExecutor(4) as threads:
+            sending = [threads.submit(send) for _ in range(4)]
+            try:
+                assert poll(lambda: texts() == 12, 30.0), "three of each client"
+                assert poll(lambda: service.metric("hf_transformer_waiting_texts") > 0, 30.0)
+            finally:
+                done.set()
+            for one in sending:
+                one.result()
+        assert poll(lambda: all(texts() == 0 for _ in range(20)), 20.0)
 
 
 def test_every_request_is_counted_whichever_worker_is_asked(serve: Serve) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from math import ceil
 from types import TracebackType
 from typing import Self
 
@@ -67,6 +68,9 @@ class GrpcSettings:
         handshake: maximum time for the handshakes of TLS and HTTP/2.
         patience: maximum time for a client to read a response of a stream.
         idle: time after which the server closes a connection without calls.
+        age: time after which the server asks the client of a connection to connect again, 10 % more or less; 0 is no
+            limit. Calls in flight finish on the old connection.
+        age_grace: time for these calls, after which gRPC ends them; 0 is no limit.
     """
 
     host: str
@@ -80,6 +84,8 @@ class GrpcSettings:
     handshake: float = 60.0
     patience: float = 60.0
     idle: float = 300.0
+    age: float = 0.0
+    age_grace: float = 0.0
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
@@ -94,6 +100,9 @@ class GrpcSettings:
             ("grpc.max_allowed_incoming_connections", min(self.connections, MAX_OPTION)),
             ("grpc.server_handshake_timeout_ms", min(int(self.handshake * 1e3) or 1, MAX_OPTION)),
             ("grpc.max_connection_idle_ms", min(int(self.idle * 1e3) or 1, MAX_OPTION)),
+            # MAX_OPTION is gRPC's own value for no limit.
+            ("grpc.max_connection_age_ms", min(ceil(self.age * 1e3) or MAX_OPTION, MAX_OPTION)),
+            ("grpc.max_connection_age_grace_ms", min(ceil(self.age_grace * 1e3) or MAX_OPTION, MAX_OPTION)),
             ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
             # gRPC decompresses a message before the service can refuse it: 16 kB may become 16 MB. With compression
             # disabled, gRPC refuses a compressed message by its header, as UNIMPLEMENTED.
