@@ -1,4 +1,4 @@
-.PHONY: help install demo test test-quick test-triton-26 test-models test-clients test-faults test-browser check docs bench clean
+.PHONY: help install demo test test-quick test-triton-26 test-models test-clients test-faults test-browser test-image check docs bench clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, to ask and to try in a browser (ARGS=--task=...)"
@@ -9,6 +9,7 @@ help:
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
 	@echo "make test-browser  the playground in Chromium, in front of a real Triton"
+	@echo "make test-image  the environment of the container image made twice, and compared byte by byte"
 	@echo "make check    style, types, generated code"
 	@echo "make docs     the site of the documentation, in build/site  (at 127.0.0.1:8000 while you write: scripts/docs serve)"
 	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick; goals: ARGS=--goals)"
@@ -43,6 +44,9 @@ test-faults:
 
 test-browser:
 	@scripts/test_browser $(ARGS)
+
+test-image: install
+	@scripts/test_image $(ARGS)
 
 check: install
 	@scripts/check
