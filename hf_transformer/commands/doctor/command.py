@@ -19,7 +19,7 @@ from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.entries import ModelEntries
-from hf_transformer.config.options import Config, parse_config
+from hf_transformer.config.options import Config, described_predictor, parse_config
 
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]
@@ -170,7 +170,7 @@ def overview(models: Sequence[tuple[str, str, Sequence[Finding]]], terminal: Ter
 
 
 def title(config: Config) -> str:
-    return f"model {config.model_name!r}, predictor {config.predictor_host} over {config.predictor_protocol}"
+    return f"model {config.model_name!r}, {described_predictor(config)}"
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:
