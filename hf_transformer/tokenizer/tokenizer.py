@@ -104,7 +104,7 @@ class Tokenizer:
         if self._slow is not None:
             self.join_tokens = self._slow.convert_tokens_to_string
         self.vocab_size = loaded.size
-        self.padding_side, self.truncation_side = loaded.padding_side, loaded.truncation_side
+        self.padding_side = loaded.padding_side
         self.cleans_up = loaded.cleans_up
         self.byte_level = isinstance(decoder, decoders.ByteLevel)
         self.marks_subwords = bool(backend and getattr(backend.model, "continuing_subword_prefix", None))

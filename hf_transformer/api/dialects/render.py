@@ -158,6 +158,8 @@ async def render_chat(service: Service, call: Call, model: GenerativeModel, para
     template = require_template(model)
     if "chat_template" in parameters:
         raise InvalidInput("chat_template", "no template", hint="the service renders only templates of its operator")
+    if parameters.flag("continue_final_message", False) and parameters.flag("add_generation_prompt", True):
+        raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
     tools = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)]
     return await render_prompt(
         service, call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
@@ -212,7 +214,7 @@ async def _encode(
     call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
     if length is None:
         return encodings
-    return [_truncate(encoding, length, side, tokenizer.truncation_side) for encoding in encodings]
+    return [_truncate(encoding, length, side) for encoding in encodings]
 
 
 SIDES = ("", "left", "right")
@@ -229,27 +231,22 @@ def _truncation(parameters: Parameters, maximum: int) -> int | None:
     return maximum - 1 if count == -1 else count
 
 
-def _truncate(encoding: Encoding, length: int, side: str, default: str) -> Encoding:
-    """Keeps ``length`` tokens: of the given side, or else by the tokenizer's own rule, which keeps special tokens."""
-    excess = len(encoding) - length
+def _truncate(encoding: Encoding, length: int, side: str) -> Encoding:
+    """Keeps ``length`` tokens: all of one side, or else the special tokens that the tokenizer added and the last ones,
+    as vLLM's tokenizers do."""
+    excess, count = len(encoding) - length, len(encoding)
     if excess <= 0:
         return encoding
-    kept = [*range(excess, len(encoding))] if side == "left" else [*range(length)]
-    if not side and encoding.special_mask is not None and (text := _text_of(encoding.special_mask)):
-        cut = text[:excess] if default == "left" else text[-excess:]
-        kept = [index for index in range(len(encoding)) if index not in set(cut)]
-    offsets = encoding.offsets
+    cut = set(range(excess)) if side != "right" else set(range(length, count))
+    if not side and encoding.special_mask is not None:
+        cut = set([index for index, special in enumerate(encoding.special_mask) if not special][:excess])
+    kept, offsets = [index for index in range(count) if index not in cut], encoding.offsets
     return Encoding(
         [encoding.ids[index] for index in kept],
         [],
         truncated=True,
         offsets=None if offsets is None else [offsets[index] for index in kept],
     )
-
-
-def _text_of(special_mask: Sequence[int]) -> list[int]:
-    """Returns the positions of tokens that the tokenizer did not add."""
-    return [index for index, special in enumerate(special_mask) if not special]
 
 
 # Answers
@@ -271,6 +268,10 @@ def _sampling(
     """Returns vLLM's SamplingParams of a request, without defaults. Raises InvalidInput, and TooLarge for a prompt that
     leaves no room for a new token."""
     maximum = model.tokenizer.max_length
+    if limit == 0 and parameters.flag("echo", False):
+        limit = 1  # the model's server needs a token to answer with the prompt
+    if limit is not None and limit < 1:
+        raise InvalidInput("max_tokens", "1 or more", str(limit))
     room = maximum - (len(encoding) if model.task.knows_full_text else 0)
     if not encoding.ids:
         raise InvalidInput(name, "a prompt of at least one token", "none")
@@ -282,7 +283,7 @@ def _sampling(
     if parameters.flag("echo", False):
         sampling.setdefault("prompt_logprobs", logprobs)
     sampling["logprobs"] = None if "logprob_token_ids" in sampling else logprobs
-    sampling["max_tokens"] = room if limit is None else max(1, min(room, limit))
+    sampling["max_tokens"] = room if limit is None else min(room, limit)
     sampling["output_kind"] = DELTA if parameters.flag("stream", False) else FINAL_ONLY
     if "structured_outputs" not in sampling and (form := _form(parameters)):
         sampling["structured_outputs"] = form
