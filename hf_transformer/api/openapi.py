@@ -28,7 +28,9 @@ MODEL = "{model}"
 OPENAI = "/openai/"
 """The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
-Key: TypeAlias = tuple[tuple[tuple[str, ...], str, str | None], ...]
+Key: TypeAlias = tuple[tuple[tuple[str, ...], str, str | None, bool], ...]
+TOKENIZATION, INDEX = "Tokenization", "/v2/repository/index"
+"""The tag and the path of the POST routes that models without a predictor have."""
 
 
 class Documents:
@@ -85,9 +87,11 @@ class Documents:
             self._template, self._settings | {model.task.name for model in models}, words, every_name
         )
         document["info"] |= {"title": title, "version": __version__}
+        runs = not models or any(model.has_predictor for model in models)
         document["paths"] = {
             f"{self._root}/{path.removeprefix(OPENAI)}" if path.startswith(OPENAI) else path: item
             for path, item in document["paths"].items()
+            if runs or not _needs_predictor(path, item)
         }
         if len(names) != 1:
             schema = {"type": "string", **({"enum": every_name} if names else {})}
@@ -99,9 +103,17 @@ class Documents:
 
 
 def key_of(models: Sequence[Model]) -> Key:
-    """The names, task and mask token of each model, on which a document depends. A reference to the model would keep
-    its tokenizer in memory after its removal."""
-    return tuple((model.names, model.task.name, model.task.settings.vocabulary.mask_token) for model in models)
+    """The names, task, mask token and predictor of each model, on which a document depends. A reference to the model
+    would keep its tokenizer in memory after its removal."""
+    return tuple(
+        (model.names, model.task.name, model.task.settings.vocabulary.mask_token, model.has_predictor)
+        for model in models
+    )
+
+
+def _needs_predictor(path: str, item: Mapping[str, Json]) -> bool:
+    """Whether a path has only a route that runs a model."""
+    return path != INDEX and item.keys() & {"get", "post"} == {"post"} and TOKENIZATION not in item["post"]["tags"]
 
 
 def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: Sequence[str]) -> Any:
