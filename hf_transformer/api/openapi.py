@@ -5,6 +5,7 @@ The template openapi.yaml describes every task and every setting. Source: https:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,8 +30,8 @@ OPENAI = "/openai/"
 """The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
 Key: TypeAlias = tuple[tuple[tuple[str, ...], str, str | None, bool], ...]
-TOKENIZATION, INDEX = "Tokenization", "/v2/repository/index"
-"""The tag and the path of the POST routes that models without a predictor have."""
+NO_PREDICTOR = re.compile(r"(tokenize|/decode|/render|/repository/index)$")
+"""The POST routes of models without a predictor."""
 
 
 class Documents:
@@ -113,7 +114,7 @@ def key_of(models: Sequence[Model]) -> Key:
 
 def _needs_predictor(path: str, item: Mapping[str, Json]) -> bool:
     """Whether a path has only a route that runs a model."""
-    return path != INDEX and item.keys() & {"get", "post"} == {"post"} and TOKENIZATION not in item["post"]["tags"]
+    return item.keys() & {"get", "post"} == {"post"} and NO_PREDICTOR.search(path) is None
 
 
 def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: Sequence[str]) -> Any:

@@ -90,8 +90,8 @@ def test_old_names_of_flags_still_work() -> None:
 
 def test_errors_name_the_flag_or_variable_as_the_user_wrote_it() -> None:
     for flag in ("--predictor_protocol", "--protocol"):
-        assert error(f"{flag}=v1") == f"{flag}: expected v2 or grpc-v2 (Triton has no v1), got 'v1'"
-    assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2 or grpc-v2")
+        assert error(f"{flag}=v1") == f"{flag}: expected v2, grpc-v2 or none (Triton has no v1), got 'v1'"
+    assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2, grpc-v2 or none")
     assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2")
 
 
