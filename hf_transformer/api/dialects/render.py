@@ -16,15 +16,17 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Final
 
+import orjson
+
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.bodies import reply_json
 from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute, choose_model
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.chat import read_tools, render_prompt, require_template
 from hf_transformer.api.openai.fields import GENERATION, field_name, read_texts, render_error
-from hf_transformer.api.service import Service, generative
-from hf_transformer.api.tokenize import check_ids
+from hf_transformer.api.service import Models, Service, generative
+from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.protocol.server_codec import note_unknown
@@ -99,8 +101,17 @@ def _read(
     present = {name: value for name, value in payload.items() if value is not None}
     note_unknown(present, known, call.context.ignored)
     parameters = Parameters({name: value for name, value in present.items() if name in known}, known)
-    chosen = choose_model(service, call, parameters.get("model"), GENERATION)
-    return generative(chosen, "render"), parameters
+    name = _served_name(service.models, parameters.string("model"))
+    return generative(choose_model(service, call, name, GENERATION), "render"), parameters
+
+
+def _served_name(models: Models, name: str | None) -> str | None:
+    """Returns the served name for the id of a model on the hub, ORG/NAME: that of --model_id, else NAME."""
+    if name is None or "/" not in name:
+        return name
+    short = name.rpartition("/")[2]
+    by_id = (model.name for model in models.served if model.identity.model_id == name)
+    return next(by_id, short if short in models.names else name)
 
 
 async def completions(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -111,9 +122,10 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
         return TokenIds(tuple(ids))
 
     prompts, _ = read_texts("prompt", parameters.get("prompt"), service.max_texts, read_ids)
-    require_few("prompt", prompts, service.max_texts)
+    if prompts == [""]:
+        raise InvalidInput("prompt", "a prompt", "an empty one")
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
-    encodings = await _encode(model, call, parameters, prompts, special, "prompt")
+    encodings = await _encode(service, model, call, parameters, prompts, special, "prompt")
     logprobs = _value(parameters, "logprobs", COUNT, None)
     limit = _value(parameters, "max_tokens", COUNT, 16)
     name = f"cmpl-{_request_id(call, parameters)}"
@@ -122,7 +134,12 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
         sampling = _sampling(model, parameters, encoding, limit, logprobs, "prompt")
         request_id = name if len(encodings) == 1 else f"{name}-{index}"
         answers.append(_request(call, parameters, request_id, encoding, sampling))
-    return reply_json(answers)
+    # Each answer repeats the fields of the body, which are as large as its client makes them.
+    repeated = len(orjson.dumps({**answers[0], "token_ids": None, "token_offsets": None})) * len(answers)
+    if len(answers) > 1 and repeated > service.max_bytes:
+        expected = f"other fields that take at most {service.max_bytes} bytes for all prompts (--max_request_bytes)"
+        raise TooLarge("prompt", expected, str(repeated))
+    return await off_loop(service.executor, call.context.tokens, lambda: reply_json(answers))
 
 
 async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -131,7 +148,7 @@ async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Res
     tools, given = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)], _variables(parameters)
     prompt = await render_chat(service, call, model, parameters)
     special = parameters.flag("add_special_tokens", False)
-    [encoding] = await _encode(model, call, parameters, [prompt], special, "messages")
+    [encoding] = await _encode(service, model, call, parameters, [prompt], special, "messages")
     enabled, top = parameters.flag("logprobs", False), _value(parameters, "top_logprobs", COUNT, 0)
     limit = _value(parameters, "max_completion_tokens", COUNT, _value(parameters, "max_tokens", COUNT, None))
     sampling = _sampling(model, parameters, encoding, limit, top if enabled else None, "messages")
@@ -195,6 +212,7 @@ def _request_id(call: Call, parameters: Parameters) -> str:
 
 
 async def _encode(
+    service: Service,
     model: GenerativeModel,
     call: Call,
     parameters: Parameters,
@@ -207,11 +225,12 @@ async def _encode(
     length, side = _truncation(parameters, tokenizer.max_length), parameters.choice("truncation_side", "", SIDES)
     detail = length is not None or parameters.flag("return_token_offsets", False)
     call.context.field_names = lambda path: name if path.startswith("instances") else field_name(path)
-    ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
-    check_ids(ids, name, tokenizer)
     options = Tokenization(detail, whole=True, special_tokens=special, token_values=3 if detail else 1)
     encodings = [windows[0] for windows in await model.encode(prompts, options)]
-    call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
+    tokens = sum(map(len, encodings))
+    call.context.instances, call.context.tokens = len(prompts), tokens
+    ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
+    await off_loop(service.executor, tokens, lambda: check_ids(ids, name, tokenizer))
     if length is None:
         return encodings
     return [_truncate(encoding, length, side) for encoding in encodings]
