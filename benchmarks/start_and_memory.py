@@ -4,8 +4,8 @@
 
 A real Triton serves the demo model. Each round starts the service as a user does. It measures the seconds from the
 process start to the first 200 of GET /v1/models/bert, and resident memory (which counts shared pages in full) then and
-after the requests, which only tokenize without a predictor. Protocols and checkouts alternate. Prints Markdown tables: medians with their 95 percent intervals,
-and ratios to other checkouts, by round.
+after the requests, which only tokenize without a predictor. Protocols and checkouts alternate. Prints Markdown tables:
+medians with their 95 percent intervals, and ratios to other checkouts, by round.
 """
 
 from __future__ import annotations

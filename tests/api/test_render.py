@@ -108,8 +108,7 @@ def comparable(answer: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
         answer["request_id"] = prefix, number.partition("-")[2]
     if answer["stream_options"]:
         answer["stream_options"] = {name: value for name, value in answer["stream_options"].items() if value}
-    if answer["parse_context"]:
-        answer["parse_context"]["chat_template_kwargs"].pop("cohere_format", None)
+    del answer["parse_context"]  # for vLLM's derender routes
     return answer
 
 

@@ -133,7 +133,7 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     for index, encoding in enumerate(encodings):
         sampling = _sampling(model, parameters, encoding, limit, logprobs, "prompt")
         request_id = name if len(encodings) == 1 else f"{name}-{index}"
-        answers.append(_request(call, parameters, request_id, encoding, sampling))
+        answers.append(_request(parameters, request_id, encoding, sampling))
     # Each answer repeats the fields of the body, which are as large as its client makes them.
     repeated = len(orjson.dumps({**answers[0], "token_ids": None, "token_offsets": None})) * len(answers)
     if len(answers) > 1 and repeated > service.max_bytes:
@@ -145,7 +145,6 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
 async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the request for a chat."""
     model, parameters = _read(service, call, payload, (*COMPLETIONS[1:], *CHAT))
-    tools, given = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)], _variables(parameters)
     prompt = await render_chat(service, call, model, parameters)
     special = parameters.flag("add_special_tokens", False)
     [encoding] = await _encode(service, model, call, parameters, [prompt], special, "messages")
@@ -153,20 +152,7 @@ async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Res
     limit = _value(parameters, "max_completion_tokens", COUNT, _value(parameters, "max_tokens", COUNT, None))
     sampling = _sampling(model, parameters, encoding, limit, top if enabled else None, "messages")
     request_id = f"chatcmpl-{_request_id(call, parameters)}"
-    context = {
-        "tools": tools or None,
-        "tool_choice": parameters.get("tool_choice") or ("auto" if tools else "none"),
-        "parallel_tool_calls": parameters.flag("parallel_tool_calls", True),
-        "include_reasoning": parameters.flag("include_reasoning", True),
-        "chat_template_kwargs": {
-            "add_generation_prompt": parameters.flag("add_generation_prompt", True),
-            "continue_final_message": parameters.flag("continue_final_message", False),
-            **(parameters.get("chat_template_kwargs") or {}),
-            **given,
-        },
-        "history_tool_call_cnt": sum(len(one.get("tool_calls") or ()) for one in parameters.get("messages")),
-    }
-    return reply_json(_request(call, parameters, request_id, encoding, sampling, context))
+    return reply_json(_request(parameters, request_id, encoding, sampling))
 
 
 async def render_chat(service: Service, call: Call, model: GenerativeModel, parameters: Parameters) -> str:
@@ -321,19 +307,16 @@ def _form(parameters: Parameters) -> Json:
 
 
 def _request(
-    call: Call,
-    parameters: Parameters,
-    request_id: str,
-    encoding: Encoding,
-    sampling: Mapping[str, Json],
-    context: Json = None,
+    parameters: Parameters, request_id: str, encoding: Encoding, sampling: Mapping[str, Json]
 ) -> dict[str, Any]:
     """Returns a body for vLLM's /inference/v1/generate."""
     passed = {name: _value(parameters, name, kind, default) for name, (kind, default) in PASSED.items()}
     if not passed["stream"]:
         passed["stream_options"] = None
     offsets = encoding.offsets if parameters.flag("return_token_offsets", False) else None
-    nothing = dict.fromkeys(("features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs"))
+    nothing = dict.fromkeys(
+        ("features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "parse_context")
+    )
     return {
         "request_id": request_id,
         "token_ids": encoding.ids,
@@ -342,7 +325,6 @@ def _request(
         "sampling_params": sampling,
         "model": parameters.get("model"),
         "output_mode": "tokens",
-        "parse_context": context,
         **passed,
     }
 
