@@ -1,11 +1,11 @@
-"""Measures the service's start-up time and memory, with REST and gRPC to Triton.
+"""Measures the service's start-up time and memory, with REST and gRPC to Triton, and without a predictor.
 
     python -m benchmarks.start_and_memory [--checkout NAME=PATH] [--rounds 9] [--requests 1000]
 
 A real Triton serves the demo model. Each round starts the service as a user does. It measures the seconds from the
 process start to the first 200 of GET /v1/models/bert, and resident memory (which counts shared pages in full) then and
-after the requests. Protocols and checkouts alternate. Prints Markdown tables: medians with their 95 percent intervals,
-and ratios to other checkouts, by round.
+after the requests, which only tokenize without a predictor. Protocols and checkouts alternate. Prints Markdown tables:
+medians with their 95 percent intervals, and ratios to other checkouts, by round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, 
 
 REPOSITORY: Final = ROOT / "deploy" / "model_repository"
 BODY: Final = b'{"instances": ["The capital of france is [MASK]."]}'
-ANSWER: Final = b'{"predictions":["paris"]}'
+PREDICT, TOKENIZE = "/v1/models/bert:predict", "/v1/models/bert:tokenize"
+ANSWER, TOKENS = b'{"predictions":["paris"]}', b'{"predictions":[{"ids":[2,'
 OURS: Final = "this"
 POLL_SECONDS: Final = 0.002
 PACKAGES: Final = ("hf-transformer", "tokenizers", "grpcio", "numpy", "starlette", "uvicorn")
@@ -50,7 +51,7 @@ def main() -> None:
     versions = {OURS: None, **{checkout.name: checkout for checkout in options.checkout}}
     rounds: dict[tuple[str, str], list[Figures]] = {}
     with LocalTriton(REPOSITORY, environment=options.triton_environment, models=["bert"]) as triton:
-        addresses = {"v2": triton.http_address, "grpc-v2": triton.grpc_address}
+        addresses = {"v2": triton.http_address, "grpc-v2": triton.grpc_address, "none": ""}
         for number in range(options.rounds + 1):
             for protocol, address in addresses.items():
                 for name, checkout in reversed(versions.items()) if number % 2 else versions.items():
@@ -91,7 +92,8 @@ def measure(python: Sequence[str], environ: Mapping[str, str], protocol: str, ad
     port = free_ports(1)[0]
     flags = [
         *(f"--host={HOST}", f"--http_port={port}", "--model_name=bert", f"--model_dir={REPOSITORY / 'bert'}"),
-        *(f"--predictor_host={address}", f"--predictor_protocol={protocol}"),
+        *([f"--predictor_host={address}"] if address else []),
+        f"--predictor_protocol={protocol}",
         *("--tensor_input_names=input_ids", "--log_level=warning"),
     ]
     started = time.perf_counter()
@@ -103,19 +105,19 @@ def measure(python: Sequence[str], environ: Mapping[str, str], protocol: str, ad
                 time.sleep(POLL_SECONDS)
             seconds, memory = time.perf_counter() - started, psutil.Process(service.pid).memory_info
             before = memory().rss / 1e6
-            send(port, requests)
+            send(port, requests, *((PREDICT, ANSWER) if address else (TOKENIZE, TOKENS)))
             return seconds, before, memory().rss / 1e6
         finally:
             service.terminate()
 
 
-def send(port: int, requests: int) -> None:
-    """Sends the requests over one connection and checks every answer."""
+def send(port: int, requests: int, path: str, expected: bytes) -> None:
+    """Sends the requests over one connection and checks the beginning of every answer."""
     connection = http.client.HTTPConnection(HOST, port, timeout=30.0)
     for _ in range(requests):
-        connection.request("POST", "/v1/models/bert:predict", BODY)
+        connection.request("POST", path, BODY)
         answer = connection.getresponse().read()
-        if answer != ANSWER:
+        if not answer.startswith(expected):
             raise SystemExit(f"wrong answer: {answer!r}")
     connection.close()
 

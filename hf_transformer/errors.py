@@ -9,6 +9,7 @@
         │   ├── UnknownModel            404 NOT_FOUND
         │   └── TooLarge                413 RESOURCE_EXHAUSTED
         ├── UnsupportedEncoding     415 INVALID_ARGUMENT
+        ├── NoPredictor             501 UNIMPLEMENTED
         ├── TooManyRequests         429 RESOURCE_EXHAUSTED, Retry-After
         ├── Unavailable             503 UNAVAILABLE, Retry-After
         │   ├── NotReady                the service is still starting, or the model doesn't fit the tokenizer
@@ -143,6 +144,19 @@ class UnsupportedEncoding(RequestError):
 
     status = 415
     grpc_code = "INVALID_ARGUMENT"
+
+
+class NoPredictor(RequestError):
+    """The model has no predictor (--predictor_protocol=none), so the service can't run it."""
+
+    status = 501
+    grpc_code = "UNIMPLEMENTED"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"model {model!r} has no predictor (--predictor_protocol=none): the service only tokenizes for it, and "
+            "renders prompts"
+        )
 
 
 class TooManyRequests(RequestError):

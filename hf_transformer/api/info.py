@@ -21,6 +21,7 @@ from hf_transformer.api.responses import JsonResponse, json_route
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.sampling import STRUCTURED
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.labels import read_labels
@@ -84,7 +85,6 @@ async def describe_models(models: Models) -> dict[str, Json]:
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
     """The response of /v1/models/{m}/info. Raises NotReady before contact with the predictor."""
     description, task = model.describe(), model.task.settings
-    base = f"{root_of(settings.openai_prefix)}/v1"
     return {
         "name": model.name,
         "version": description.version,
@@ -96,14 +96,20 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
         **_task_fields(description.task, task),
         **({"generation": _generation_fields(model)} if isinstance(model, GenerativeModel) else {}),
         "limits": settings.limits,
-        "protocols": {
-            "v1": f"/v1/models/{model.name}:predict",
-            "v2": f"/v2/models/{model.name}/infer",
-            "grpc_port": settings.grpc_port,
-            "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if description.task in tasks],
-            **({"generate": f"/v2/models/{model.name}/generate"} if isinstance(model, GenerativeModel) else {}),
-        },
-        "examples": settings.examples(model),
+        "protocols": _protocols(model, settings) if model.has_predictor else {},
+        "examples": settings.examples(model) if model.has_predictor else [],
+    }
+
+
+def _protocols(model: Model, settings: InfoSettings) -> dict[str, Json]:
+    """The routes that run a model."""
+    base = f"{root_of(settings.openai_prefix)}/v1"
+    return {
+        "v1": f"/v1/models/{model.name}:predict",
+        "v2": f"/v2/models/{model.name}/infer",
+        "grpc_port": settings.grpc_port,
+        "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if model.task.name in tasks],
+        **({"generate": f"/v2/models/{model.name}/generate"} if isinstance(model, GenerativeModel) else {}),
     }
 
 
@@ -125,10 +131,13 @@ def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
 def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
     """The fields of a generative model, such as its supported parameters of OpenAI's API and V1."""
     pipeline, template, defaults = model.pipeline, model.chat_template, model.task.settings.generation
-    fields = pipeline.supported_fields - {"greedy"}
+    interface: dict[str, Json] = {}
+    if isinstance(pipeline, GenerationPipeline):
+        fields = pipeline.supported_fields - {"greedy"}
+        parameters = sorted(STRUCTURED if name == "constraint" else name for name in fields)
+        interface = {"interface": pipeline.interface, "parameters": parameters}
     return {
-        "interface": pipeline.interface,
-        "parameters": sorted(STRUCTURED if name == "constraint" else name for name in fields),
+        **interface,
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
         "max_new_tokens": defaults.max_new_tokens,

@@ -5,6 +5,7 @@ The template openapi.yaml describes every task and every setting. Source: https:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,7 +29,9 @@ MODEL = "{model}"
 OPENAI = "/openai/"
 """The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
-Key: TypeAlias = tuple[tuple[tuple[str, ...], str, str | None], ...]
+Key: TypeAlias = tuple[tuple[tuple[str, ...], str, str | None, bool], ...]
+NO_PREDICTOR = re.compile(r"(tokenize|/decode|/render|/repository/index)$")
+"""The POST routes of models without a predictor."""
 
 
 class Documents:
@@ -85,9 +88,11 @@ class Documents:
             self._template, self._settings | {model.task.name for model in models}, words, every_name
         )
         document["info"] |= {"title": title, "version": __version__}
+        runs = not models or any(model.has_predictor for model in models)
         document["paths"] = {
             f"{self._root}/{path.removeprefix(OPENAI)}" if path.startswith(OPENAI) else path: item
             for path, item in document["paths"].items()
+            if runs or not _needs_predictor(path, item)
         }
         if len(names) != 1:
             schema = {"type": "string", **({"enum": every_name} if names else {})}
@@ -99,9 +104,17 @@ class Documents:
 
 
 def key_of(models: Sequence[Model]) -> Key:
-    """The names, task and mask token of each model, on which a document depends. A reference to the model would keep
-    its tokenizer in memory after its removal."""
-    return tuple((model.names, model.task.name, model.task.settings.vocabulary.mask_token) for model in models)
+    """The names, task, mask token and predictor of each model, on which a document depends. A reference to the model
+    would keep its tokenizer in memory after its removal."""
+    return tuple(
+        (model.names, model.task.name, model.task.settings.vocabulary.mask_token, model.has_predictor)
+        for model in models
+    )
+
+
+def _needs_predictor(path: str, item: Mapping[str, Json]) -> bool:
+    """Whether a path has only a route that runs a model."""
+    return item.keys() & {"get", "post"} == {"post"} and NO_PREDICTOR.search(path) is None
 
 
 def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: Sequence[str]) -> Any:

@@ -151,11 +151,13 @@ def open_tracing(config: Config) -> Tracing | None:
 
 
 def call_attributes(config: Config, model: Model) -> dict[str, str | int]:
-    """Returns the attributes of spans of a model's predictor calls. A generative model has several methods and URLs, so
-    its spans have no such attributes.
+    """Returns the attributes of spans of a model's predictor calls, none without a predictor. A generative model has
+    several methods and URLs, so its spans have no such attributes.
 
     Source: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and .../http/http-spans/
     """
+    if config.predictor_protocol == "none":
+        return {}
     settings, infers = predictor_settings(config), not isinstance(model, GenerativeModel)
     address = parse_address(settings)
     server: dict[str, str | int] = {"server.address": address.host, "server.port": address.port}

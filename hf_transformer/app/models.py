@@ -85,13 +85,15 @@ class ModelFactory:
             "identity": ModelIdentity(config.model_id, config.model_revision, config.aliases, config.adapters),
         }
         model: Model
+        tokenizing = build.tokenizing if config.predictor_protocol == "none" else None
         if isinstance(loaded, LoadedGenerativeModel):
-            generative, template = partial(build.generative, loaded), loaded.chat_template
+            generative, template = tokenizing or partial(build.generative, loaded), loaded.chat_template
             model = GenerativeModel(
                 config.model_name, loaded.task, predictor, generative, metrics, chat_template=template, **shared
             )
         else:
-            model = ServedModel(config.model_name, loaded.task, predictor, build.predictive, metrics, **shared)
+            pipeline = tokenizing or build.predictive
+            model = ServedModel(config.model_name, loaded.task, predictor, pipeline, metrics, **shared)
         return Deployment(declared, model, predictor)
 
 

@@ -19,7 +19,7 @@ from hf_transformer.core.batch_costs import BatchCosts
 from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import ContractError, Signature, fit_signature
 from hf_transformer.core.limits import Limits
-from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
+from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline, TokenizingPipeline
 from hf_transformer.core.scheduler import (
     MAX_OUTPUT_BYTES,
     MAX_SHARED_OUTPUT_BYTES,
@@ -341,6 +341,10 @@ class PipelineBuilder:
     executor: ThreadPoolExecutor
     diagnose: Diagnose | None = None
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
+
+    def tokenizing(self, spec: ModelSpec) -> TokenizingPipeline:
+        """Builds the pipeline of a model without a predictor."""
+        return TokenizingPipeline(self.config.model_name, self.model.tokenizer, self._options)
 
     def __call__(self, spec: ModelSpec) -> PredictivePipeline | GenerationPipeline:
         """Builds the pipeline. Raises ContractError if the model does not fit."""

@@ -16,7 +16,7 @@ from hf_transformer.app.application import build_app
 from hf_transformer.app.wiring import LoadedModel, load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.entries import ModelEntries
-from hf_transformer.config.options import Config, parse_config
+from hf_transformer.config.options import Config, described_predictor, parse_config
 from hf_transformer.credentials import read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.board import WorkerBoard
@@ -59,7 +59,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if entries.path is None:
         loaded = load_model(config)
         models = f"{config.model_name!r} ({loaded.task.name})"
-        predictor = f", predictor {config.predictor_host} over {config.predictor_protocol}"
+        predictor = f", {described_predictor(config)}"
     else:
         names = ", ".join(entry.model_name for entry in entries.read()[0]) or "none yet"
         models, predictor = f"the models of {entries.path} ({names})", ""

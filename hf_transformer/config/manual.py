@@ -36,7 +36,7 @@ warning, unless --strict_flags is set.
 """
 MOST_USED = {
     "predictor_host": "where Triton listens",
-    "predictor_protocol": "REST (v2, the default) or gRPC (grpc-v2)",
+    "predictor_protocol": "REST (v2, the default), gRPC (grpc-v2) or none",
     "model_name": "the model's name, here and at Triton",
     "model_dir": "folder with config.json and the tokenizer",
     "model_id": "model on the Hugging Face hub instead",

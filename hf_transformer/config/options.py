@@ -193,16 +193,18 @@ class Config:
         "did not hold it. Needs the extra structured.", BOOLEAN, False)
 
     predictor_host: str = option(
-        PREDICTOR, "Required. Address of Triton: HOST or HOST:PORT, optionally after http:// or https://.",
+        PREDICTOR, "Required, except for --predictor_protocol=none. Address of Triton: HOST or HOST:PORT, optionally "
+        "after http:// or https://.",
         plain_text("HOST[:PORT]"), MISSING, variables=["PREDICTOR_HOST"])
     predictor_model: str | None = option(
         PREDICTOR, "Name of the model on the predictor, if it differs.", MODEL_NAME, default_text="--model_name")
     predictor_port: int | None = option(
         PREDICTOR, "Port of Triton, if --predictor_host has none.", integer(1, 65535), variables=["PREDICTOR_PORT"],
         default_text="80, or 443 with TLS")
-    predictor_protocol: Literal["v2", "grpc-v2"] = option(
-        PREDICTOR, "Protocol to the predictor: the open inference protocol over REST (v2) or gRPC (grpc-v2).",
-        one_of("v2", "grpc-v2", why="Triton has no v1"), "v2", aliases=("protocol",),
+    predictor_protocol: Literal["v2", "grpc-v2", "none"] = option(
+        PREDICTOR, "Protocol to the predictor: the open inference protocol over REST (v2) or gRPC (grpc-v2); none "
+        "serves only the tokenizer and the chat template, without a predictor.",
+        one_of("v2", "grpc-v2", "none", why="Triton has no v1"), "v2", aliases=("protocol",),
         variables=[Variable("PREDICTOR_PROTOCOL", lambda text: None if scheme_as_switch(text) else text)])
     predictor_use_ssl: bool = option(
         PREDICTOR, "Connect to the predictor over TLS. A scheme in --predictor_host takes precedence; the variable "
@@ -414,6 +416,13 @@ class Config:
         LOGGING, "Share of requests to trace if the client's traceparent does not decide.",
         number(0, 1, zero=True), 1.0)
     # fmt: on
+
+
+def described_predictor(config: Config) -> str:
+    """Returns a phrase about the predictor of a model, for logs and reports."""
+    if config.predictor_protocol == "none":
+        return "without a predictor"
+    return f"predictor {config.predictor_host} over {config.predictor_protocol}"
 
 
 def no_effect(name: str, help: str, why: str) -> Option:

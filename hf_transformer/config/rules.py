@@ -81,7 +81,12 @@ def hidden_token(draft: Draft) -> None:
 
 def predictor_address(draft: Draft) -> None:
     """Separates the scheme from the predictor's host, and adds the port to the host. Of several models, each may name
-    the host instead: it is "" then."""
+    the host instead: it is "" then, as for a model without a predictor."""
+    if draft.values.get("predictor_protocol") == "none":
+        draft.values["predictor_host"] = ""
+        if "predictor_host" in draft.settings:
+            draft.ignore("predictor_host", f"{draft.source('predictor_protocol')} is none")
+        return
     if "predictor_host" not in draft.settings:
         if draft.settings.keys() & {"models", "model_repository"}:
             draft.values["predictor_host"] = ""

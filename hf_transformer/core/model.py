@@ -21,10 +21,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, TypeVar
 
-from hf_transformer.core.pipeline import Pipeline, PredictivePipeline
-from hf_transformer.errors import PREDICTORS, NotReady, PredictorDenied, PredictorError, PredictorTimeout, RequestError
+from hf_transformer.core.pipeline import Pipeline, PredictivePipeline, TokenizingPipeline
+from hf_transformer.errors import (
+    PREDICTORS,
+    NotReady,
+    PredictorDenied,
+    PredictorError,
+    PredictorTimeout,
+    RequestError,
+)
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import ModelMetrics
+from hf_transformer.predictor.absent import AbsentPredictor
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -183,6 +191,11 @@ class ServedModel(Generic[PipelineT_co]):
         return self._require_serving().pipeline
 
     @property
+    def has_predictor(self) -> bool:
+        """Whether the model can be run, and not only its tokenizer (--predictor_protocol=none)."""
+        return not isinstance(self._predictor, AbsentPredictor)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the served model. Raises NotReady until a model fits."""
         return self.pipeline.tokenizer
@@ -337,17 +350,20 @@ class ServedModel(Generic[PipelineT_co]):
         else:
             self._serving = None
             pipeline = self._build(spec)
+        task = pipeline.task if isinstance(pipeline, PredictivePipeline) else self.task
+        infers = not isinstance(pipeline, TokenizingPipeline)
         description = ModelDescription(
             name=self.name,
             version=spec.version,
             task=self.task.name,
-            inputs=tuple([field.spec for field in self.task.fields]),
-            outputs=(pipeline.task if isinstance(pipeline, PredictivePipeline) else self.task).tensor_specs,
+            inputs=tuple([field.spec for field in self.task.fields]) if infers else (),
+            outputs=task.tensor_specs if infers else (),
             max_length=pipeline.tokenizer.max_length,
         )
         self._serving = serving = Serving(pipeline, spec, description)
         self._problem = ""
-        logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
+        found = f"version {spec.version or 'unknown'}" if infers else "its tokenizer, without a predictor"
+        logger.info("model %r is ready: %s", self.name, found)
         return serving
 
     def _is_replaced(self, served: ModelSpec, spec: ModelSpec) -> bool:

@@ -13,11 +13,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import Entry, Scheduler
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput, NoPredictor, TooLarge
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
@@ -83,6 +83,27 @@ class Pipeline(ABC):
         if options.token_values:
             options = replace(options, max_tokens=limits.max_answer_values // options.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, options)
+
+
+class TokenizingPipeline(Pipeline):
+    """The pipeline of a model without a predictor: tokenizer and limits. All that needs the model raises NoPredictor.
+
+    ``model`` is the model's name for errors.
+    """
+
+    def __init__(self, model: str, tokenizer: Tokenizer, options: PipelineOptions) -> None:
+        super().__init__(tokenizer, options)
+        self._model = model
+
+    async def __call__(self, query: Query, context: Context) -> NoReturn:
+        raise NoPredictor(self._model)
+
+    async def start(self, request: object, context: Context) -> NoReturn:
+        """Stands for GenerationPipeline.start."""
+        raise NoPredictor(self._model)
+
+    async def trial(self) -> NoReturn:
+        raise NoPredictor(self._model)
 
 
 class PredictivePipeline(Pipeline):

@@ -29,6 +29,9 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Message fields that contain the reasoning. Most templates read the first field, and some read the second."""
 
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""The mark after the content of a continued message, as in transformers."""
+
 TEMPLATE_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError),
@@ -114,16 +117,20 @@ class ChatTemplate:
         *,
         tools: Sequence[Json] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Json,
     ) -> str:
         """Renders the prompt with its special tokens; the tokenizer must not add them again.
 
-        Contents are strings, and no field is null. ``variables`` are additional variables of the template. A long chat
-        may take milliseconds, so render it in a thread. Raises InvalidInput and TooLarge as CompiledTemplate.render
-        does.
+        Contents are strings, and no field is null. ``continue_final_message`` ends the prompt with the last message's
+        content, as in transformers. ``variables`` are additional variables of the template. A long chat may take
+        milliseconds, so render it in a thread. Raises InvalidInput and TooLarge as CompiledTemplate.render does.
         """
         template = self._choose(with_tools=tools is not None)
-        return template.render(
+        if continue_final_message:
+            *others, last = messages
+            messages = [*others, {**last, "content": last["content"] + CONTINUED}]
+        prompt = template.render(
             {
                 "documents": None,
                 **self._special_tokens,
@@ -133,11 +140,20 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+        return _cut(prompt) if continue_final_message else prompt
 
     def _choose(self, *, with_tools: bool) -> CompiledTemplate:
         if with_tools and TOOL_USE in self._templates:
             return self._templates[TOOL_USE]
         return self._templates.get(DEFAULT) or next(iter(self._templates.values()))
+
+
+def _cut(prompt: str) -> str:
+    """Cuts a prompt at the mark CONTINUED, with the spaces before it if the template has trimmed the message."""
+    start = prompt.rfind(CONTINUED.strip())
+    if start < 0:
+        raise InvalidInput("messages", "a last message whose content the template shows", hint="it can't be continued")
+    return prompt[:start] if prompt.startswith(CONTINUED, start) else prompt[:start].rstrip()
 
 
 def _with_aliases(message: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:

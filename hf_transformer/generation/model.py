@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_transformer.core.model import ServedModel
+from hf_transformer.core.pipeline import TokenizingPipeline
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hf_transformer.generation.chat import ChatTemplate  # imports Jinja
 
 
-class GenerativeModel(ServedModel[GenerationPipeline]):
+class GenerativeModel(ServedModel[GenerationPipeline | TokenizingPipeline]):
     """A model that generates text.
 
     Args:
@@ -34,7 +35,7 @@ class GenerativeModel(ServedModel[GenerationPipeline]):
         name: str,
         task: TextGeneration,
         predictor: Predictor,
-        build: Callable[[ModelSpec], GenerationPipeline],
+        build: Callable[[ModelSpec], GenerationPipeline | TokenizingPipeline],
         metrics: ModelMetrics,
         *,
         chat_template: ChatTemplate | None = None,
@@ -48,6 +49,7 @@ class GenerativeModel(ServedModel[GenerationPipeline]):
 
         Raises:
             NotReady: the model is not ready.
+            NoPredictor: the model has no predictor.
             InvalidInput: the request is invalid.
             RequestError: the request can't be started.
         """

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from hf_transformer.errors import NoPredictor
 from hf_transformer.observability.metrics import ModelMetrics
+from hf_transformer.predictor.absent import AbsentPredictor
 from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport, parse_address
 from hf_transformer.predictor.embedding_requests import EmbeddingRequests
 from hf_transformer.predictor.resilience import Resilience
@@ -29,7 +31,12 @@ class Connections:
         self._grpc = WeakValueDictionary[PredictorSettings, "GrpcConnections"]()
 
     def transport(self, protocol: str, settings: PredictorSettings) -> Transport:
-        """The transport of one model for a --predictor_protocol, an async context manager. Raises ConfigError."""
+        """The transport of one model for a --predictor_protocol, an async context manager.
+
+        Raises ConfigError, and NoPredictor for the protocol ``none``.
+        """
+        if protocol == "none":
+            raise NoPredictor(settings.model_name)
         key = settings.connection
         # Only the transport in use is imported: gRPC's import costs 3 MB and 18 ms.
         if protocol == "v2":
@@ -61,12 +68,14 @@ def open_predictor(
     circuit_failures: int = 0,
     embeds: bool = False,
 ) -> Predictor:
-    """The predictor for a --predictor_protocol, an async context manager.
+    """The predictor for a --predictor_protocol, an async context manager; AbsentPredictor for ``none``.
 
     Its layers, from the inside: the transport, SharedMemory if configured, EmbeddingRequests if ``embeds``, and
     Resilience, which takes the other keyword arguments. ``connections`` are shared with other models; None for
     connections of its own. Raises ConfigError for invalid settings.
     """
+    if protocol == "none":
+        return AbsentPredictor(settings.model_name)
     predictor: Predictor
     transport = open_transport(protocol, settings) if connections is None else connections.transport(protocol, settings)
     predictor = transport

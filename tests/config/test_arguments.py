@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.config.option import Option
-from hf_transformer.config.options import IGNORED, Config
+from hf_transformer.config.options import IGNORED, Config, parse_config
 from tests.support.configuring import config, error, example, notes, parse
 
 
@@ -90,8 +90,8 @@ def test_old_names_of_flags_still_work() -> None:
 
 def test_errors_name_the_flag_or_variable_as_the_user_wrote_it() -> None:
     for flag in ("--predictor_protocol", "--protocol"):
-        assert error(f"{flag}=v1") == f"{flag}: expected v2 or grpc-v2 (Triton has no v1), got 'v1'"
-    assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2 or grpc-v2")
+        assert error(f"{flag}=v1") == f"{flag}: expected v2, grpc-v2 or none (Triton has no v1), got 'v1'"
+    assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2, grpc-v2 or none")
     assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2")
 
 
@@ -238,3 +238,12 @@ def test_the_scheme_overrides_predictor_use_ssl() -> None:
     assert not parsed.predictor_use_ssl
     assert logged == ["--predictor_use_ssl is ignored: --predictor_host begins with http://"]
     assert notes("--predictor_host=https://triton", "--predictor_use_ssl") == []
+
+
+def test_without_a_predictor_no_host_is_required() -> None:
+    found, warnings = parse_config(["--predictor_protocol=none"], {})
+    assert (found.predictor_protocol, found.predictor_host, warnings) == ("none", "", [])
+    assert notes("--predictor_protocol=none") == ["--predictor_host is ignored: --predictor_protocol is none"]
+    variables = {"PREDICTOR_HOST": "triton", "PREDICTOR_PROTOCOL": "none", "REQUESTS_CA_BUNDLE": "/missing"}
+    found, warnings = parse_config(["--predictor_use_ssl"], variables)
+    assert found.predictor_host == "" and warnings == ["PREDICTOR_HOST is ignored: PREDICTOR_PROTOCOL is none"]

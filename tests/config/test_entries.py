@@ -365,3 +365,11 @@ def test_options_of_a_model_and_of_the_service() -> None:
     parsed, logged = parse("--ready_when=ANY", "--enable_model_control")
     assert (parsed.ready_when, parsed.enable_model_control, logged) == ("any", True, [])
     assert notes("--predictor_model=x") == []
+
+
+def test_an_entry_without_a_predictor_needs_no_host(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("- {model_name: a, predictor_protocol: none}\n- {model_name: b, predictor_host: triton}\n")
+    configs, warnings = ModelEntries([f"--models={path}"], {}).read()
+    assert [(one.predictor_protocol, one.predictor_host) for one in configs] == [("none", ""), ("v2", "triton")]
+    assert warnings == []

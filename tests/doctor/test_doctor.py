@@ -459,3 +459,17 @@ async def test_a_certificate_that_expires_within_14_days_is_a_warning(
     subject.address = Address("localhost", 8000, True)
     [finding] = await network.tls(subject)
     assert (finding.status, finding.change) == ("warning" if change else "ok", change)
+
+
+def test_without_a_predictor_the_tokenizer_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--predictor_protocol=none", "--model_name=gpt2", f"--model_dir={DEMO_MODEL.parent / 'gpt2'}", "--json"]
+    assert command.run(flags, {}) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [(row["name"], row["status"]) for row in results] == [
+        ("flags", "ok"),
+        ("model files", "ok"),
+        ("tokenizer", "ok"),
+    ]
+    assert results[-1]["found"].endswith("the model renders chats")
+    template = ["--chat_template={{ raise_exception('no') }}", *flags]
+    assert command.run(template, {}) == 2, "a template that fails is found"

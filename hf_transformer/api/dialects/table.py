@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects import cohere, jina, nim, tei, vllm, voyage
+from hf_transformer.api.dialects import cohere, jina, nim, render, tei, vllm, voyage
 from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path, render_for_all
 from hf_transformer.api.openai import embeddings, rerank
 from hf_transformer.api.service import Service
@@ -39,5 +39,10 @@ OPENAI = (
     *[_openai(path, embeddings.create, "input") for path in ("/embeddings", "/v1/embeddings")],
     *[_openai(path, partial(rerank.create, shared=True), "query", "documents") for path in ("/rerank", "/v1/rerank")],
 )
-ROUTES: Table = by_path((*OPENAI, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES, *vllm.ROUTES, *nim.ROUTES))
+ROUTES: Table = by_path(
+    (
+        *(*OPENAI, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES),
+        *(*vllm.ROUTES, *render.ROUTES, *nim.ROUTES),
+    )
+)
 """Each path with its dialects. Errors of a body that can't be read have the form of the first."""

@@ -30,8 +30,8 @@ from hf_transformer.api.dialects.fields import (
     representations,
     require_representation,
 )
+from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
-from hf_transformer.api.openai.chat import render_messages
 from hf_transformer.api.openai.embeddings import single_input, to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error, without_effect
 from hf_transformer.api.responses import reply_arrays
@@ -218,13 +218,13 @@ def _vector(prediction: Json, representation: str) -> Json:
 
 async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Tokenizes a prompt, or a chat that the model's template renders."""
-    known = ("prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt")
+    known = ("prompt", "add_special_tokens", "return_token_strs", *CHAT_FIELDS)
     model, parameters = read_body(service, call, payload, tasks=ALL, known=known, ignored=IGNORED)
     is_chat = "messages" in parameters
     if is_chat and "prompt" in parameters:
         raise InvalidInput("messages", "prompt or messages", "both")
     if is_chat:
-        text: str | None = render_messages(generative(model, "messages"), parameters, call.limits)
+        text: str | None = await render_chat(service, call, generative(model, "messages"), parameters)
     else:
         text = parameters.string("prompt")
     if text is None:

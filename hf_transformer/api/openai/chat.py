@@ -16,9 +16,9 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
@@ -39,6 +39,9 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
+if TYPE_CHECKING:
+    from hf_transformer.generation.chat import ChatTemplate  # imports Jinja
+
 CHAT_FIELDS = (
     "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
     "parallel_tool_calls chat_template_kwargs"
@@ -51,7 +54,7 @@ STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 CACHE_CONTROL = "cache_control"
 """Caching hint from clients of Anthropic's models in messages, parts and tools. It has no effect."""
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
-RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "self")
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 MAX_TOOLS = 128
 """OpenAI's maximum number of tools."""
@@ -85,11 +88,11 @@ async def prepare(
         constraint=form.constraint,
         max_schema_bytes=max_bytes,
     )
-    render = _prompt_renderer(model, parameters, without_strict(tools) if form.may_call else [], call.limits)
-    if len(call.body) <= MAX_INLINE_BYTES:
-        prompt = render()
-    else:
-        prompt = await asyncio.get_running_loop().run_in_executor(service.executor, render)
+    template = require_template(model)
+    if form.may_call and not template.supports_tools:
+        hint = f"the chat template of {model.name!r} does not support them; leave them out"
+        raise InvalidInput("tools", "no tools", hint=hint)
+    prompt = await render_prompt(service, call, template, parameters, without_strict(tools) if form.may_call else [])
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
     return made, stream
@@ -108,34 +111,41 @@ def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
     return None
 
 
-def _prompt_renderer(
-    model: GenerativeModel, parameters: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
-) -> Callable[[], str]:
-    """Returns a thread-safe function that renders the prompt. Both functions raise InvalidInput or TooLarge."""
-    template = model.chat_template
-    if template is None:
+def require_template(model: GenerativeModel) -> ChatTemplate:
+    """Returns the chat template of a model. Raises InvalidInput if it has none."""
+    if model.chat_template is None:
         hint = "use completions, or start the service with --chat_template"
         raise InvalidInput("model", "a model with a chat template", repr(model.name), hint)
-    if tools and not template.supports_tools:
-        hint = f"the chat template of {model.name!r} does not support them; leave them out"
-        raise InvalidInput("tools", "no tools", hint=hint)
-    messages = read_messages(parameters.get("messages"), limits)
+    return model.chat_template
+
+
+async def render_prompt(
+    service: Service, call: Call, template: ChatTemplate, parameters: Parameters, tools: Sequence[Json], **given: Json
+) -> str:
+    """Renders the chat of a request as a prompt that contains its special tokens. ``given`` are further variables.
+
+    Raises:
+        InvalidInput: a field is invalid, or the template rejects the messages.
+        TooLarge: the chat exceeds a limit.
+    """
+    messages = read_messages(parameters.get("messages"), call.limits)
     variables = expect(parameters.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
     variables = without_nulls(variables or {})
-    check_depth("chat_template_kwargs", variables, limits)
+    check_depth("chat_template_kwargs", variables, call.limits)
     for name in variables:
         if name in RESERVED_VARIABLES:
             raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
-    return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **variables)
-
-
-def render_messages(model: GenerativeModel, parameters: Parameters, limits: JsonLimits) -> str:
-    """Renders ``messages`` as a prompt that contains its special tokens. Raises InvalidInput or TooLarge."""
-    template = model.chat_template
-    if template is None:
-        raise InvalidInput("messages", "a prompt, since the model has no chat template", "messages")
-    add = parameters.flag("add_generation_prompt", True)
-    return template.render(read_messages(parameters.get("messages"), limits), add_generation_prompt=add)
+    render = partial(
+        template.render,
+        messages,
+        tools=tools or None,
+        add_generation_prompt=parameters.flag("add_generation_prompt", True),
+        continue_final_message=parameters.flag("continue_final_message", False),
+        **{**variables, **given},
+    )
+    if len(call.body) <= MAX_INLINE_BYTES:
+        return render()
+    return await asyncio.get_running_loop().run_in_executor(service.executor, render)
 
 
 def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:

@@ -19,7 +19,7 @@ from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.entries import ModelEntries
-from hf_transformer.config.options import Config, parse_config
+from hf_transformer.config.options import Config, described_predictor, parse_config
 
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]
@@ -36,6 +36,7 @@ Exit codes: 0 no check failed (there may be warnings), 1 there are warnings and 
 flag has a bad value.
 
 Checks: {checks}.
+With --predictor_protocol=none: flags, model files, {other}.
 """
 
 COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
@@ -57,9 +58,10 @@ _SAME_MODEL = (
 )
 
 FLAGS = Check("flags", model.flags)  # of the whole service
+FILES = Check("model files", model.model_files, hint="see --model_dir, --model_id and --task")
 CHECKS: Sequence[Check] = (
     FLAGS,
-    Check("model files", model.model_files, hint="see --model_dir, --model_id and --task"),
+    FILES,
     Check("address", network.address, hint="correct --predictor_host", again=network.nothing),
     Check("connection", network.connection, ("address",), again=network.nothing),
     Check("protocol", network.protocol, ("connection",), again=network.nothing),
@@ -81,13 +83,15 @@ CHECKS: Sequence[Check] = (
     Check("structured output", inference.structured_output, ("inference",), "see --structured_output_form"),
     Check("golden text", inference.smoke_test, ("inference",), _SAME_MODEL),
 )
-"""All checks, in order of execution."""
+"""All checks of a model with a predictor, in order of execution."""
+TOKENIZER = Check("tokenizer", model.tokenizer, ("model files",), "see --chat_template, and the files of the tokenizer")
+"""The check in place of all that need a predictor, for --predictor_protocol=none."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Runs all checks, prints the findings and returns the exit code. Raises ConfigError for a bad flag or variable."""
     if "-h" in argv or "--help" in argv:
-        print(HELP.format(checks=", ".join(check.name for check in CHECKS)), end="")
+        print(HELP.format(checks=", ".join(check.name for check in CHECKS), other=TOKENIZER.name), end="")
         return 0
     as_json, strict = (flag in argv for flag in ("--json", "--strict"))
     flags = [word for word in argv if word not in ("--json", "--strict")]
@@ -114,7 +118,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 async def examine_one(subject: Subject, terminal: Terminal, *, strict: bool) -> dict[str, Any]:
     """Examines the only model, and prints the findings. Returns the JSON about it."""
     terminal.say(f"hf-transformer {__version__} doctor: {title(subject.config)}\n")
-    findings = await report(subject, CHECKS, terminal)
+    findings = await report(subject, checks_of(subject.config), terminal)
     code = exit_code(findings, strict=strict)
     terminal.say(f"{blocked_row(findings, terminal)}\n{summary(findings, code)}")
     return document(subject.config.model_name, findings, code)
@@ -133,7 +137,7 @@ async def examine_several(
         terminal.say(f"\n{terminal.styled(title(config), 'bold')}\n")
         connection = config.predictor_protocol, predictor_settings(config).connection
         subject = Subject(config, (), known.setdefault(connection, {}))
-        results = await report(subject, [check for check in CHECKS if check is not FLAGS], terminal)
+        results = await report(subject, [check for check in checks_of(config) if check is not FLAGS], terminal)
         terminal.say(f"{blocked_row(results, terminal)}\n{counts(results)}")
         task = subject.loaded.task.name if hasattr(subject, "loaded") else config.task or "?"
         codes.append(exit_code(results, strict=strict))
@@ -142,6 +146,11 @@ async def examine_several(
     terminal.say(f"\n{overview(rows, terminal)}\nexit code {max(codes)}")
     head = {"version": __version__, "exit_code": max(codes)}
     return head | {"results": result_rows(findings), "models": documents}
+
+
+def checks_of(config: Config) -> Sequence[Check]:
+    """The checks that apply to a model."""
+    return (FLAGS, FILES, TOKENIZER) if config.predictor_protocol == "none" else CHECKS
 
 
 async def report(subject: Subject, checks: Sequence[Check], terminal: Terminal) -> list[Finding]:
@@ -170,7 +179,7 @@ def overview(models: Sequence[tuple[str, str, Sequence[Finding]]], terminal: Ter
 
 
 def title(config: Config) -> str:
-    return f"model {config.model_name!r}, predictor {config.predictor_host} over {config.predictor_protocol}"
+    return f"model {config.model_name!r}, {described_predictor(config)}"
 
 
 def exit_code(results: Sequence[Finding], *, strict: bool) -> int:

@@ -11,10 +11,17 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
-from hf_transformer.app.wiring import ModelBinding, PipelineBuilder, load_model, predictor_settings
+from hf_transformer.app.wiring import (
+    LoadedGenerativeModel,
+    ModelBinding,
+    PipelineBuilder,
+    load_model,
+    predictor_settings,
+)
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
 from hf_transformer.core.contract import ContractError
+from hf_transformer.core.pipeline import TRIAL_TEXT
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.observability.metrics import Metrics
@@ -49,6 +56,17 @@ async def model_files(subject: Subject) -> list[Finding]:
     finding = ok(f"{architectures[0]} in {source}, served as {loaded.task.name}; {loaded.tokenizer.vocab_size} tokens")
     change = "correct or omit the flag, or correct the file that the message names"
     return [*finding, *(Finding("warning", record.getMessage(), change) for record in handler.buffer)]
+
+
+async def tokenizer(subject: Subject) -> list[Finding]:
+    """Tokenize a text, and render a chat. Raises RequestError."""
+    loaded = subject.loaded
+    [encoding] = loaded.tokenizer.encode((TRIAL_TEXT,))
+    template = loaded.chat_template if isinstance(loaded, LoadedGenerativeModel) else None
+    if template is not None:
+        template.render([{"role": "user", "content": TRIAL_TEXT}])
+    chats = "renders chats" if template is not None else "has no chat template"
+    return ok(f"{len(encoding)} tokens for a short text, {loaded.tokenizer.max_length} at most; the model {chats}")
 
 
 async def connect(subject: Subject) -> None:

@@ -83,6 +83,7 @@ class ScriptedModel:
     chat_template = None
     requests = 0
     is_ready = True
+    has_predictor = True
 
     def __init__(self, predict: Predict = echo) -> None:
         self.predict_one = predict
