@@ -209,7 +209,9 @@ class Gateway:
     def refuse(self, request: Request, status: int, message: str) -> Response:
         """The error response of the HTTP server itself. After a parser error, the request may have no headers."""
         retry = [(b"retry-after", b"1")] if status == 503 else []
-        answer = error_response(self._errors_by_path(request.path), RequestError(message), status, *retry)
+        # Without a method, "/" may be the path of any request: of a probe, a browser, or a broken client.
+        path = "" if (request.method, request.path) == ("-", "/") else request.path
+        answer = error_response(self._errors_by_path(path), RequestError(message), status, *retry)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
         if self._log_format is not None and request.log is None:
             request.log = AccessRecord(request.scope())

@@ -84,11 +84,8 @@ def endpoints(service: Service, table: Table) -> list[tuple[str, Endpoint]]:
 
 
 def errors_by_path(table: Table, other: Callable[[str], RenderError]) -> Callable[[str], RenderError]:
-    """Returns a function that maps a path to the RenderError of its first route, or to ``other`` outside the table.
-
-    ``/`` is outside: it is also the path of requests that can't be read.
-    """
-    renderers = {path: routes[0].render_error for path, routes in table.items() if path != "/"}
+    """Returns a function that maps a path to the RenderError of its first route, or to ``other`` outside the table."""
+    renderers = {path: routes[0].render_error for path, routes in table.items()}
     return lambda path: renderers.get(path) or other(path)
 
 
