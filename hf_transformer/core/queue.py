@@ -158,10 +158,14 @@ class Queue(Generic[Instance]):
         self._tokens_in_flight += sum([entry.length for entry in batch])
         return batch
 
+    def drop(self, entries: Sequence[Instance]) -> None:
+        """Removes abandoned instances from a batch."""
+        self._in_flight -= len(entries)
+        self._tokens_in_flight -= sum([entry.length for entry in entries])
+
     def answered(self, batch: Sequence[Instance]) -> None:
         """Records the end of a batch."""
-        self._in_flight -= len(batch)
-        self._tokens_in_flight -= sum([entry.length for entry in batch])
+        self.drop(batch)
         self._last_ended = len(batch)
 
     def _remove(self, key: str, length: int, entries: Iterable[Instance]) -> None:

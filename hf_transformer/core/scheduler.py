@@ -350,10 +350,13 @@ class Scheduler(Generic[Item]):
         if self._waits and (len(self._queue) > 1 or len(self._batches) > 1):
             await self._wait_for_arrivals()
         self._is_forming = False
-        entries = self._queue.take(self._limit.count + 1)
+        taken = self._queue.take(self._limit.count + 1)
         self._start_batch()
+        entries = [entry for entry in taken if not entry.request.future.done()]
+        if len(entries) < len(taken):
+            self._queue.drop([entry for entry in taken if entry.request.future.done()])
         try:
-            await self._send([entry for entry in entries if not entry.request.future.done()])
+            await self._send(entries)
         finally:
             self._queue.answered(entries)
             # Callers with answers run first, so that their next instances can join the next batch.
