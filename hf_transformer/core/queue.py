@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from hf_transformer.core.batch_costs import BatchCosts
-from hf_transformer.observability.metrics import Work
 
 MAX_PADDING = 0.25
 """Default maximum padding, as a fraction of a batch's tokens."""
@@ -109,17 +108,16 @@ class Queue(Generic[Instance]):
         self._limits = limits
         self._waiting: dict[Instance, None] = {}  # an ordered set, with removal in constant time
         self._groups: dict[str, dict[int, dict[Instance, None]]] = {}  # the same instances by key and length
-        self._in_flight = self._tokens_in_flight = self._last_ended = 0
+        self._in_flight = self._last_ended = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def work(self) -> Work:
-        """The queued instances, and those of batches that have not ended. The length of an instance is its tokens."""
+    def tokens(self) -> int:
+        """The tokens of the queued instances, which are their lengths."""
         groups = self._groups.values()
-        tokens = sum(length * len(same) for lengths in groups for length, same in lengths.items())
-        return Work(len(self._waiting), tokens, self._in_flight, self._tokens_in_flight)
+        return sum(length * len(same) for lengths in groups for length, same in lengths.items())
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._waiting)
@@ -155,18 +153,12 @@ class Queue(Generic[Instance]):
         if lengths:
             self._fill(batch, lengths, share)
         self._in_flight += len(batch)
-        self._tokens_in_flight += sum([entry.length for entry in batch])
         return batch
 
-    def drop(self, entries: Sequence[Instance]) -> None:
-        """Removes abandoned instances from a batch."""
-        self._in_flight -= len(entries)
-        self._tokens_in_flight -= sum([entry.length for entry in entries])
-
-    def answered(self, batch: Sequence[Instance]) -> None:
-        """Records the end of a batch."""
-        self.drop(batch)
-        self._last_ended = len(batch)
+    def answered(self, count: int) -> None:
+        """Records the end of a batch of ``count`` instances."""
+        self._in_flight -= count
+        self._last_ended = count
 
     def _remove(self, key: str, length: int, entries: Iterable[Instance]) -> None:
         """Removes instances with the same key and length."""

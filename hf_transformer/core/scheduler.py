@@ -235,6 +235,7 @@ class Scheduler(Generic[Item]):
         self._timeout = settings.timeout
         self._limit = ConcurrencyLimit(settings.max_batches_in_flight) if limit is None else limit
         self._queue: Queue[Entry[Item]] = Queue(lambda entry: builder.limits(entry.item))
+        self._running: dict[int, Sequence[Entry[Item]]] = {}  # the entries of each batch, by the list's id
         self._batches: set[asyncio.Task[None]] = set()  # the event loop references tasks weakly
         self._is_forming = self._is_creating = self._waits = False
         """Whether a batch is forming, whether the event loop is creating its task, and whether it waits for others."""
@@ -294,7 +295,8 @@ class Scheduler(Generic[Item]):
     @property
     def work(self) -> Work:
         """The queued entries, and those in batches. A batch counts as running until its answers are decoded."""
-        return self._queue.work
+        running = [entry.length for entries in self._running.values() for entry in entries]
+        return Work(len(self._queue), self._queue.tokens, len(running), sum(running))
 
     @property
     def queued(self) -> Iterator[Item]:
@@ -353,12 +355,12 @@ class Scheduler(Generic[Item]):
         taken = self._queue.take(self._limit.count + 1)
         self._start_batch()
         entries = [entry for entry in taken if not entry.request.future.done()]
-        if len(entries) < len(taken):
-            self._queue.drop([entry for entry in taken if entry.request.future.done()])
+        self._running[id(entries)] = entries
         try:
             await self._send(entries)
         finally:
-            self._queue.answered(entries)
+            del self._running[id(entries)]
+            self._queue.answered(len(taken))
             # Callers with answers run first, so that their next instances can join the next batch.
             self._loop.call_soon(self._limit.release)
 
