@@ -137,23 +137,27 @@ def body_of(texts: Sequence[str]) -> bytes:
 
 def lay_out(target: Path) -> Path:
     """Writes target/triton, the model repository, and target/<model>, tokenizer and config.json; returns the former."""
-    repository = target / "triton"
+    for case in (*CASES, STUCK):
+        lay_out_model(target, case.model, microseconds=case.microseconds)
+    return target / "triton"
+
+
+def lay_out_model(target: Path, model: str, **parameters: float) -> None:
+    """Writes target/triton/<model>, a classifier with parameters of models/slow_classifier.py, and target/<model>."""
     config = json.loads((DEMO / "config.json").read_text())
     config["architectures"] = ["BertForSequenceClassification"]
     config["id2label"] = {str(label): f"L{label}" for label in range(LABELS)}
     config["label2id"] = {f"L{label}": label for label in range(LABELS)}
-    for case in (*CASES, STUCK):
-        version, folder = repository / case.model / "1", target / case.model
-        version.mkdir(parents=True)
-        shutil.copyfile(CODE / "slow_classifier.py", version / "model.py")
-        outputs = [("logits", "FP32", (LABELS,))]
-        settings = python_config(case.model, TOKENS, outputs, batch=BATCH, microseconds=case.microseconds)
-        (version.parent / "config.pbtxt").write_text(settings)
-        folder.mkdir()
-        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-            shutil.copyfile(DEMO / name, folder / name)
-        (folder / "config.json").write_text(json.dumps(config))
-    return repository
+    version, folder = target / "triton" / model / "1", target / model
+    version.mkdir(parents=True)
+    shutil.copyfile(CODE / "slow_classifier.py", version / "model.py")
+    outputs = [("logits", "FP32", (LABELS,))]
+    settings = python_config(model, TOKENS, outputs, batch=BATCH, **parameters)
+    (version.parent / "config.pbtxt").write_text(settings)
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copyfile(DEMO / name, folder / name)
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 @dataclass(slots=True)

@@ -451,9 +451,7 @@ GRACE_SECONDS: Final = 2.0
 """Seconds that the last requests have for their answers."""
 
 
-def offer(
-    simulation: Simulation, load: Load, ask: Callable[[Request, Then], None], chance: random.Random
-) -> Outcome:
+def offer(simulation: Simulation, load: Load, ask: Callable[[Request, Then], None], chance: random.Random) -> Outcome:
     """Runs the simulation under a load. ``ask`` gets each request and what to call with the answer."""
     start = WARM_UP * load.seconds
     outcome = Outcome(load.seconds - start)

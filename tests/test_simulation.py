@@ -96,15 +96,20 @@ def test_processes_that_share_a_core_have_the_latency_of_processor_sharing() -> 
 
 
 def test_two_processes_on_one_core_run_at_half_speed_and_on_two_at_full() -> None:
-    for number, ends in ((1, [2.0, 3.0]), (2, [1.0, 2.0])):
-        simulation = Simulation()
-        cores = Cores(simulation, number)
-        times: list[float] = []
-        for seconds in (1.0, 2.0):
-            Process(cores).run(seconds, lambda: times.append(simulation.now))
-        simulation.run()
-        assert times == pytest.approx(ends)
-        assert cores.busy_seconds == pytest.approx(3.0)
+    assert ends_of_two(1) == pytest.approx([2.0, 3.0])
+    assert ends_of_two(2) == pytest.approx([1.0, 2.0])
+
+
+def ends_of_two(cores: int) -> list[float]:
+    """When two processes that start together end, with 1 s and 2 s of work."""
+    simulation = Simulation()
+    shared = Cores(simulation, cores)
+    ends: list[float] = []
+    for seconds in (1.0, 2.0):
+        Process(shared).run(seconds, lambda: ends.append(simulation.now))
+    simulation.run()
+    assert shared.busy_seconds == pytest.approx(3.0)
+    return ends
 
 
 def test_a_process_works_in_order_and_continues_a_job_first() -> None:
