@@ -142,8 +142,8 @@ def lay_out(target: Path) -> Path:
     return target / "triton"
 
 
-def lay_out_model(target: Path, model: str, **parameters: float) -> None:
-    """Writes target/triton/<model>, a classifier with parameters of models/slow_classifier.py, and target/<model>."""
+def lay_out_model(target: Path, model: str, *, microseconds: float, run_microseconds: float = 0.0) -> None:
+    """Writes target/triton/<model>, a classifier of models/slow_classifier.py, and target/<model>."""
     config = json.loads((DEMO / "config.json").read_text())
     config["architectures"] = ["BertForSequenceClassification"]
     config["id2label"] = {str(label): f"L{label}" for label in range(LABELS)}
@@ -152,7 +152,9 @@ def lay_out_model(target: Path, model: str, **parameters: float) -> None:
     version.mkdir(parents=True)
     shutil.copyfile(CODE / "slow_classifier.py", version / "model.py")
     outputs = [("logits", "FP32", (LABELS,))]
-    settings = python_config(model, TOKENS, outputs, batch=BATCH, **parameters)
+    settings = python_config(
+        model, TOKENS, outputs, batch=BATCH, microseconds=microseconds, run_microseconds=run_microseconds
+    )
     (version.parent / "config.pbtxt").write_text(settings)
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):

@@ -25,6 +25,7 @@ from typing import Any, Final
 from benchmarks.pairs import environment
 from benchmarks.processes import RESULTS, ROOT
 from benchmarks.simulation import (
+    GRACE_SECONDS,
     POLICIES,
     BatchSettings,
     Cores,
@@ -139,7 +140,9 @@ def figures_of(content: Mapping[str, Any]) -> Figures:
         max_rows = int(model["max_rows"])
         figures = Figures(
             name=str(content["name"]),
-            times=ServiceTimes(*(float(service[name]) / 1000 for name in names), call=float(content["call_ms"]) / 1000),
+            times=ServiceTimes(
+                *(float(value) / 1000 for value in (*map(service.__getitem__, names), content["call_ms"]))
+            ),
             client=float(content.get("client_ms", 0.0)) / 1000,
             model=Model(
                 run, instances, max_rows, float(model.get("row_ms", 0.0)), bool(model.get("dynamic_batching", True))
@@ -199,8 +202,12 @@ class Plan:
 
     def __str__(self) -> str:
         if self.tritons == 0:
-            return f"{self.services} pods, a Triton in each"
-        return f"{self.services} services, {self.tritons} Tritons apart"
+            return f"{_number(self.services, 'pod')}, a Triton in each"
+        return f"{_number(self.services, 'service')}, {_number(self.tritons, 'Triton')} apart"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +316,9 @@ def _parts(
     return tritons, services, all_cores, hops
 
 
-def load_of(figures: Figures, rate: float, connections: int = 64) -> Load:
+def load_of(figures: Figures, rate: float) -> Load:
     """A load of about REQUESTS requests."""
-    return Load(rate, max(LEAST_SECONDS, REQUESTS / rate), figures.tokens, connections)
+    return Load(rate, max(LEAST_SECONDS, REQUESTS / rate), figures.tokens)
 
 
 def smallest(figures: Figures, rate: float, p99: float, plans: Iterator[Plan]) -> tuple[Plan, Result] | None:
@@ -379,17 +386,19 @@ def table(
     return lines
 
 
-def balancers(figures: Figures, pods: int = BALANCED_PODS, share: float = BALANCED_SHARE) -> tuple[float, list[str]]:
+def balancers(
+    figures: Figures, pods: int = BALANCED_PODS, share: float = BALANCED_SHARE, requests: int = REQUESTS // 2
+) -> tuple[float, list[str]]:
     """The rate, and p50 and p99 with each balancer for pods with a Triton in each, at a share of their capacity.
 
     Of pinned connections, whose pods are a matter of luck, the row has the median and the worst of several seeds.
     """
     rate = pods * share * min(figures.service_capacity, figures.triton_capacity)
-    lines = ["| balancer | p50 ms | p99 ms | worst p99 of 9 tries, ms |", "|---|---:|---:|---:|"]
+    lines = ["| balancer | p50 ms | p99 ms | worst p99 of 9 tries, ms |\n|---|---:|---:|---:|"]
     rows = [(policy, 64) for policy in POLICIES if policy != "pinned"]
     rows += [("pinned", pods * each) for each in CONNECTIONS]
     for policy, connections in rows:
-        load = replace(load_of(figures, rate, connections), seconds=max(LEAST_SECONDS, REQUESTS / rate / 4))
+        load = Load(rate, max(LEAST_SECONDS, requests / rate), figures.tokens, connections)
         results = [simulate(figures, Plan(pods, 0, policy), load, seed) for seed in range(9)]
         p50, p99 = (sorted(1000 * getattr(one, name) for one in results) for name in ("p50", "p99"))
         name = f"pinned, {connections} connections" if policy == "pinned" else policy.replace("_", " ")
@@ -398,7 +407,7 @@ def balancers(figures: Figures, pods: int = BALANCED_PODS, share: float = BALANC
 
 
 def _ms(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else f"over {2000:,}"
+    return f"{value:,.0f}" if math.isfinite(value) else f"over {1000 * GRACE_SECONDS:,.0f}"
 
 
 def default_rates(figures: Figures) -> list[float]:

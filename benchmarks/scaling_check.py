@@ -31,7 +31,7 @@ from benchmarks.open_loop import Clients, Outcome, ask
 from benchmarks.overload import BATCH, Texts, body_of, lay_out_model
 from benchmarks.processes import ServiceProcess, settle
 from benchmarks.scaling import Figures, Machine, Model, Plan
-from benchmarks.simulation import BatchSettings, Load, ServiceTimes
+from benchmarks.simulation import WARM_UP, BatchSettings, Load, ServiceTimes
 from hf_transformer.commands.local_triton import (
     HOST,
     ChildProcess,
@@ -87,7 +87,7 @@ class Setup:
 
 SETUPS: Final = (
     Setup("the model is the limit", "slow_model", 4000.0, 50.0, 20, False, ("round_robin", "least_connections")),
-    Setup("the services' CPU is the limit", "fast_model", 2000.0, 1.0, 200, True, ("round_robin",)),
+    Setup("the services' CPU is the limit", "fast_model", 2000.0, 1.0, 120, True, ("round_robin",)),
 )
 
 
@@ -231,7 +231,7 @@ def nginx_config(port: int, services: Sequence[int], directive: str) -> str:
     """A proxy with one worker that keeps its connections to the services."""
     servers = " ".join(f"server {HOST}:{service};" for service in services)
     user = "user root;" if os.geteuid() == 0 else ""
-    return f"""{user} daemon off; worker_processes 1; pid /dev/null; events {{ worker_connections 4096; }}
+    return f"""{user} daemon off; worker_processes 1; pid nginx.pid; events {{ worker_connections 4096; }}
 http {{
   access_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
   uwsgi_temp_path uwsgi; scgi_temp_path scgi; keepalive_requests 10000000;
@@ -411,7 +411,7 @@ def compare(
     for share, samples in measured.items():
         if bad := sum(sample.bad for sample in samples):
             raise SystemExit(f"{bad} answers were not right")
-        load = Load(share * most, seconds / (1 - scaling.WARM_UP), figures.tokens, tick=interval)
+        load = Load(share * most, seconds / (1 - WARM_UP), figures.tokens, tick=interval)
         plan = Plan(SERVICES, 1, policy)
         results = [scaling.simulate(figures, plan, load, seed, machine) for seed in range(SIMULATIONS)]
         cells, worst = [], 0.0
