@@ -35,6 +35,8 @@ from hf_transformer.commands.local_triton import LocalTriton
 
 DEMO: Final = ROOT / "deploy" / "model_repository" / "bert"
 """The demo model, whose tokenizer has 1,024 tokens."""
+POSITIONS: Final = 128
+"""The most tokens of a text."""
 LABELS: Final = 64
 BATCH: Final = 32
 OVERLOAD_FACTOR: Final = 10
@@ -112,9 +114,10 @@ class Texts:
         """A text of ``tokens``, special tokens included."""
         return " ".join(self._random.choices(self._words, k=tokens - SPECIAL))
 
-    def label(self, text: str) -> int:
-        """The model's label for a text."""
-        return sum(self._tokenizer.encode(text).ids) % LABELS
+    def label(self, text: str, limit: int = POSITIONS) -> int:
+        """The model's label for a text, which is cut at ``limit`` tokens."""
+        ids = self._tokenizer.encode(text).ids
+        return (sum(ids[: limit - 1]) + ids[-1] if len(ids) > limit else sum(ids)) % LABELS
 
     def requests(self, case: Case) -> list[Ask]:
         """DISTINCT different requests."""

@@ -28,7 +28,7 @@ import uvloop
 
 from benchmarks import scaling
 from benchmarks.open_loop import Clients, Outcome, ask
-from benchmarks.overload import BATCH, Texts, body_of, lay_out_model
+from benchmarks.overload import BATCH, POSITIONS, Texts, body_of, lay_out_model
 from benchmarks.processes import ServiceProcess, settle
 from benchmarks.scaling import Figures, Machine, Model, Plan
 from benchmarks.simulation import WARM_UP, BatchSettings, Load, ServiceTimes
@@ -72,22 +72,31 @@ class Setup:
 
     Args:
         run, token: microseconds of the model for a run, and for a token with padding.
-        tokens: the length of a text.
+        words: the length of a text in tokens, before it is cut at POSITIONS.
         is_pinned: whether the services have one core and everything else the other.
+        flags: of the services.
     """
 
     name: str
     model: str
     run: float
     token: float
-    tokens: int
+    words: int
     is_pinned: bool
     policies: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a text that the model gets."""
+        return min(self.words, POSITIONS)
 
 
+NO_CACHE: Final = "--enable_word_cache=false"
+"""The load repeats its texts; without the cache each is tokenized as if it were new."""
 SETUPS: Final = (
     Setup("the model is the limit", "slow_model", 4000.0, 50.0, 20, False, ("round_robin", "least_connections")),
-    Setup("the services' CPU is the limit", "fast_model", 2000.0, 1.0, 120, True, ("round_robin",)),
+    Setup("the services' CPU is the limit", "fast_model", 2000.0, 1.0, 300, True, ("round_robin",), (NO_CACHE,)),
 )
 
 
@@ -127,7 +136,7 @@ class Testbed:
         self.setup = setup
         self.triton = triton
         self.services = services
-        chosen = [texts.make(setup.tokens) for _ in range(DISTINCT)]
+        chosen = [texts.make(setup.words) for _ in range(DISTINCT)]
         path = f"/v1/models/{setup.model}:predict"
         self.requests = [ask("one", path, body_of([text]), answer_of(texts, text)) for text in chosen]
         self.proxy: ChildProcess | None = None
@@ -450,7 +459,10 @@ def run(options: argparse.Namespace) -> int:
         stack.enter_context(triton)
         for setup in SETUPS:
             with ExitStack() as inner:
-                services = [inner.enter_context(ServiceProcess(triton, folder, setup.model)) for _ in range(SERVICES)]
+                services = [
+                    inner.enter_context(ServiceProcess(triton, folder, setup.model, setup.flags))
+                    for _ in range(SERVICES)
+                ]
                 testbed = Testbed(setup, triton, [service.wait() for service in services], texts)
                 with testbed.behind(options.nginx, folder, "round_robin"):
                     figures, machine, cells = measure_figures(testbed, options.seconds / 4)
