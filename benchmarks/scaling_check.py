@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 import uvloop
 
 from benchmarks import scaling
@@ -102,19 +103,26 @@ SETUPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """CPU seconds of each kind of process, calls and rows of the services, and the monotonic time, so far."""
+    """CPU seconds of each kind of process and of the whole machine, calls and rows of the services, and the monotonic
+    time, so far."""
 
     services: float
     proxy: float
     triton: float
     generator: float
+    machine: float
     calls: float
     rows: float
     at: float
 
+    @property
+    def other_work(self) -> float:
+        """CPU seconds of everything that is not part of the benchmark."""
+        return max(0.0, self.machine - self.services - self.proxy - self.triton - self.generator)
+
     def since(self, before: Use) -> Use:
         """The difference to an earlier use."""
-        return Use(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
+        return Use(*(getattr(self, name) - getattr(before, name) for name in Use.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,9 @@ class Testbed:
                     calls += float(line.split()[-1])
                 elif line.startswith("hf_transformer_batch_instances_sum"):
                     rows += float(line.split()[-1])
+        times = psutil.cpu_times()
         return Use(
+            machine=sum(times) - times.idle - times.iowait - times.guest - times.guest_nice,
             services=sum(exact_cpu_seconds(session_members(service.child.pid)) for service in self.services),
             proxy=exact_cpu_seconds(session_members(self.proxy.pid)),
             triton=exact_cpu_seconds(session_members(self.triton.child.pid)),
@@ -403,8 +413,10 @@ def capacity(figures: Figures, machine: Machine) -> float:
 
 
 HEAD: Final = """\
-| limit | balancer | load | requests/s | simulated | p50 ms | simulated | p99 ms | simulated | largest error |
-|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
+| limit | balancer | load | requests/s | simulated | p50 ms | simulated | p99 ms | simulated | largest error \
+| other work, cores |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
+USED: Final = ("services", "proxy", "triton", "generator", "other_work")
 
 
 def compare(
@@ -431,17 +443,15 @@ def compare(
             real = statistics.median(values)
             cells.append(f"{real:,.1f} ({values[0]:,.1f} to {values[-1]:,.1f}) | {simulated:,.1f}")
             worst = max(worst, simulated / real - 1, 1 - simulated / real)
+        cores = [sample.cores for sample in samples]
+        used = {name: statistics.median(getattr(one, name) for one in cores) for name in USED}
         rows.append(
             f"| {testbed.setup.name} | {policy.replace('_', ' ')} | {100 * share:.0f} % | {' | '.join(cells)} "
-            f"| {100 * worst:.0f} % |"
+            f"| {100 * worst:.0f} % | {used['other_work']:.2f} |"
         )
         errors.append(worst)
-        cores = [sample.cores for sample in samples]
-        used = ", ".join(
-            f"{name} {statistics.median(getattr(one, name) for one in cores):.2f}"
-            for name in ("services", "proxy", "triton", "generator")
-        )
-        print(rows[-1] + f"  cores: {used}", file=sys.stderr, flush=True)
+        batches = [statistics.median(one.rows / one.calls for one in cores), statistics.median(r.rows for r in results)]
+        print(rows[-1], f"cores: {used}, rows per batch: {batches}", file=sys.stderr, flush=True)
     return rows, errors
 
 
@@ -520,7 +530,7 @@ def page_of(options: argparse.Namespace, rows: Sequence[str], errors: Sequence[f
             f"{within} of {len(errors)} loads are within {100 * GOAL:.0f} percent in requests/s, p50 and p99; the "
             f"largest error is {100 * max(errors):.0f} percent. Measured figures are medians of the rounds, with the "
             f"smallest and the largest; simulated ones are medians of {SIMULATIONS} seeds. Latencies are the load "
-            f"generator's, from when a request is due.\n",
+            f"generator's, from when a request is due. *Other work* is what else ran on the machine.\n",
             HEAD,
             *rows,
             "\nThe machine has two cores for everything: services, nginx, Triton and the load generator. So the model "
