@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,9 +56,10 @@ DISTINCT: Final = 64
 CLOSED: Final = (1, 4, 16, 48)
 """Clients of the loads from which the service's CPU time is fitted."""
 RUN_ROWS: Final = (1, 2, 8, 32)
-RUN_WIDTHS: Final = (16, 64, 256)
-RUNS: Final = 12
-"""Timed runs for each number of rows and each width."""
+RUN_WIDTHS: Final = (16, 64, 120)
+RUNS: Final = 8
+CALLERS: Final = 3
+"""Timed runs of each caller, and callers, for each number of rows and each width."""
 BEFORE: Final = 0.7
 """The share of the service's CPU time for a request, and for a batch, that comes before the model's answer. It is an
 assumption: only the sum is measured."""
@@ -297,18 +299,22 @@ ALL_CORES: Final = frozenset(os.sched_getaffinity(0))
 
 
 def time_runs(triton: LocalTriton, model: str) -> list[tuple[int, int, float]]:
-    """Rows, width, and median milliseconds of a run alone, as Triton's statistics have it."""
-    cells = []
-    with closing(http.client.HTTPConnection(HOST, triton.http_port, timeout=30)) as connection:
-        for rows in RUN_ROWS:
-            for width in RUN_WIDTHS:
-                times = []
-                for _ in range(RUNS):
-                    before = computed(connection, model)
-                    infer(connection, model, rows, width)
-                    times.append((computed(connection, model) - before) / 1e6)
-                cells.append((rows, width, statistics.median(times)))
-    return cells
+    """Rows, width, and milliseconds of a run while the next ones wait, from its start to the next start."""
+    return [(rows, width, time_run(triton, model, rows, width)) for rows in RUN_ROWS for width in RUN_WIDTHS]
+
+
+def time_run(triton: LocalTriton, model: str, rows: int, width: int) -> float:
+    """Milliseconds of a run. Calls of CALLERS clients wait for the model, each of another width, so none are joined."""
+
+    def calls(width: int) -> None:
+        with closing(http.client.HTTPConnection(HOST, triton.http_port, timeout=30)) as connection:
+            for _ in range(RUNS):
+                infer(connection, model, rows, width)
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        start = time.perf_counter()
+        list(pool.map(calls, range(width, width + CALLERS)))
+        return 1000 * (time.perf_counter() - start) / (RUNS * CALLERS)
 
 
 def infer(connection: http.client.HTTPConnection, model: str, rows: int, width: int) -> None:
@@ -325,13 +331,6 @@ def infer(connection: http.client.HTTPConnection, model: str, rows: int, width: 
     body = response.read()
     if response.status != 200:
         raise SystemExit(f"Triton answered {response.status}: {body[:300]!r}")
-
-
-def computed(connection: http.client.HTTPConnection, model: str) -> int:
-    """Nanoseconds in which the model was busy so far."""
-    connection.request("GET", f"/v2/models/{model}/stats")
-    stats = json.loads(connection.getresponse().read())["model_stats"][0]["inference_stats"]
-    return sum(stats[name]["ns"] for name in ("compute_input", "compute_infer", "compute_output"))
 
 
 def fit_runs(cells: Sequence[tuple[int, int, float]]) -> tuple[float, float, float]:
@@ -505,7 +504,7 @@ def described(figures: Figures, machine: Machine, cells: Sequence[tuple[int, int
         table.append(f"| {rows} | {' | '.join(f'{by_cell[rows, width]:.2f}' for width in widths)} |")
     return [
         f"### {figures.name[0].upper()}{figures.name[1:]}\n",
-        "A run of the model alone, in ms:\n",
+        "A run of the model while others wait, in ms:\n",
         *table,
         f"\nCPU of the others, in ms: load generator {1000 * machine.generator:.3f} and nginx "
         f"{1000 * machine.proxy:.3f} for each request, Triton {1000 * machine.triton:.3f} for each call.\n",
