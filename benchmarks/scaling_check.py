@@ -536,7 +536,7 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
         [
             "# Scaling\n",
             f"Written by `python -m benchmarks.scaling --check --rounds {options.rounds} --seconds "
-            f"{options.seconds:g}`. {platform.platform()}, {os.cpu_count()} CPUs, Python "
+            f"{options.seconds:g}` at niceness {os.nice(0)}. {platform.platform()}, {os.cpu_count()} CPUs, Python "
             f"{platform.python_version()}. [What is simulated](../README.md#scaling).\n",
             "## The simulation against two services behind nginx\n",
             f"{within} of {len(compared)} loads are within {100 * GOAL:.0f} percent in requests/s, p50 and p99; the "
@@ -550,8 +550,8 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
             "\nThe machine has two cores for everything: services, nginx, Triton and the load generator. So the model "
             "sleeps as long as a device would compute, and takes no CPU. Where *the model is the limit*, all "
             "processes share both cores, in the simulation too. Where *the services' CPU is the limit*, both services "
-            "share one core and everything else has the other. There the load is a share of the rate that fills that core "
-            "with batches of one text; else of the rate that fills the model with full batches.\n",
+            "share one core and everything else has the other. There the load is a share of the rate that fills "
+            "that core with batches of one text; else of the rate that fills the model with full batches.\n",
             "## Measured service times\n",
             *lines,
             f"## {example.name}\n",
