@@ -101,11 +101,15 @@ class Clients:
     Args:
         port: port of HOST.
         patience: seconds until a client gives up and closes its connection.
+        poll: seconds between two checks for due requests.
+        seed: of the moments and the order of requests.
     """
 
-    def __init__(self, port: int, patience: float) -> None:
+    def __init__(self, port: int, patience: float, *, poll: float = POLL_SECONDS, seed: int = 3) -> None:
         self._port = port
         self._patience = patience
+        self._poll = poll
+        self._seed = seed
         self._idle: list[HttpClientProtocol] = []
         self._end = 0.0
         self.outcomes: dict[str, Outcome] = {}
@@ -115,7 +119,7 @@ class Clients:
 
         Moments and order are random, because a regular order of small and large requests would bias the limits.
         """
-        chance = random.Random(3)
+        chance = random.Random(self._seed)
         running: set[asyncio.Task[None]] = set()
         start, count = time.perf_counter(), 0
         due, self._end = start, start + seconds
@@ -126,7 +130,7 @@ class Clients:
                 task.add_done_callback(running.discard)
                 count += 1
                 due += chance.expovariate(rate)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll)
         sending = time.perf_counter() - start
         while running:
             await asyncio.wait(set(running))

@@ -35,6 +35,8 @@ from hf_transformer.commands.local_triton import LocalTriton
 
 DEMO: Final = ROOT / "deploy" / "model_repository" / "bert"
 """The demo model, whose tokenizer has 1,024 tokens."""
+POSITIONS: Final = 128
+"""The most tokens of a text."""
 LABELS: Final = 64
 BATCH: Final = 32
 OVERLOAD_FACTOR: Final = 10
@@ -112,9 +114,10 @@ class Texts:
         """A text of ``tokens``, special tokens included."""
         return " ".join(self._random.choices(self._words, k=tokens - SPECIAL))
 
-    def label(self, text: str) -> int:
-        """The model's label for a text."""
-        return sum(self._tokenizer.encode(text).ids) % LABELS
+    def label(self, text: str, limit: int = POSITIONS) -> int:
+        """The model's label for a text, which is cut at ``limit`` tokens."""
+        ids = self._tokenizer.encode(text).ids
+        return (sum(ids[: limit - 1]) + ids[-1] if len(ids) > limit else sum(ids)) % LABELS
 
     def requests(self, case: Case) -> list[Ask]:
         """DISTINCT different requests."""
@@ -137,23 +140,29 @@ def body_of(texts: Sequence[str]) -> bytes:
 
 def lay_out(target: Path) -> Path:
     """Writes target/triton, the model repository, and target/<model>, tokenizer and config.json; returns the former."""
-    repository = target / "triton"
+    for case in (*CASES, STUCK):
+        lay_out_model(target, case.model, microseconds=case.microseconds)
+    return target / "triton"
+
+
+def lay_out_model(target: Path, model: str, *, microseconds: float, run_microseconds: float = 0.0) -> None:
+    """Writes target/triton/<model>, a classifier of models/slow_classifier.py, and target/<model>."""
     config = json.loads((DEMO / "config.json").read_text())
     config["architectures"] = ["BertForSequenceClassification"]
     config["id2label"] = {str(label): f"L{label}" for label in range(LABELS)}
     config["label2id"] = {f"L{label}": label for label in range(LABELS)}
-    for case in (*CASES, STUCK):
-        version, folder = repository / case.model / "1", target / case.model
-        version.mkdir(parents=True)
-        shutil.copyfile(CODE / "slow_classifier.py", version / "model.py")
-        outputs = [("logits", "FP32", (LABELS,))]
-        settings = python_config(case.model, TOKENS, outputs, batch=BATCH, microseconds=case.microseconds)
-        (version.parent / "config.pbtxt").write_text(settings)
-        folder.mkdir()
-        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-            shutil.copyfile(DEMO / name, folder / name)
-        (folder / "config.json").write_text(json.dumps(config))
-    return repository
+    version, folder = target / "triton" / model / "1", target / model
+    version.mkdir(parents=True)
+    shutil.copyfile(CODE / "slow_classifier.py", version / "model.py")
+    outputs = [("logits", "FP32", (LABELS,))]
+    settings = python_config(
+        model, TOKENS, outputs, batch=BATCH, microseconds=microseconds, run_microseconds=run_microseconds
+    )
+    (version.parent / "config.pbtxt").write_text(settings)
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copyfile(DEMO / name, folder / name)
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 @dataclass(slots=True)
