@@ -260,7 +260,7 @@ def test_ci_tests_the_versions_that_are_declared() -> None:
     "page",
     ["SECURITY.md", "deploy/README.md"]
     + [f"docs/{name}.md" for name in ("architecture", "coming_from_kserve", "coming_from_tei", "glossary")]
-    + [f"docs/{name}.md" for name in ("metrics", "operations")],
+    + [f"docs/{name}.md" for name in ("metrics", "operations", "scaling", "tokenizer_plane")],
 )
 def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
     known = {name for option in all_options() for name in (option.name, *option.aliases)}
@@ -269,7 +269,7 @@ def test_flags_of_the_pages_about_running_it_exist(page: str) -> None:
     assert named and named <= known
 
 
-@pytest.mark.parametrize("page", ["glossary", "operations"])
+@pytest.mark.parametrize("page", ["glossary", "operations", "scaling"])
 def test_metrics_that_pages_name_are_listed(page: str) -> None:
     listed = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
     named = set(re.findall(r"`(hf_transformer_\w+)[`{]", (ROOT / "docs" / f"{page}.md").read_text()))
