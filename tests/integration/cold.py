@@ -98,6 +98,8 @@ def routes() -> list[Route]:
     found += _named("sentiment", "/classify", "/v1/classify", input="The hotel was wonderful.")
     found += _named("minibert_mean", "/tokenize", asks=False, inputs="x")
     found += _named("gpt2", "/tokenize", asks=False, prompt="x")
+    found += _named("gpt2", "/v1/completions/render", asks=False, prompt="x")
+    found += _named("gpt2", "/v1/chat/completions/render", asks=False, messages=CHAT)
     found += _named("minibert_mean", "/decode", asks=False, ids=[5, 6])
     found += _named("minibert_mean", "/detokenize", asks=False, tokens=[5, 6])
     for model, instance in V1_INSTANCES.items():

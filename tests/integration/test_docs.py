@@ -145,6 +145,8 @@ NEEDS = {
     "generateVersion": GENERATIVE,
     "generateStream": GENERATIVE,
     "generateStreamVersion": GENERATIVE,
+    "renderCompletions": GENERATIVE,
+    "renderChat": ("text_generation",),
 }
 """The tasks of operations that not every model answers."""
 FORMS: dict[str, list[Any]] = {
