@@ -117,7 +117,11 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
             "400",
             "strict: expected a parameter that this tokens model supports; it has no inputs",
         ),
-        ("huggingface_hub_root", "424", "as /v2/models/NAME/generate and the OpenAI API do"),
+        (
+            "huggingface_hub_root",
+            "got 'gpt2_tokens' for text_generation",
+            "as /v2/models/NAME/generate and the OpenAI API do",
+        ),
         ("cohere_v2", "400", "model: expected a model for rerank, got 'gpt2_tokens' for text_generation"),
     ):
         kind, message = said[name]

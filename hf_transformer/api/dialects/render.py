@@ -180,7 +180,9 @@ def _variables(parameters: Parameters) -> dict[str, Json]:
     """Returns the template's variables from fields of their own. A reasoning effort also enables thinking."""
     given: dict[str, Json] = {}
     if "documents" in parameters:
-        given["documents"] = _value(parameters, "documents", LIST, None)
+        given["documents"] = documents = _value(parameters, "documents", LIST, None)
+        for index, document in enumerate(documents):
+            expect(document, dict, f"documents[{index}]", "an object")
     if (effort := parameters.string("reasoning_effort")) is not None:
         given["reasoning_effort"] = effort
         if "enable_thinking" not in (parameters.get("chat_template_kwargs") or {}):
