@@ -3,8 +3,8 @@
 **Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash Triton before 25.06
 (issues 7368 and 8034). After a cancelled call, the predictor continues, and the result is dropped. Once more than
 MAX_ABANDONED such calls are open, new calls use another channel, and the old one closes after the timeout, when its
-streams have ended, too. There are two exceptions: calls of generations (``cancellable``) are cancelled after
-LINGER_SECONDS, and streams when they are closed early.
+calls have ended, too. There are three exceptions: calls of generations (``cancellable``) are cancelled after
+LINGER_SECONDS, streams when they are closed early, and calls that never end with their channel, after RETIRED_SECONDS.
 
 A channel has one TCP connection at a time. A second one is no faster with 32 small calls in flight.
 
@@ -45,6 +45,10 @@ MAX_ABANDONED: Final = 64
 
 LINGER_SECONDS = 1.0
 """The delay before a ``cancellable`` call is cancelled on the wire; see docs/reliability.md for measurements."""
+
+RETIRED_SECONDS = 60.0
+"""The time, or the timeout if longer, after which a replaced channel closes although calls on it are open. Calls of a
+predictor that hangs end when it goes on; those after a malformed frame never do."""
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
 """The interval of keepalive pings during a call, and the timeout of a ping."""
@@ -118,8 +122,7 @@ class GrpcConnections(SharedConnections):
             if cancellable:
                 loop.call_later(LINGER_SECONDS, call.cancel)  # does nothing to a call that has ended
             else:
-                channel.abandoned.add(call)
-                call.add_done_callback(channel.abandoned.discard)
+                channel.abandon(call)
                 if len(channel.abandoned) > MAX_ABANDONED and channel is self._channel:
                     self._replace_channel()
             raise
@@ -161,7 +164,8 @@ class GrpcConnections(SharedConnections):
     async def _probe_channel(self, channel: Channel) -> None:
         """Replaces a channel without a response to ServerLive, which Triton answers even while a model is slow."""
         call = asyncio.ensure_future(channel.method("ServerLive")(codec.encode_request("ServerLive"), metadata=()))
-        self._keep(call)  # after the timeout it ends with the channel
+        channel.abandon(call)  # if there is no response, it ends with the channel
+        self._keep(call)
         answered, _ = await asyncio.wait([call], timeout=min(PONG_SECONDS, self.timeout))
         if not answered and channel is self._channel:
             logger.warning(
@@ -176,9 +180,11 @@ class GrpcConnections(SharedConnections):
         self._keep(asyncio.create_task(self._retire(old)))
 
     async def _retire(self, channel: Channel) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time() + RETIRED_SECONDS
         while True:
-            await asyncio.sleep(self.timeout)
-            if not channel.streams:  # for a stream, the timeout only limits the time between two responses
+            await asyncio.sleep(self.timeout)  # for a stream, this only limits the time between two responses
+            if not channel.streams and (not channel.abandoned or loop.time() >= last):
                 break
         self._retired.discard(channel)
         await channel.grpc_channel.close(None)
@@ -240,6 +246,11 @@ class Channel:
         self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(
             lambda name: self.grpc_channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
         )
+
+    def abandon(self, call: asyncio.Task[bytes]) -> None:
+        """Counts a call that nobody waits for until it ends."""
+        self.abandoned.add(call)
+        call.add_done_callback(self.abandoned.discard)
 
 
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 
 from hf_transformer.errors import ConfigError, PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import Connections, failures, open_predictor, open_transport
+from hf_transformer.predictor import Connections, failures, grpc_connections, open_predictor, open_transport
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, PredictorSettings, Transport
 from hf_transformer.predictor.grpc_connections import MAX_ABANDONED
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -320,8 +320,9 @@ async def test_connections_open_again_for_a_later_model(protocol: str) -> None:
         await until(lambda: not server.open)
 
 
-async def test_a_stream_outlives_a_channel_that_another_model_has_worn_out() -> None:
+async def test_a_stream_outlives_a_channel_that_another_model_has_worn_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Abandoned calls of one model move new calls to another channel. The old one stays for another model's stream."""
+    monkeypatch.setattr(grpc_connections, "RETIRED_SECONDS", 0.2)
     proceed = asyncio.Event()
 
     async def streams(requests: AsyncIterator[bytes], context: Any) -> None:

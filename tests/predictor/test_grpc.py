@@ -560,6 +560,24 @@ async def test_too_many_abandoned_calls_replace_the_channel(monkeypatch: pytest.
     assert (len(old), len(new), blocking.cancelled) == (1, 1, 0) and old != new
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["goes on", "never answers"])
+async def test_a_replaced_channel_closes_after_its_calls(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing it cancels them, which can crash a Triton that has just gone on after a hang."""
+    monkeypatch.setattr(transport, "MAX_ABANDONED", 0)
+    monkeypatch.setattr(transport, "RETIRED_SECONDS", 60.0 if answers else 0.5)
+    blocking = BlockingHandler()
+    async with serving(ModelInfer=blocking.handle) as host, predictor(host, timeout=0.1) as client:
+        call = asyncio.create_task(infer(client))
+        await blocking.until(1)
+        await cancel(call)
+        await asyncio.sleep(0.3)  # the timeout several times over
+        assert (blocking.waiting, blocking.cancelled) == (1, 0)
+        if answers:
+            blocking.go.set()
+        await blocking.until(0)
+        assert blocking.cancelled == (0 if answers else 1)
+
+
 @pytest.mark.parametrize("moment", ["connecting", "begun", "open", "abandoned", "replaced"])
 async def test_closing_ends_open_calls(
     moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
