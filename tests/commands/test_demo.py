@@ -403,7 +403,7 @@ def test_the_script_checks_before_it_installs(tmp_path: Path, newer: bool, code:
         f'*version_info*"(3, 12)"*) exit {int(newer)} ;;\n*) exec {sys.executable} "$@" ;;\nesac\n'
     )
     python.chmod(0o755)
-    command, variables = [ROOT / "scripts/demo", "--task=fil_mask"], {"PATH": str(tmp_path)}
+    command, variables = [str(ROOT / "scripts/demo"), "--task=fil_mask"], {"PATH": str(tmp_path)}
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (code, ""), "nothing is installed"
     assert says in ended.stderr and (not newer or "found Python 3.13.0" in ended.stderr)
