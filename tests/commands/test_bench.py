@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import orjson
 import pytest
 
@@ -22,7 +23,7 @@ from hf_transformer.commands.bench.requests import make_plan, random_texts, read
 from hf_transformer.commands.bench.sweep import Settings, Setup, chosen, settings_text, sweep, triton_means
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import ConfigError, LoadError
-from tests.predictor.fault_server import Connection, scripted, unused_address
+from tests.predictor.fault_server import HOST, Connection, scripted, unused_address
 
 Script = Callable[[Connection], Awaitable[None]]
 
@@ -428,6 +429,17 @@ async def test_another_server_is_named(pages: dict[str, str], found: str, listin
             await asyncio.to_thread(run, [f"--url={url}", "--model_name=m"], {})
     says = f"--url=http://***@{address} is {found}; bench needs the address of a service of hf-transformer"
     assert str(raised.value) == says
+
+
+async def test_a_port_for_grpc_is_named() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    try:
+        with pytest.raises(LoadError, match=rf"^--url={HOST}:{port} is a port for gRPC; bench needs"):
+            await asyncio.to_thread(run, [f"--url={HOST}:{port}"], {})
+    finally:
+        await server.stop(None)
 
 
 async def test_an_error_of_a_service_names_the_url() -> None:

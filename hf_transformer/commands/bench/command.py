@@ -23,6 +23,7 @@ from hf_transformer.commands.bench.report import errors, html, print_tables, spe
 from hf_transformer.commands.bench.requests import Plan, make_plan, random_texts, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Setup, sweep, triton_means, triton_statistics
 from hf_transformer.commands.demo import add_triton_environment
+from hf_transformer.commands.doctor.network import WIRES, probe
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.other_servers import ITSELF, any_server
 from hf_transformer.commands.terminal import Terminal, bar
@@ -94,7 +95,10 @@ def _plan(server: Target, texts: Sequence[Json], flags: Namespace, setup: Setup 
     except (LoadError, ConfigError) as error:
         if setup:
             raise
-        found = any_server(server.address, ssl.create_default_context() if server.address.use_ssl else None)
+        context = ssl.create_default_context() if server.address.use_ssl else None
+        found = any_server(server.address, context)
+        if not found and probe(server.address, WIRES["grpc-v2"], context).answer == "understood":
+            found = "a port for gRPC"
         if found in ("", ITSELF):
             raise type(error)(f"--url: {error}") from error
         url = without_userinfo(flags.url)
