@@ -21,8 +21,8 @@ install:
 	@scripts/install
 
 # ARGS: more flags, e.g. make demo ARGS="--predictor_protocol=grpc-v2 --once"
-demo: install
-	@exec .venv/bin/python -m hf_transformer demo $(ARGS)
+demo:
+	@exec scripts/demo $(ARGS)
 
 test: install
 	@scripts/test $(ARGS)
@@ -58,6 +58,7 @@ bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-agents .venv-instructor .venv-lm_evaluation .venv-tei .venv-retrieval .venv-ai-sdk .venv-plain .venv-browser .venv-bench .venv-docs build dist
+	for folder in .venv .venv-*; do if [ -f $$folder/.stamp ] || [ -f $$folder/.python ]; then rm -rf $$folder; fi; done
+	rm -rf build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,6 +26,7 @@ other field names changes only the path of a FieldError.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 _FORGING = (*range(32), *range(127, 160), 0x2028, 0x2029)
@@ -40,6 +41,14 @@ _USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 def without_userinfo(text: str) -> str:
     """Masks the credentials of all URLs in a text: user:password@ becomes ***@."""
     return _USERINFO.sub("***@", text)
+
+
+def nearest(name: str, candidates: Mapping[str, str]) -> str:
+    """Suggests the candidate whose key is most similar to the name. Returns an empty text if no key is similar."""
+    from difflib import get_close_matches  # imported here, since most runs do not need it
+
+    matches = get_close_matches(name, candidates, n=1, cutoff=0.5)
+    return f"; did you mean {candidates[matches[0]]}?" if matches else ""
 
 
 def describe(value: Any, *, quote: bool = False) -> str:

@@ -7,7 +7,8 @@
 
 vLLM also serves /health, and clients such as guidellm poll this route before they start.
 
-A 404 suggests a route of this service for an incomplete path or a route of another server (docs/clients.md). OpenAI
+A 404 suggests a route of this service for an incomplete path or a route of another server (docs/clients.md), or the
+flag that a page needs. OpenAI
 clients often omit the prefix or /v1 in base_url. They show only errors in OpenAI's format, so these paths return this
 format. As in KServe without an explainer, :explain returns 501.
 """
@@ -42,11 +43,29 @@ _ROUTES = sorted(TASKS, key=len, reverse=True)
 """OpenAI's routes, longest first, since a path that ends with chat/completions also ends with completions."""
 _FOREIGN = {
     r"api/embed": "{base}/embeddings returns the vectors of texts",
-    r"v2/chat|api/chat": "{base}/chat/completions answers chats",
-    r"generate|generate_stream|api/generate": "{base}/completions and /v2/models/NAME/generate generate text",
+    r"(v[12]/|api/)?chat|v1/messages|v1/complete": "{base}/chat/completions answers chats",
+    r"generate|generate_stream|(v1|api)/generate": "{base}/completions and /v2/models/NAME/generate generate text",
 }
 """Route patterns of other servers (Cohere, text-generation-inference, Ollama) without the leading slash, each with a
 hint to the equivalent route."""
+_EXPECTED = {
+    r"(api/)?(docs|redoc|swagger|swagger-ui|api-docs)(/index\.html)?|docs/.*": "the API's page is /docs, and needs "
+    "--enable_docs_url; its document is /openapi.json",
+    r"playground|playground/.*|ui|gradio|demo": "the playground is /playground, and needs --enable_playground",
+    r"(api/|docs/|v[123]/)?(openapi|swagger|api-docs)(\.json|\.ya?ml)?": "the document of the API is /openapi.json",
+    r"(api/|v[12]/|-/)?(healthz?|healthy|livez?|alive|liveness|status|up)(/live|/liveness|/check)?": "/health "
+    "says whether the models are ready, /v2/health/live whether the service is alive",
+    r"(api/|v[12]/|-/)?(health/)?(ready|readyz|readiness|startup|startupz)": "/v2/health/ready says whether the "
+    "service is ready",
+    r"(v[12]/|actuator/)?(metrics|stats|statistics|prometheus)": "/metrics has the metrics",
+    r"(v1/|api/)?version": "/v2 and /info have the version",
+    r"models|api/models|api/tags|list": "/v1/models lists the models",
+    r"infer|predictions(/.*)?|v1/predict|v2/infer|pipeline(/.*)?": "/v1/models/NAME:predict answers instances",
+    r"(v1/|v2/|api/)?(embed|embeddings?)": "/embed, /v1/embeddings and /v2/embed return the vectors of texts",
+    r"(v1/|v2/|api/)?(rerank|reranking|ranking)": "/rerank, /v1/rerank and /v2/rerank rank texts",
+}
+"""Patterns of paths that people and probes expect, with a hint to the route, or to the flag that switches it on. They
+apply only to a 404, so not to a path that the service has."""
 
 
 def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
@@ -67,6 +86,12 @@ def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, Rend
     if root and within in ROUTES and within != bare:
         return 404, f"Not Found; this route is {within}, without {root}", render_error
     return None
+
+
+def hint_about(path: str, openai_prefix: str) -> str:
+    """Returns a hint to the route in place of an unknown path, or an empty text."""
+    within = path.rstrip("/").removeprefix(root_of(openai_prefix)).removeprefix("/").lower()
+    return next((f"; {hint}" for pattern, hint in _EXPECTED.items() if re.fullmatch(pattern, within)), "")
 
 
 def health_paths(openai_prefix: str) -> list[str]:
@@ -117,6 +142,8 @@ def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
                 detail += f", expected {headers['Allow']}"
             if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
                 status, detail, render = hint
+            elif status == 404:
+                detail += hint_about(path, openai_prefix)
             error = RequestError(f"{request.method} {path[:200]}: {detail}")
         else:
             raise error

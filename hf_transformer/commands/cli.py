@@ -12,7 +12,7 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-from hf_transformer.errors import ConfigError, LoadError, TransformerError
+from hf_transformer.errors import ConfigError, LoadError, TransformerError, nearest
 from hf_transformer.server.signals import handle_signals
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -107,10 +107,14 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
         print(f"hf-transformer {__version__}")
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}, help, version")
+        known = [*COMMANDS, "help", "version"]
+        suggestion = nearest(name, dict(zip(known, known, strict=True)))
+        raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(known)}{suggestion}")
     if name == "serve":
         topic = help_topic(argv)
-        if topic is not None:  # other commands print their own help
+        if topic and topic in COMMANDS and topic != "serve":  # which prints its own help
+            return run(["help", topic], environ)
+        if topic is not None:
             print_help(topic, environ)
             return 0
         handle_signals()  # before the slow imports
@@ -153,7 +157,7 @@ def print_help(topic: str, environ: Mapping[str, str]) -> None:
 
     terminal = Terminal(environ)
     if topic:
-        text = help_about(topic, all_options(), terminal.columns)
+        text = help_about(topic, all_options(), terminal.columns, COMMANDS)
     else:
         text = overview(all_options(), {name: does for name, (_, does) in COMMANDS.items()}, terminal.columns)
     for line in text.splitlines():

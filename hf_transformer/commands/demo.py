@@ -26,8 +26,7 @@ from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, free_ports, service_running
 from hf_transformer.config.option import Converter, integer
 from hf_transformer.errors import LoadError
-from hf_transformer.generation.task import ALL_TASKS
-from hf_transformer.tasks import find_task
+from hf_transformer.types.task_names import task_name
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -112,11 +111,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
     add = parser.add
-    tasks = f"{ALL} or one of {', '.join(EXAMPLES)}"
-    task = Converter("NAME", tasks, lambda text: ALL if text == ALL else find_task(text, {}, ALL_TASKS).name)
     add(
         "task",
-        task,
+        Converter("NAME", "a task", lambda text: task_name(text, ALL)),
         default="fill_mask",
         help="the task to show, a value of --task of hf-transformer serve, or all of them in one service [fill_mask]",
     )

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from hf_transformer.config.option import MAX_QUOTED, Option, Setting
 from hf_transformer.config.options import MODEL_NAME, Config, all_options, make_config, parse_config
-from hf_transformer.config.parser import collect, nearest
-from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.config.parser import collect
+from hf_transformer.errors import ConfigError, LoadError, nearest
 from hf_transformer.tokenizer.files import has_tokenizer, transformer_folder
 
 MAX_FILE_BYTES = 4 * 2**20

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
 from hf_transformer.config.option import PREFIX, Option
-from hf_transformer.config.parser import nearest
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, nearest
 
 USAGE = """\
 Usage: hf-transformer [serve] --predictor_host=HOST:PORT [flags]
@@ -94,9 +93,9 @@ def group_key(title: str) -> str:
     return title.lower().split()[-1 if title.startswith("Text ") else 0]
 
 
-def help_about(topic: str, options: Sequence[Option], width: int) -> str:
+def help_about(topic: str, options: Sequence[Option], width: int, commands: Iterable[str] = ()) -> str:
     """Renders --help=TOPIC: all flags, a group or a flag. For an unknown topic, raises ConfigError with known
-    topics."""
+    topics, and the most similar one of these and ``commands``."""
     groups = groups_of(options)
     word = topic.lower().lstrip("-").replace("-", "_")
     by_name = {name: option for option in options for name in (option.name, *option.aliases)}
@@ -108,10 +107,9 @@ def help_about(topic: str, options: Sequence[Option], width: int) -> str:
         if word == "all" or word.replace("_", " ") == title.lower() or word in title.lower().split()
     }
     if not wanted:
-        known = ", ".join([*map(group_key, groups), "all"])
-        raise ConfigError(
-            f"--help={topic}: expected a flag or one of {known}{nearest(word, {name: name for name in by_name})}"
-        )
+        known = [*map(group_key, groups), "all"]
+        topics = {name: name for name in (*by_name, *known, *commands)}
+        raise ConfigError(f"--help={topic}: expected a flag or one of {', '.join(known)}{nearest(word, topics)}")
     parts = [textwrap.fill(" ".join(RULES.split()), width), ""] if word == "all" else []
     for title, members in wanted.items():
         parts += [title, *(option_help(option, width) for option in members), ""]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from hf_transformer.config.option import PREFIX, Option, Setting
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, nearest
 
 MAX_QUOTED_WORDS = 3
 """Maximum number of words without a flag that a warning quotes."""
@@ -138,11 +138,3 @@ def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
     if space and name in known:
         return f"{flag} is ignored: write the flag and its value as two arguments, or with = between them"
     return f"unknown flag {flag} is ignored{nearest(name, {name: known[name].flag for name in known})}"
-
-
-def nearest(name: str, candidates: Mapping[str, str]) -> str:
-    """Suggests the candidate whose key is most similar to the name. Returns an empty text if no key is similar."""
-    from difflib import get_close_matches  # imported here, since most runs do not need it
-
-    matches = get_close_matches(name, candidates, n=1, cutoff=0.5)
-    return f"; did you mean {candidates[matches[0]]}?" if matches else ""

@@ -34,7 +34,6 @@ class TextGeneration(Servable):
 
     name: ClassVar[str] = "text_generation"
     parameters: ClassVar[Sequence[str]] = PARAMETERS
-    other_names: ClassVar[tuple[str, ...]] = ("causal_lm", "text_completion")
     knows_full_text: ClassVar[bool] = True
     """Whether a prompt and its continuation form one text."""
 
@@ -85,7 +84,6 @@ class Text2TextGeneration(TextGeneration):
     """
 
     name = "text2text_generation"
-    other_names = ("summarization", "translation")
     knows_full_text = False
 
 

@@ -20,7 +20,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +39,8 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 ACCESS_LOGGER = "hf_transformer.access"
 """Logger of the access log. It writes lines without a prefix to stdout, as KServe does, or JSON lines."""
 LATENCY_LOGGER = "hf_transformer.latency"
+SHOWN_NAMES = {"uvicorn.error": "hf_transformer.server"}
+"""Names in log lines by logger: uvicorn logs all events of the server under that name, not only errors."""
 LATENCY_FLUSH_SECONDS = 0.1  # maximum buffering time of the latency log
 BACKLOG_CHARACTERS = 2**20  # maximum size of the backlog
 WRITE_CHARACTERS = 65_536  # approximate maximum size of one write
@@ -129,6 +131,8 @@ class LineFormatter(logging.Formatter):
     """Formats a record as one line, and escapes control characters in its message. Tracebacks take several lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.name in SHOWN_NAMES:
+            record = logging.makeLogRecord({**vars(record), "name": SHOWN_NAMES[record.name]})
         return super().formatMessage(record).translate(ESCAPES)
 
 
@@ -147,7 +151,8 @@ class JsonFormatter(logging.Formatter):
             more["exception"] = record.exc_text
         if record.stack_info:
             more["stack"] = self.formatStack(record.stack_info)
-        return json_line(record.created, record.levelname, record.name, record.getMessage(), more)
+        name = SHOWN_NAMES.get(record.name, record.name)
+        return json_line(record.created, record.levelname, name, record.getMessage(), more)
 
 
 def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
@@ -206,11 +211,13 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     Attributes:
         lost: the number of dropped lines.
+        write_older: writes lines that are older than a new record, and waited for others to be written with them.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.lost = 0
+        self.write_older: Callable[[], None] = lambda: None
         self._waiting = Backlog(BACKLOG_CHARACTERS)
         self._thread: threading.Thread | None = None
         try:
@@ -221,6 +228,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            self.write_older()
             self.write(self.format(record) + self.terminator)
         except Exception:
             self.handleError(record)
@@ -299,6 +307,8 @@ class LatencyLog:
         self._handler = only_handler(self._logger)
         self._json = self._handler is not None and isinstance(self._handler.formatter, JsonFormatter)
         self._lines: list[str] = []
+        if self._handler is not None:
+            self._handler.write_older = self.flush
         self._moment, self._prefix = 0, ""
         """Time of the last line in milliseconds since 1970, and its formatted prefix."""
 
@@ -335,9 +345,12 @@ class LatencyLog:
             self._lines.append(f"{self._prefix}{message}\n")
 
     def flush(self) -> None:
-        """Writes the buffered lines."""
-        lines, self._lines = self._lines, []
-        if lines and self._handler is not None:
+        """Writes the buffered lines. Other threads call it before they write a record."""
+        if not self._lines or self._handler is None:
+            return
+        with self._handler.lock or nullcontext():
+            lines = self._lines[:]  # the event loop may append more meanwhile
+            del self._lines[: len(lines)]
             self._handler.write("".join(lines))
 
 

@@ -19,6 +19,7 @@ from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
+from hf_transformer.types.task_names import TASK_NAMES, task_name
 
 TASKS: Sequence[tuple[type[Servable], str]] = (
     (FillMask, "ForMaskedLM"),
@@ -66,13 +67,13 @@ def find_task(
         ConfigError: --task names an unknown task.
         LoadError: config.json names no known architecture.
     """
-    known = ", ".join(dict.fromkeys(task.name for task, _ in tasks))
     if name is not None:
-        wanted = name.strip().lower().replace("-", "_")
-        for task, _ in tasks:
-            if wanted in (task.name, *task.other_names):
-                return task
-        raise ConfigError(f"--task={name}: expected one of {known}")
+        try:
+            wanted = task_name(name)
+        except ConfigError as error:
+            raise ConfigError(f"--task: {error}") from None
+        return next(task for task, _ in tasks if task.name == wanted)
+    known = ", ".join(TASK_NAMES)
     architectures = [str(architecture) for architecture in model_config.get("architectures") or ()]
     for architecture in architectures:
         # A multimodal model with the suffix ForCausalLM is supported as a text model.

@@ -210,9 +210,7 @@ class Servable(ABC):
     """A predictive or generative task, without I/O and without state per request."""
 
     name: ClassVar[str]
-    """The underscored name for --task."""
-    other_names: ClassVar[tuple[str, ...]] = ()
-    """Underscored alternative names for --task, from Hugging Face pipelines."""
+    """The underscored name for --task, a key of TASK_NAMES."""
     has_windows: ClassVar[bool] = False
     """Whether the task supports --on_overflow=window."""
     reads_sentence_transformers: ClassVar[bool] = False

@@ -79,7 +79,6 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         *(*TRUNCATION, "truncate_document", *MAX_TOKENS_EACH, *WINDOWS),
     )
     has_windows = True
-    other_names = ("text_ranking",)
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
 

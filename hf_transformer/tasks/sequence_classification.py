@@ -65,7 +65,6 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     """
 
     name = "sequence_classification"
-    other_names = ("text_classification", "sentiment_analysis")
     parameters = ("output_format", *LOGITS, *PIPELINE_PARAMETERS, *TRUNCATION, *WINDOWS)
     has_windows = True
     fields = (TEXT, Field("text_pair", optional=True))

@@ -128,7 +128,6 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     """
 
     name = "text_embedding"
-    other_names = ("sentence_similarity", "sentence_embedding", "embedding")
     has_windows = True
     reads_sentence_transformers = True
     parameters = (

@@ -115,7 +115,6 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     """
 
     name = "token_classification"
-    other_names = ("ner",)
     parameters = (
         *("output_format", *LOGITS, "return_offsets_mapping"),
         *(*PIPELINE_PARAMETERS, *TRUNCATION, "stride"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
 import pytest
 
-from hf_transformer.api.health import hint_for
+from hf_transformer.api.health import hint_about, hint_for
 from hf_transformer.app.application import build_app
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import Exchange, ServedModel, application, post
@@ -47,6 +48,8 @@ async def test_health_is_also_under_the_openai_prefix(made: ServedModel, prefix:
 # Hints
 
 
+UNKNOWN = "/redoc /ui /openapi /healthz /readyz /stats /version /models /infer /v1/embedding /reranking".split()
+"""A path of each kind that people expect."""
 BASE = "the base_url of an OpenAI client is http://HOST:PORT"
 VECTORS = "Not Found; /openai/v1/embeddings returns the vectors of texts"
 CHATS = "Not Found; /openai/v1/chat/completions answers chats"
@@ -78,7 +81,7 @@ def expected(route: str, base: str = "/openai/v1") -> str:
             for path in ("/v1/responses", "/openai/responses", "/responses")
         ],
         ("openai", "/api/embed", 404, VECTORS),
-        *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat")],
+        *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat", "/chat", "/v1/messages")],
         *[("openai", path, 404, TEXTS) for path in ("/generate", "/generate_stream", "/api/generate")],
         # Models may have the names of routes.
         *[("openai", path, 404, None) for path in ("/completions_", "/v1/models/m", "/v1/explain", "/v3")],
@@ -100,6 +103,46 @@ def test_an_unknown_route_has_a_hint_to_the_equivalent_one(
 def test_explanations_are_501_as_in_kserve(path: str) -> None:
     hint = hint_for(path, 404, "openai")
     assert hint is not None and hint[0] == 501 and hint[1].startswith("the service has no explanations")
+
+
+@pytest.mark.parametrize(
+    ("paths", "hint"),
+    [
+        ("/healthz /livez /live /health/live /v1/health /status /openai/healthz /-/healthy", "/health says whether"),
+        ("/readyz /ready /readiness /health/ready /HEALTH/READY /-/ready", "/v2/health/ready says"),
+        ("/docs /docs/ /redoc /swagger-ui/index.html /docs/swagger-ui.css", "needs --enable_docs_url"),
+        ("/playground /playground/ /playground/chat.js /ui", "needs --enable_playground"),
+        ("/openapi /openapi.yaml /swagger.json /v3/api-docs /docs/openapi.json /v1/openapi.json", "/openapi.json"),
+        ("/stats /v1/metrics /v2/stats", "/metrics has"),
+        ("/version /api/version", "/v2 and /info have the version"),
+        ("/models /api/tags", "/v1/models lists"),
+        ("/infer /predictions/bert /v1/predict", "/v1/models/NAME:predict answers"),
+        ("/v1/embedding /embed/ /v1/rerank/ /reranking /openai/embed", "texts"),
+    ],
+)
+async def test_an_expected_path_has_a_hint_to_its_route_or_flag(made: ServedModel, paths: str, hint: str) -> None:
+    for path in paths.split():
+        found = await get(made.app, path)
+        assert found.status_code == 404, path
+        error = found.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert message.startswith(f"GET {path}: Not Found; ") and hint in message, path
+
+
+@pytest.mark.parametrize("path", ["/", "/v3", "/embedded", "/v1/models/health", "/v2/models/docs", "/uploads"])
+def test_another_path_has_no_hint(path: str) -> None:
+    assert hint_about(path, "openai") == ""
+
+
+async def test_a_hint_names_a_path_that_the_service_has(made: ServedModel) -> None:
+    """All but those of models, and with the flags that it names."""
+    app = application(made.service, None, "--enable_docs_url", "--enable_playground")
+    routes = {
+        route for path in UNKNOWN for route in re.findall(r"(?<![\w.])/[a-z0-9/.]+(?![a-zA-Z])", hint_about(path, ""))
+    }
+    assert {"/docs", "/playground", "/health", "/v2/health/live", "/openapi.json", "/v1/models", "/v2/embed"} <= routes
+    for route in routes - {"/v1/models/"}:
+        assert (await get(app, route)).status_code in (200, 405), route
 
 
 async def test_hints_are_in_openai_s_form_where_its_clients_may_ask(made: ServedModel) -> None:

@@ -10,18 +10,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import orjson
 import pytest
 
 from hf_transformer.commands import cli
 from hf_transformer.commands.bench import report
+from hf_transformer.commands.bench.command import run
 from hf_transformer.commands.bench.load import Figures, Target, send
 from hf_transformer.commands.bench.report import errors, html, speeds, times, tried, warning
 from hf_transformer.commands.bench.requests import make_plan, random_texts, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Settings, Setup, chosen, settings_text, sweep, triton_means
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import ConfigError, LoadError
-from tests.predictor.fault_server import Connection, scripted, unused_address
+from tests.predictor.fault_server import HOST, Connection, scripted, unused_address
 
 Script = Callable[[Connection], Awaitable[None]]
 
@@ -264,27 +266,45 @@ def test_triton_means_are_per_request() -> None:
 
 
 class FakeSetup:
-    """A service whose throughput depends on its settings; it does not start with --fails."""
+    """A service whose throughput depends on its settings and on the machine's speed in each run, from 0.
 
-    def __init__(self, gains: dict[str, float], settings: dict[str, list[Any]]) -> None:
-        self.gains, self._settings = gains, settings
-        self.throughput = 0.0
+    It does not start with --fails.
+    """
+
+    def __init__(
+        self, gains: dict[str, float], settings: dict[str, list[Any]], speed: Callable[[int], float] = lambda run: 1.0
+    ) -> None:
+        self.gains, self._settings, self._speed = gains, settings, speed
+        self._throughput, self._run = 0.0, -1
 
     def settings(self) -> dict[str, list[Any]]:
         return self._settings
 
     def restart(self, settings: Settings) -> Target:
-        self.throughput = 1000.0
+        self._run += 1
+        self._throughput = 1000.0 * self._speed(self._run)
         for name, value in settings.items():
             if name == "--fails":
                 raise LoadError("it does not start")
-            self.throughput *= self.gains.get(f"{name}={value}", 1.0)
+            self._throughput *= self.gains.get(f"{name}={value}", 1.0)
         return Target.at("127.0.0.1:1")
 
     def measure(self, server: Target, title: str) -> Figures:
         figures = Figures(last=1.0)
-        figures.latencies.extend([0.001] * int(self.throughput))
+        figures.latencies.extend([0.001] * int(self._throughput))
         return figures
+
+
+SETTINGS: dict[str, list[Any]] = {"--a": [2, 3], "--fails": [1], "b": [None, {"c": 1}]}
+RUNS, MORE_RUNS = 11, 6
+"""Runs of a sweep of SETTINGS, and further ones of the second comparison. Those of even numbers have no changes."""
+
+
+def swept(gains: dict[str, float], speed: Callable[[int], float] = lambda run: 1.0) -> tuple[list[Any], str]:
+    setup, shares = FakeSetup(gains, SETTINGS, speed), [0.0]
+    trials, verdict = sweep(cast(Setup, setup), setup.measure, lambda share, line: shares.append(share))
+    assert shares == sorted(shares) and shares[-1] <= 1.0 and len(shares) == len(trials) + 1
+    return trials, verdict
 
 
 @pytest.mark.parametrize(
@@ -293,19 +313,56 @@ class FakeSetup:
         pytest.param(
             {"--a=2": 1.5, "--a=3": 1.2, "b=None": 1.1}, r"Use --a=2, no b: \+65% throughput", id="two settings"
         ),
-        pytest.param({"--a=2": 1.01}, r"Keep the settings: .* \(7 trials, noise 3%\)", id="less than the noise"),
+        pytest.param(
+            {"--a=2": 1.01},
+            r"Keep the settings: no setting is better than the noise \(noise ±3% in 6 runs of the current settings\)",
+            id="less than the noise",
+        ),
         pytest.param({"--a=2": 0.5, "b=None": 0.5}, "Keep the settings", id="worse"),
     ],
 )
 def test_a_sweep_recommends_what_gains(gains: dict[str, float], verdict: str) -> None:
-    setup = FakeSetup(gains, {"--a": [2, 3], "--fails": [1], "b": [None, {"c": 1}]})
-    shares: list[float] = []
-    trials, recommendation = sweep(cast(Setup, setup), setup.measure, lambda share, line: shares.append(share))
+    trials, recommendation = swept(gains)
     assert re.match(verdict, recommendation), recommendation
-    # A gain needs two more trials, for the second comparison.
-    assert len(trials) == len(shares) == (9 if verdict.startswith("Use") else 7) and shares[-1] <= 1.0
+    assert len(trials) == RUNS + MORE_RUNS * verdict.startswith("Use")
     [broken] = [figures for _, figures in trials if figures.errors]
     assert broken.errors == Counter(["it does not start"])
+
+
+def falling(run: int) -> float:
+    """From 191 to 106, as on a machine that gets other work."""
+    return 191 - 85 * run / (RUNS + MORE_RUNS - 1)
+
+
+@pytest.mark.parametrize(
+    ("gains", "speed", "verdict"),
+    [
+        pytest.param({}, falling, r"Keep .*noise ±\d\d%.*quiet machine", id="drift"),
+        pytest.param({"--a=3": 1.18}, falling, r"Keep .*noise ±\d\d%.*quiet machine", id="a gain inside the drift"),
+        pytest.param({"--a=3": 3.0}, falling, r"Use --a=3: \+1[89]\d% .*noise ±\d\d%", id="a gain beyond the drift"),
+        pytest.param({}, lambda run: 0.5 + (run != 2), r"Keep .*noise ±3%", id="a slow run of the current settings"),
+        pytest.param({}, lambda run: float(run != 2), r"Keep .*noise ±3%", id="a failed run of the current settings"),
+        pytest.param({}, lambda run: 1 + (run == 3), r"Keep .*noise ±3%", id="a fast run of a setting"),
+        pytest.param(
+            {"--a=2": 1.3}, lambda run: 0.5 + (run != 4), r"Use --a=2: \+30% .*noise ±3%", id="a gain beside a slow run"
+        ),
+        pytest.param(
+            {"--a=2": 1.3},
+            lambda run: 0.5 + (run != RUNS + 2),
+            r"Use --a=2: \+30% .*noise ±3%",
+            id="a slow run in the second comparison",
+        ),
+    ],
+)
+def test_noise_gives_no_recommendation(gains: dict[str, float], speed: Callable[[int], float], verdict: str) -> None:
+    assert re.match(verdict, recommendation := swept(gains, speed)[1]), recommendation
+
+
+@pytest.mark.parametrize("step", range(1, RUNS + MORE_RUNS))
+@pytest.mark.parametrize("change", [0.55, 1.8])
+def test_a_machine_whose_speed_changes_gives_no_recommendation(step: int, change: float) -> None:
+    _, recommendation = swept({}, lambda run: 1.0 if run < step else change)
+    assert recommendation.startswith("Keep the settings"), recommendation
 
 
 def test_a_sweep_stops_if_the_current_settings_fail() -> None:
@@ -328,6 +385,7 @@ def test_the_report_is_self_contained_and_escapes_texts() -> None:
     for part in ("&lt;m&gt;", "500 &lt;script&gt;", "Use --a=&lt;b&gt;", "no &lt;start&gt;", "Triton: queue"):
         assert part in text
     assert "nan" not in text.lower() and "used 90% of a processor" in text
+    assert "content-box" in text, "bars of neighbours don't touch"
     assert {"--bar:33%", "--bar:100%"} <= set(re.findall("--bar:[0-9]+%", text))
 
 
@@ -342,9 +400,61 @@ def test_a_bad_url_is_refused(url: str) -> None:
         Target.at(url)
 
 
+METRICS = "HTTP/1.1 200 OK\r\nServer: uvicorn\r\n\r\n# HELP x\n"
+
+
+@pytest.mark.parametrize(
+    ("pages", "found"),
+    [
+        pytest.param({"/v2": 'HTTP/1.1 200 OK\r\n\r\n{"name": "triton"}'}, "Triton itself", id="Triton"),
+        pytest.param({"/metrics": f"{METRICS}nv_inference_count 1\n"}, "Triton's port for metrics", id="its metrics"),
+        pytest.param({"/metrics": f"{METRICS}vllm:num_requests_running 1\n"}, "vLLM", id="vLLM"),
+        pytest.param({"/metrics": f"{METRICS}te_request_count 1\n"}, "text-embeddings-inference", id="TEI"),
+        pytest.param({"/": "HTTP/1.1 200 OK\r\nServer: nginx\r\n\r\n"}, "a server named nginx", id="nginx"),
+    ],
+)
+@pytest.mark.parametrize("listing", ["404 Not Found", "200 OK"])
+async def test_another_server_is_named(pages: dict[str, str], found: str, listing: str) -> None:
+    async def answer(connection: Connection) -> None:
+        path = (await connection.request())[0][""].split()[1]
+        if path == "/v1/models":
+            body = b'{"object": "list", "data": [{"id": "m"}]}' if listing == "200 OK" else b"<html>data"
+            await connection.answer(listing, body, "Connection: close")
+        else:
+            await connection.send(pages.get(path, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").encode())
+
+    async with scripted(answer) as address:
+        url = f"http://user:secret@{address}"
+        with pytest.raises(LoadError) as raised:
+            await asyncio.to_thread(run, [f"--url={url}", "--model_name=m"], {})
+    says = f"--url=http://***@{address} is {found}; bench needs the address of a service of hf-transformer"
+    assert str(raised.value) == says
+
+
+async def test_a_port_for_grpc_is_named() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    try:
+        with pytest.raises(LoadError, match=rf"^--url={HOST}:{port} is a port for gRPC; bench needs"):
+            await asyncio.to_thread(run, [f"--url={HOST}:{port}"], {})
+    finally:
+        await server.stop(None)
+
+
+async def test_an_error_of_a_service_names_the_url() -> None:
+    service = ModelService({"a": []})
+    service.pages["/v1/models/a/info"] = {"error": "not ready"}
+    async with scripted(service) as address:
+        with pytest.raises(LoadError, match=r"^--url: GET /v1/models/a/info failed with status 404"):
+            await asyncio.to_thread(run, [f"--url=http://{address}"], {})
+
+
 def test_a_service_that_does_not_answer_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", f"--url=http://{unused_address()}"]) == 1
-    assert re.search(r"does not answer: .*\(see hf-transformer bench --help\)$", capsys.readouterr().err.strip())
+    assert re.search(
+        r"error: --url: \S+ does not answer: .*\(see hf-transformer bench --help\)$", capsys.readouterr().err.strip()
+    )
 
 
 def test_the_table_has_rates_and_percentiles() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -73,6 +74,7 @@ def python(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["demo"], "demo", []),
         (["demo", "--http_port", "0"], "demo", ["--http_port", "0"]),
         (["help", "doctor"], "doctor", ["--help"]),
+        (["--help=doctor"], "doctor", ["--help"]),
     ],
 )
 def test_the_first_word_selects_the_command(
@@ -136,9 +138,42 @@ def test_an_unknown_subcommand_lists_all(capsys: pytest.CaptureFixture[str]) -> 
     assert cli.main(["sreve"]) == 2
     expected = (
         "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, bench, demo, help, "
-        "version (see hf-transformer help)\n"
+        "version; did you mean serve? (see hf-transformer help)\n"
     )
     assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "suggestion"),
+    [
+        pytest.param(["dmeo"], "demo", id="a command"),
+        pytest.param(["hlep", "limits"], "help", id="help"),
+        pytest.param(["help", "exprot"], "export", id="help on a command"),
+        pytest.param(["--help=limts"], "limits", id="a group of flags"),
+        pytest.param(["help", "htp_port"], "http_port", id="help on a flag"),
+        pytest.param(["bench", "--concurency=3"], "--concurrency", id="a flag of bench"),
+        pytest.param(["bench", "--words=3", "--servce-flags", "x"], "--service_flags", id="a flag with a value"),
+        pytest.param(["demo", "--task=fil-mask"], "fill_mask", id="a task"),
+        pytest.param(["demo", "--task=al"], "all", id="all tasks"),
+    ],
+)
+def test_a_mistyped_word_suggests_the_nearest(
+    capsys: pytest.CaptureFixture[str], argv: list[str], suggestion: str
+) -> None:
+    try:
+        code = cli.main(argv)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        code = ended.code
+    assert code == 2
+    assert f"; did you mean {suggestion}? (see hf-transformer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["bench", "--qqqq=1"], ["xyzzy"], ["help", "xyzzy"], ["demo", "stray"]])
+def test_a_word_like_no_other_suggests_nothing(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    with pytest.raises(SystemExit) if argv[0] in ("bench", "demo") else nullcontext():
+        cli.main(argv)
+    assert "did you mean" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"], ["version"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -373,6 +374,39 @@ def test_flags_and_variables_are_read() -> None:
     assert [parse(flags, {}).task for flags in ([], ["--task=ner"])] == ["fill_mask", "token_classification"]
     for example in EXAMPLES.values():
         assert (default_model_repository() / example.model / "config.pbtxt").is_file()
+
+
+def test_flags_are_read_without_any_library() -> None:
+    """scripts/demo checks them before it installs anything."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from hf_transformer.commands.demo import parse; "
+    code += "print(parse(sys.argv[2:], {}).task)"
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT)]
+    answer = subprocess.run([*command, "--task=ner"], capture_output=True, text=True, check=True)
+    assert answer.stdout == "token_classification\n"
+    refusal = subprocess.run([*command, "--task=nre"], capture_output=True, text=True)
+    assert refusal.returncode == 2 and "did you mean ner?" in refusal.stderr
+
+
+@pytest.mark.parametrize(
+    ("newer", "code", "says"),
+    [
+        pytest.param(True, 1, "Triton's environment needs Python 3.11 or 3.12", id="no Python for Triton"),
+        pytest.param(False, 2, "did you mean fill_mask?", id="a bad flag"),
+    ],
+)
+def test_the_script_checks_before_it_installs(tmp_path: Path, newer: bool, code: int, says: str) -> None:
+    for name in ("bash", "dirname", "paste", "sed", "uniq"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    python = tmp_path / "python3"
+    python.write_text(
+        "#!/bin/sh\ncase $* in\n--version) echo Python 3.13.0 ;;\n"
+        f'*version_info*"(3, 12)"*) exit {int(newer)} ;;\n*) exec {sys.executable} "$@" ;;\nesac\n'
+    )
+    python.chmod(0o755)
+    command, variables = [str(ROOT / "scripts/demo"), "--task=fil_mask"], {"PATH": str(tmp_path)}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (code, ""), "nothing is installed"
+    assert says in ended.stderr and (not newer or "found Python 3.13.0" in ended.stderr)
 
 
 @pytest.mark.parametrize("flag", "--http_port=x --http_port=65536 --predictor_protocol=v1 --task=x --other".split())

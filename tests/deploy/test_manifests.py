@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,42 @@ BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
 def test_a_mistake_is_found(file: str, path: list[str | int], value: Any) -> None:
     (message,) = messages(damaged(load(file), path, value))
     assert str(path[-1]) in message
+
+
+def containers(node: Any) -> Iterator[dict[str, Any]]:
+    """The containers of the service's image at any depth, without those that run another command of it."""
+    if isinstance(node, dict) and str(node.get("image")).startswith("hf-transformer:"):
+        entrypoint = "build" in node or "command" not in node  # Compose's command is the arguments
+        yield from [node] if entrypoint else ()
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from containers(child)
+
+
+def shipped() -> dict[str, list[dict[str, Any]]]:
+    """The service's containers by file: in manifests, and in YAML of pages but the one about KServe's own flags."""
+    root, found = DEPLOY.parent, {}
+    for path in sorted([*DEPLOY.rglob("*.yaml"), *(root / "examples").rglob("*.yaml"), *(root / "docs").rglob("*.md")]):
+        if path.name == "coming_from_kserve.md" or DEPLOY / "chart" in path.parents:  # test_chart.py has the chart
+            continue
+        text = path.read_text()
+        blocks = (
+            [text] if path.suffix == ".yaml" else re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        )
+        documents = [document for block in blocks for document in yaml.safe_load_all(block)]
+        if services := [*containers(documents)]:
+            found[str(path.relative_to(root))] = services
+    return found
+
+
+def test_an_unknown_flag_ends_the_start_in_all_manifests() -> None:
+    """InferenceServices with a runtime have its arguments: test_kserve.py has their pods."""
+    found = shipped()
+    assert {"deploy/compose.yaml", "deploy/kubernetes/deployment.yaml", "docs/tokenizer_plane.md"} <= found.keys()
+    assert sum("kserve" in path for path in found) == 4
+    for path, services in found.items():
+        for service in services:
+            flags = service["command" if "build" in service else "args"]
+            assert "--strict_flags=true" in flags, path
 
 
 # The plain manifests against each other: names, labels and ports that must fit.

@@ -76,7 +76,7 @@ def test_all_loggers_share_a_format_on_stderr_but_the_access_log(capsys: pytest.
     assert out == "GET / 200\n"
     assert lines(err) == [
         "INFO hf_transformer.app: ready in 3 ms",
-        "INFO uvicorn.error: started",
+        "INFO hf_transformer.server: started",
         "WARNING probe: careful",
     ]
 
@@ -100,7 +100,8 @@ def test_the_level_is_that_of_all_loggers(capsys: pytest.CaptureFixture[str]) ->
         for name in names:
             logging.getLogger(name).debug("text")
             logging.getLogger(name).error("text")
-        assert lines(capsys.readouterr().err) == [f"{word} {name}: text" for name in names for word in words]
+        shown = ("hf_transformer", "hf_transformer.server", "probe")
+        assert lines(capsys.readouterr().err) == [f"{word} {name}: text" for name in shown for word in words]
 
 
 def test_json_logs_have_an_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +114,7 @@ def test_json_logs_have_an_object_per_line(capsys: pytest.CaptureFixture[str]) -
     out, err = capsys.readouterr()
     warning, error = objects(err)
     assert warning["logger"] == "py.warnings" and "careful" in warning["message"]
-    expected: dict[str, Any] = {"level": "ERROR", "logger": "uvicorn.error", "message": 'two\nlines "quoted"'}
+    expected: dict[str, Any] = {"level": "ERROR", "logger": "hf_transformer.server", "message": 'two\nlines "quoted"'}
     assert error == expected | {"request_id": "r1"}
     expected = {"level": "INFO", "logger": "hf_transformer.access", "message": "GET / 200"}
     assert objects(out) == [expected | {"request_id": "r2"}]
@@ -243,6 +244,18 @@ async def test_latency_lines_are_written_together_and_look_like_records(capsys: 
     stages = {"model": "", "preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
     expected = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
     assert objects(capsys.readouterr().err) == [expected | stages]
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True], ids=["the event loop", "another thread"])
+async def test_latency_lines_precede_later_records(in_a_thread: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO)
+    log, warn = LatencyLog(), logging.getLogger("probe").warning
+    for name in "ab":
+        add(log, name)
+        await (asyncio.to_thread(warn, "after %s", name) if in_a_thread else asyncio.sleep(0, warn("after %s", name)))
+    latencies = [f"INFO {LATENCY_LOGGER}: {LATENCY.format(name)}" for name in "ab"]
+    expected = [latencies[0], "WARNING probe: after a", latencies[1], "WARNING probe: after b"]
+    assert lines(capsys.readouterr().err) == expected
 
 
 async def test_latency_lines_are_written_after_a_short_time(latency: logging.Logger) -> None:

@@ -16,6 +16,7 @@ from hf_transformer.tasks.base import LOGITS
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.types.task_names import TASK_NAMES
 from tests.support.configuring import config
 from tests.support.triton_repository import task_model_folder
 from tests.tasks.task_settings import settings
@@ -46,18 +47,20 @@ def test_an_architecture_has_one_task(task: str, architecture: str) -> None:
 
 
 def test_names_of_tasks_are_unique_and_the_help_has_all() -> None:
-    tasks = dict.fromkeys(task for task, _ in ALL_TASKS)
-    names = [name for task in tasks for name in (task.name, *task.other_names)]
+    assert {task.name for task, _ in ALL_TASKS} == TASK_NAMES.keys()
+    names = [name for task, others in TASK_NAMES.items() for name in (task, *others)]
     assert len(names) == len(set(names))
     assert all(name == name.lower() and "-" not in name for name in names)
     [option] = [option for option in all_options() if option.name == "task"]
-    assert all(task.name in option.help for task in tasks)
+    assert all(task in option.help for task in TASK_NAMES)
 
 
 @pytest.mark.parametrize(
     ("name", "config", "error", "message"),
     [
-        ("poetry", {}, ConfigError, r"poetry.*fill_mask"),
+        ("poetry", {}, ConfigError, r"^--task: .*fill_mask.*, got 'poetry'$"),
+        ("fill-masks", {}, ConfigError, r"got 'fill-masks'; did you mean fill_mask\?$"),
+        ("sentiment", {}, ConfigError, r"did you mean sentiment_analysis\?$"),
         (None, {}, LoadError, r"there is no config.json.*--task.*fill_mask"),
         (None, {"architectures": None}, LoadError, r"--task.*fill_mask"),
         (None, {"architectures": ["ViTForImageClassification"]}, LoadError, r"--task.*fill_mask"),

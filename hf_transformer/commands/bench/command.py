@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import ssl
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,13 @@ from hf_transformer.commands.bench.report import errors, html, print_tables, spe
 from hf_transformer.commands.bench.requests import Plan, make_plan, random_texts, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Setup, sweep, triton_means, triton_statistics
 from hf_transformer.commands.demo import add_triton_environment
+from hf_transformer.commands.doctor.network import WIRES, probe
 from hf_transformer.commands.flags import FlagParser
+from hf_transformer.commands.other_servers import ITSELF, any_server
 from hf_transformer.commands.terminal import Terminal, bar
 from hf_transformer.config.option import Converter, integer, name_list, number
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, LoadError, without_userinfo
+from hf_transformer.types.request import Json
 
 KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
 """Environment variable for the API key. Bench ignores OPENAI_API_KEY, to avoid sending it to other servers."""
@@ -45,7 +49,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         headers = {"Authorization": f"Bearer {flags.api_key}"} if flags.api_key else {}
         server = replace(setup.restart({}) if setup else Target.at(flags.url), headers=headers)
         texts = read_texts(flags.texts) if flags.texts else random_texts(flags.words)
-        plan = make_plan(server, texts, flags, setup.model if setup else flags.model_name)
+        plan = _plan(server, texts, flags, setup)
         triton = Target.at(flags.triton_url) if flags.triton_url else setup.triton if setup else None
         at_triton = setup.at_triton if setup else plan.served_name
         numbers, runs = sorted(map(int, flags.concurrency)), []
@@ -82,6 +86,23 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         flags.report.write_text(html(facts, notes, tables), encoding="utf-8")
         terminal.say(f"\nWrote the report to {flags.report}")
     return int(any(run.errors for run in runs))
+
+
+def _plan(server: Target, texts: Sequence[Json], flags: Namespace, setup: Setup | None) -> Plan:
+    """The plan of ``make_plan``. An error names --url, and the server there if that is no service."""
+    try:
+        return make_plan(server, texts, flags, setup.model if setup else flags.model_name)
+    except (LoadError, ConfigError) as error:
+        if setup:
+            raise
+        context = ssl.create_default_context() if server.address.use_ssl else None
+        found = any_server(server.address, context)
+        if not found and probe(server.address, WIRES["grpc-v2"], context).answer == "understood":
+            found = "a port for gRPC"
+        if found in ("", ITSELF):
+            raise type(error)(f"--url: {error}") from error
+        url = without_userinfo(flags.url)
+        raise LoadError(f"--url={url} is {found}; bench needs the address of a service of hf-transformer") from error
 
 
 def _run(server: Target, plan: Plan, flags: Namespace, connections: int, title: str, terminal: Terminal) -> Figures:

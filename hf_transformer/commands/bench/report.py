@@ -20,7 +20,7 @@ PAGE: Final = """\
 :root {{ color-scheme: light dark }} body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8886 }}
-td {{ background: linear-gradient(90deg, #48f5 var(--bar, 0%), #0000 0) }}
+td {{ background: linear-gradient(90deg, #48f5 var(--bar, 0%), #0000 0) content-box }}
 th:first-child, td:first-child {{ text-align: left }}
 </style><h1>hf-transformer bench</h1>
 {body}

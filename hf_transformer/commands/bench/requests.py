@@ -51,10 +51,12 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
     ``model``, or an unsupported API, LoadError if the service is unreachable or rejects the request.
     """
     status, listing = server.ask("/v1/models")
-    models = listing["data"] if "data" in listing else listing["models"] if "models" in listing else []
+    if status != 200 or not isinstance(listing, dict):
+        raise LoadError(f"GET /v1/models failed with status {status}: {str(listing)[:200]}")
+    models = listing.get("data") or listing.get("models") or []
     names = [entry["id"] if isinstance(entry, dict) else entry for entry in models]
     name = model or only_model(server, names)
-    if status == 200 and name not in names:
+    if name not in names:
         raise ConfigError(f"--model_name={name}: expected a model of the service: {', '.join(names) or 'none'}")
     status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:

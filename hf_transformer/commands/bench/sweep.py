@@ -1,22 +1,26 @@
 """Starts a service and compares settings.
 
 A sweep varies a single setting at a time and keeps the best values of the others. All combinations would take hours,
-and most settings are independent. A gain must exceed the noise, also in a second comparison.
+and most settings are independent. The current settings run again after each trial, which gives the noise. A gain must
+exceed the noise, also in a second comparison.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import numpy as np
 
 from hf_transformer.commands.bench.load import ROWS, Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
@@ -31,6 +35,12 @@ FLAGS: Final = {
     "--pad_to_multiple_of": (1, 8, 32),
 }
 """Flags of hf-transformer serve, with the values to try."""
+COMPARISONS: Final = 3
+"""Runs of the best settings in the second comparison."""
+MIN_NOISE: Final = 0.03
+"""The minimum noise: a smaller gain does not justify a setting."""
+BUSY: Final = 0.1
+"""Noise above which the machine counts as busy."""
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 """Stages of a request in Triton's statistics."""
 
@@ -168,7 +178,7 @@ def sweep(
     after each trial. Raises LoadError if the current settings fail.
     """
     candidates = setup.settings()
-    max_trials = 4 + sum(map(len, candidates.values()))
+    max_trials = 1 + 2 * sum(map(len, candidates.values())) + 2 * COMPARISONS
     trials: list[Trial] = []
 
     def tried(settings: Settings) -> float:
@@ -183,24 +193,45 @@ def sweep(
         say(len(trials) / max_trials, f"{f'{throughput:,.1f}/s' if throughput else 'fails':>12}  {title}")
         return throughput
 
-    best: Settings = {}
-    first, second = tried(best), tried(best)
-    if not (first and second):
+    current = [tried({})]  # throughputs of the current settings, in order
+    if not current[0]:
         raise LoadError(f"--sweep: the current settings already fail: {', '.join(trials[-1][1].errors)}")
-    highest = (first + second) / 2
-    noise = max(0.03, abs(first - second) / highest)  # a smaller gain does not justify a setting
+
+    def gain(settings: Settings) -> float:
+        """Compares with the better one of the runs of the current settings just before and after this one.
+
+        A machine that becomes slower, or a slow run of the current settings, then makes no gain.
+        """
+        throughput = tried(settings)
+        current.append(tried({}))
+        reference = max(current[-2:])
+        return throughput / reference - 1 if reference else 0.0
+
+    best: Settings = {}
+    highest = 0.0
     for name, values in candidates.items():
         base = best
         for settings in ({**base, name: value} for value in values):
-            if (throughput := tried(settings)) > highest * (1 + noise):
-                best, highest = settings, throughput
-    basis = f"{len(trials)} trials, noise {noise:.0%}"
-    if best:
-        again, without = tried(best), tried({})
-        gain = again / without - 1 if without else 0.0
-        if gain > noise:
-            return trials, f"Use {settings_text(best)}: {gain:+.0%} throughput in a second comparison ({basis})."
-    return trials, f"Keep the settings: no change gains more than the noise ({basis})."
+            gained = gain(settings)
+            if (1 + gained) / (1 + highest) - 1 > noise_of(current):
+                best, highest = settings, gained
+    again = float(np.median([gain(best) for _ in range(COMPARISONS)])) if best else 0.0
+    noise = noise_of(current)
+    basis = f"noise ±{noise:.0%} in {len(current)} runs of the current settings"
+    if again > noise:
+        return trials, f"Use {settings_text(best)}: {again:+.0%} throughput in a second comparison ({basis})."
+    advice = "; repeat the sweep on a quiet machine" if noise > BUSY else ""
+    return trials, f"Keep the settings: no setting is better than the noise ({basis}{advice})."
+
+
+def noise_of(throughputs: Sequence[float]) -> float:
+    """The largest difference between runs with the same settings, relative to their median; at least MIN_NOISE.
+
+    Of six runs or more, the slowest and the fastest do not count: a single outlier says little about the others.
+    """
+    ordered = sorted(throughputs)
+    inner, middle = ordered[1:-1] if len(ordered) > 5 else ordered, float(np.median(ordered))
+    return max(MIN_NOISE, (inner[-1] - inner[0]) / middle) if middle else math.inf
 
 
 def triton_statistics(triton: Target, model: str) -> dict[str, int]:

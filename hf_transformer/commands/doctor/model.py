@@ -19,7 +19,8 @@ from hf_transformer.app.wiring import (
     predictor_settings,
 )
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
-from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
+from hf_transformer.commands.doctor.network import PORTS
+from hf_transformer.commands.other_servers import ITSELF, other_server
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.pipeline import TRIAL_TEXT
 from hf_transformer.errors import RequestError
@@ -89,7 +90,7 @@ async def server(subject: Subject) -> list[Finding]:
         metadata = await admin.describe_server()
     except RequestError as error:
         plain = not subject.address.use_ssl
-        if identity := await other_server(subject.address, None) if plain else "":
+        if identity := await asyncio.to_thread(other_server, subject.address, None) if plain else "":
             return failed(f"{subject.address} is {identity}", f"correct --predictor_host or --predictor_port ({PORTS})")
         return failed(
             f"the predictor does not return its metadata: {error}",

@@ -7,21 +7,19 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
+from hf_transformer.commands.other_servers import GET, connected, other_server
 from hf_transformer.credentials import KeyPair
 from hf_transformer.predictor.base import Address, parse_address
 from hf_transformer.predictor.tls import client_certificate, ssl_context
 
 CONNECT_SECONDS = 5.0
 """Timeout of the name resolution and of the connection."""
-PROBE_SECONDS = 3.0
-"""Timeout of a probe's connection, of the TLS handshake, and of each read."""
 EXPIRY_WARNING_DAYS = 14
 
 PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics by default"
@@ -55,18 +53,13 @@ class Wire(NamedTuple):
         return f"{self.name} ({self.carrier}) {'over TLS' if tls else 'in plain text'}"
 
 
-_GET = b"GET %b HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-_MAX_METRICS_BYTES = 2**20
-ITSELF = "a service of hf-transformer, not Triton"
-OTHER_SERVERS = {b"\nhf_transformer_": ITSELF, b"\nnv_": "Triton's port for metrics"}
-"""Servers by the prefix of the names of their metrics."""
 # nginx, Go and Envoy answer plain HTTP on a TLS port with 400 and a text that names HTTPS.
 _HTTP1 = re.compile(rb"HTTP/1\.\d (?!400.*HTTPS)", re.DOTALL)
 # The preface of RFC 9113, section 3.4, and an empty SETTINGS frame. A server answers with a SETTINGS frame, too.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _SETTINGS = re.compile(rb".{3}\x04.\0{4}", re.DOTALL)
 WIRES = {
-    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET % b"/v2/health/live", _HTTP1, 4096),
+    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", GET % b"/v2/health/live", _HTTP1, 4096),
     "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE, _SETTINGS, 9),
 }
 """The protocols by value of --predictor_protocol."""
@@ -131,7 +124,7 @@ async def protocol(subject: Subject) -> list[Finding]:
             if (spoken, tls) == (wanted, predictor.use_ssl):
                 return ok(wire.described(tls))
             configured = WIRES[wanted].described(predictor.use_ssl)
-            if identity := await other_server(predictor, context) if wire is WIRES["v2"] else "":
+            if identity := await asyncio.to_thread(other_server, predictor, context) if wire is WIRES["v2"] else "":
                 return failed(f"{predictor} is {identity}", f"correct --predictor_host or --predictor_port ({PORTS})")
             return failed(
                 f"{predictor} speaks {wire.described(tls)}, the flags say {configured}", _flags(subject, spoken, tls)
@@ -149,21 +142,6 @@ async def protocol(subject: Subject) -> list[Finding]:
     return failed(
         f"{predictor} speaks neither REST nor gRPC", f"correct --predictor_host or --predictor_port ({PORTS})"
     )
-
-
-async def other_server(address: Address, context: ssl.SSLContext | None) -> str:
-    """Identify a server by its metrics. Returns an empty string for an unknown server or Triton's REST port."""
-
-    def read() -> bytes:
-        answer = b""
-        with suppress(OSError), _connected(address, context) as connection:
-            connection.sendall(_GET % b"/metrics")
-            while len(answer) < _MAX_METRICS_BYTES and (more := connection.recv(_MAX_METRICS_BYTES)):
-                answer += more
-        return answer
-
-    metrics = await asyncio.to_thread(read)
-    return next((name for prefix, name in OTHER_SERVERS.items() if prefix in metrics), "")
 
 
 def _flags(subject: Subject, spoken: str, tls: bool) -> str:
@@ -239,13 +217,13 @@ def probe(address: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe
     """
     result = Probe()
     try:
-        with _connected(address, context) as connection:
+        with connected(address, context) as connection:
             if isinstance(connection, ssl.SSLSocket):
                 result.certificate, result.version = connection.getpeercert() or {}, connection.version() or "TLS"
             result.answer = _exchange(connection, wire)
         if result.answer == "closed" and context is not None:
             # After a write, a reset may hide the alert, so this connection only reads.
-            with _connected(address, context) as connection:
+            with connected(address, context) as connection:
                 connection.recv(1)
     except (OSError, ValueError) as error:
         result.error = error
@@ -255,17 +233,6 @@ def probe(address: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe
         elif isinstance(error, TimeoutError) and result.answer != "closed":
             result.answer = "silent"
     return result
-
-
-@contextmanager
-def _connected(address: Address, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
-    """Open a connection. A ``context`` adds the TLS handshake. Raises OSError, including ssl.SSLError."""
-    with socket.create_connection((address.host, address.port), PROBE_SECONDS) as plain:
-        if context is None:
-            yield plain
-            return
-        with context.wrap_socket(plain, server_hostname=address.host.rstrip(".")) as secured:
-            yield secured
 
 
 def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "something else", "closed"]:

@@ -23,7 +23,7 @@ from hf_transformer import __version__
 from hf_transformer.api.grpc.server import MAX_CONCURRENT_STREAMS
 from hf_transformer.app.application import grpc_server
 from hf_transformer.commands.local_triton import HOST, free_ports
-from hf_transformer.commands.serve import grpc_port_reserved
+from hf_transformer.commands.serve import grpc_port_reserved, listen
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
@@ -46,6 +46,7 @@ from tests.integration.api.grpc_model import (
     status_of,
     text_of,
 )
+from tests.predictor.fault_server import CERTIFICATE, KEY
 from tests.support.configuring import config
 from tests.support.polling import until
 
@@ -201,6 +202,18 @@ async def test_workers_share_a_port_but_not_with_other_programs() -> None:
         with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"):
             async with serving(port=port):
                 pass
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
+def test_the_log_says_how_to_reach_each_port(caplog: pytest.LogCaptureFixture, secured: bool) -> None:
+    files = (f"--ssl_certfile={CERTIFICATE}", f"--ssl_keyfile={KEY}") if secured else ()
+    settings = config(f"--host={HOST}", "--http_port=0", "--grpc_port=0", *files)
+    with caplog.at_level("INFO"), listen(settings) as listening, grpc_port_reserved(settings) as port:
+        ending, http_port = "s" * secured, listening.getsockname()[1]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"listening on http{ending}://{HOST}:{http_port}",
+        f"listening on grpc{ending}://{HOST}:{port}",
+    ]
 
 
 def test_a_second_service_can_not_have_the_port_of_the_first() -> None:
