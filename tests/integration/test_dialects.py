@@ -171,6 +171,8 @@ def test_embeddings_read_the_fields_of_jina_voyage_and_nim(serve: Serve) -> None
     service = serve("minibert_mean")
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"task": "retrieval.query"}, {"input_type": "query"}),
+        ({"task": "nl2code.query"}, {"input_type": "query"}),
+        ({"task": "nl2code.passage"}, {"input_type": "document"}),
         ({"task": "retrieval.passage", "normalized": False}, {"input_type": "document", "normalize": False}),
         ({"task": "text-matching", "truncate": True}, {}),
         ({"embedding_type": "ubinary"}, {"precision": "ubinary"}),
