@@ -109,6 +109,9 @@ def test_every_request_is_counted_whichever_worker_is_asked(serve: Serve) -> Non
         assert poll(lambda: settles(service, V1, 30), 20.0)
         assert poll(lambda: settles(service, GRPC, 10), 20.0)
         assert service.metric("hf_transformer_queue_seconds_count") == 40
+        for api in ("v1", "v2", "grpc"):
+            series = f'hf_transformer_request_seconds_count{{api="{api}",model_name="bert",status_class="5xx"}}'
+            assert f"{series} 0.0" in service.client.get("/metrics").text, "without an error"
         [stats] = service.client.get("/v2/models/bert/stats").json()["model_stats"]
         assert stats["inference_stats"]["success"]["count"] == stats["inference_count"] == 40
         assert service.metric('hf_transformer_model_ready{model_name="bert"}') == 1
