@@ -33,7 +33,7 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 
 TEXT = "The capital of france is [MASK]."
 TARGET = {"job", "instance", "namespace", "pod"}
-"""Labels that Prometheus adds to whatever it reads in Kubernetes."""
+"""Labels that Prometheus adds to all series in Kubernetes."""
 ROWS = ["SLO: whole requests", "Traffic", "Time", "Queue", "Batches", "Predictor", "Triton", "GPU", "Text generation"]
 ROWS += ["Shared memory", "Process"]
 GPU_LABELS = {"gpu_uuid": {""}}
@@ -46,14 +46,14 @@ ELSEWHERE: dict[str, dict[str, set[str]]] = {
     **dict.fromkeys(("nv_gpu_power_usage", "nv_gpu_power_limit"), GPU_LABELS),
     **dict.fromkeys(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE"), DCGM_LABELS),
 }
-"""Series that no process of these tests has, with their labels."""
+"""Series that are absent in these tests, with their labels."""
 MAY_BE_EMPTY = re.compile(
     r"nv_gpu_|DCGM_|hf_transformer_(refused_requests_total|predictor_errors_total|memory_limit_bytes)"
 )
-"""Queries without a series on a machine without a GPU and a limit of memory, while nothing fails."""
+"""Queries that may have no series: on a machine without a GPU or a memory limit, or without failures."""
 
 BY_TIME = re.compile("Latency|Slow$|Down$")
-"""Alerts that a machine with too much to do may raise for a moment."""
+"""Alerts that may fire for a moment on an overloaded machine."""
 
 needs_promtool = pytest.mark.skipif(bool(absent("promtool")), reason=absent("promtool"))
 needs_prometheus = pytest.mark.skipif(bool(absent("prometheus")), reason=absent("prometheus"))
@@ -126,7 +126,7 @@ def queries() -> Iterator[Query]:
 
 
 def nodes(text: str) -> list[Any]:
-    """Every part of a query. Raises ValueError for what is no PromQL."""
+    """Returns all nodes of a PromQL query. Raises ValueError for invalid PromQL."""
     found: list[Any] = []
     promql_parser.walk(promql_parser.parse(text), found.append)
     return found
@@ -143,7 +143,7 @@ def sums(text: str) -> list[set[str]]:
     return [set(node.modifier.labels) for node in kept]
 
 
-# What needs no process.
+# Without processes
 
 
 def test_dashboard_is_what_its_script_writes() -> None:
