@@ -7,47 +7,26 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import ROOT, Serve
 from tests.integration.grpc_client import request, stub
 from tests.support.service import Service
+from tests.support.shown_metrics import Shown, answer_and_refuse, shown_by
 
 PAGE = ROOT / "docs" / "metrics.md"
 
 TEXT = "The capital of france is [MASK]."
 
 
-@dataclass
-class Shown:
-    """A metric as /metrics shows it: its type, and the values of its labels."""
-
-    kind: str
-    labels: dict[str, set[str]] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="module")
 def shown(serve: Serve) -> dict[str, Shown]:
     """All metrics by the name of the documentation, of a service that has answered and refused a request."""
     service = serve("fault_slow", "v2", "--max_concurrent_requests=1")
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(service.post, {"instances": [TEXT]})
-        assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
-        assert service.post({"instances": [TEXT]}).status_code == 429
-        assert first.result().status_code == 200
-    metrics: dict[str, Shown] = {}
-    for family in text_string_to_metric_families(service.client.get("/metrics").text):
-        if family.name.endswith("_created"):  # prometheus_client's own, of each counter
-            continue
-        metric = metrics[family.name + "_total" * (family.type == "counter")] = Shown(family.type)
-        for sample in family.samples:
-            for label, value in sample.labels.items():
-                metric.labels.setdefault(label, set()).add(value)
-    return metrics
+    answer_and_refuse(service, {"instances": [TEXT]})
+    return shown_by(service.client.get("/metrics").text)
 
 
 def test_page_lists_the_metrics_that_there_are(shown: dict[str, Shown]) -> None:
@@ -70,7 +49,7 @@ STARTED = re.compile(r"Started server process \[(\d+)\]")
 
 def settles(service: Service, name: str, value: float) -> bool:
     """Whether every worker that answers says this, twenty times in a row."""
-    return all(service.metric(name) == value for _ in range(20))
+    return all(service.metric(name, missing=0) == value for _ in range(20))
 
 
 def test_texts_that_wait_or_run_are_those_of_all_workers(serve: Serve) -> None:
